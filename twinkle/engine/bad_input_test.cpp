@@ -43,11 +43,11 @@ TEST(BadModel, ABrokenModelIsNamedWhenItIsOpened) {
       {set("hidden_size", 64), "has shape [131, 48], config.json asks for [131, 64]"},
       {set("num_hidden_layers", 3), "has no tensor model.layers.2."},
       {set("tie_word_embeddings", false), "has no tensor lm_head.weight"},
-      {set("model_type", "mamba"), "model_type 'mamba' is not known; known: llama, qwen2, qwen3"},
+      {set("model_type", "mamba"), "model_type 'mamba' is not known; known: llama, qwen2, qwen3, "},
       {set("architectures", JsonArray{"LlamaForTokenClassification"}),
        "architecture \"LlamaForTokenClassification\" of model_type 'llama' is not known"},
       {set("rope_scaling", JsonObject{{"rope_type", "longrope"}}),
-       "rope kind 'longrope' is not known; known: default, linear, yarn, llama3"},
+       "rope kind 'longrope' is not known; known: default, dynamic, linear, yarn, llama3"},
       {set("hidden_act", "relu"), "hidden_act 'relu' is not known; known: silu"},
       {[](const fs::path& d) {
          const at::Tensor nan = at::full({48}, NAN);

@@ -49,9 +49,10 @@ void write_safetensors(const std::filesystem::path& file, std::span<const Tensor
 // Writes a checkpoint into the folder `dir`: model.safetensors, or, where the tensors exceed
 // max_shard_bytes, model-00001-of-0000N.safetensors with model.safetensors.index.json. `dir` is
 // the staging folder of an AtomicDirectory, which syncs the files: what it holds already is left
-// there. Errors as write_safetensors.
+// there. `more`: tensors of other files, of which little is held at a time. Errors as
+// write_safetensors, and File's.
 void write_model(const std::filesystem::path& dir, std::span<const TensorView> tensors,
-                 const SafetensorsOptions& options = {});
+                 const SafetensorsOptions& options = {}, std::span<const StoredTensor> more = {});
 
 // write_model of tensors in other files, of which little is held at a time. Errors as File's, too.
 void copy_model(const std::filesystem::path& dir, std::span<const StoredTensor> tensors,

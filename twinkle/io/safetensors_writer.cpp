@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <utility>
 
 #include "twinkle/base/json.h"
@@ -169,8 +170,10 @@ void write_safetensors(const fs::path& file, std::span<const TensorView> tensors
 }
 
 void write_model(const fs::path& dir, std::span<const TensorView> tensors,
-                 const SafetensorsOptions& options) {
-  write_items(dir, items_of(tensors), options);
+                 const SafetensorsOptions& options, std::span<const StoredTensor> more) {
+  std::vector<Item> items = items_of(tensors);
+  std::ranges::move(items_of(more), std::back_inserter(items));
+  write_items(dir, items, options);
 }
 
 void copy_model(const fs::path& dir, std::span<const StoredTensor> tensors,

@@ -1,6 +1,6 @@
-// Rotary position embedding: pairs of dims of a head turn by one angle each. Over tensors, no autograd; bf16 and float32 are computed in float32, float64 in
-// float64. A token's bits depend on it alone. Error kInvalid of each: shapes that do not fit, a
-// position outside the table.
+// Rotary position embedding: pairs of dims of a head turn by one angle each. Over tensors, no
+// autograd; bf16 and float32 are computed in float32, float64 in float64. A token's bits depend on
+// it alone. Error kInvalid of each: shapes that do not fit, a position outside the table.
 #pragma once
 #include <ATen/core/Tensor.h>
 

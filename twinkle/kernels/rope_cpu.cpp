@@ -35,8 +35,7 @@ void turn_rows(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos
   check_rope(x, cos, position_ids);
   if (cuda::takes(x)) {
     if (!cuda::takes(position_ids)) positions_in(position_ids, cos.size(0));
-    return cuda::rope(x, out, cos, sin, position_ids.to(x.device(), at::kLong), turn,
-                      pairs);
+    return cuda::rope(x, out, cos, sin, position_ids.to(x.device(), at::kLong), turn, pairs);
   }
   const auto positions = positions_in(position_ids, cos.size(0));
   with_type(x, "rope's x", [&]<class T>(T) {

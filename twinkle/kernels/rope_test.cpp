@@ -45,14 +45,43 @@ TEST_P(RopeOfType, pairs_of_dims_turn_by_their_angle_and_back) {
     for (const auto& [dim, half] : {std::pair<int64_t, int64_t>{64, 32}, {64, 20}, {10, 5}}) {
       const Table table(31, half);
       const auto x = random({5, 3, dim});
-      const auto y = rope(x, table.cos, table.sin, positions, Turn::kForward, Pairs::kHalves, *simd);
+      const auto y =
+          rope(x, table.cos, table.sin, positions, Turn::kForward, Pairs::kHalves, *simd);
       const auto difference = y.to(at::kDouble) - rotated(x, table, positions);
       EXPECT_LT(difference.abs().max().item<double>(), tolerance()) << simd->name << dim;
-      const auto back = rope(y, table.cos, table.sin, positions, Turn::kBackward, Pairs::kHalves, *simd);
+      const auto back =
+          rope(y, table.cos, table.sin, positions, Turn::kBackward, Pairs::kHalves, *simd);
       EXPECT_LT((back - x).abs().max().item<double>(), 4e-6 + 2 * tolerance()) << simd->name << dim;
       auto in_place = x.clone();
       rope_(in_place, table.cos, table.sin, positions, Turn::kForward, Pairs::kHalves, *simd);
       EXPECT_TRUE(at::equal(in_place, y)) << simd->name << dim;
+    }
+  }
+}
+
+// The same rotation of dims in another order.
+TEST_P(RopeOfType, neighbours_turn_as_halves_do_when_they_are_brought_together) {
+  const auto positions = at::tensor({4, 0, 30, 2, 2}, at::kInt);
+  for (const Simd* simd : supported_simd()) {
+    for (const auto& [dim, half] :
+         {std::pair<int64_t, int64_t>{64, 32}, {64, 20}, {10, 5}, {6, 1}}) {
+      const Table table(31, half);
+      const auto x = random({5, 3, dim});
+      const auto even = at::arange(0, 2 * half, 2), rest = at::arange(2 * half, dim);
+      const auto order = at::cat({even, even + 1, rest});
+      for (const Turn turn : {Turn::kForward, Turn::kBackward}) {
+        const auto y = rope(x, table.cos, table.sin, positions, turn, Pairs::kNeighbours, *simd);
+        const auto want = rope(x.index_select(2, order), table.cos, table.sin, positions, turn,
+                               Pairs::kHalves, *simd);
+        const auto difference = y.index_select(2, order).to(at::kDouble) - want.to(at::kDouble);
+        EXPECT_LT(difference.abs().max().item<double>(), tolerance()) << simd->name << dim;
+        auto in_place = x.clone();
+        rope_(in_place, table.cos, table.sin, positions, turn, Pairs::kNeighbours, *simd);
+        EXPECT_TRUE(at::equal(in_place, y)) << simd->name << dim;
+        const auto one = rope(x.slice(0, 2, 3), table.cos, table.sin, positions.slice(0, 2, 3),
+                              turn, Pairs::kNeighbours, *simd);
+        EXPECT_TRUE(at::equal(one, y.slice(0, 2, 3))) << simd->name << dim;
+      }
     }
   }
 }

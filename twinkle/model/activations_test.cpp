@@ -105,7 +105,8 @@ TEST_P(Activations, InputsThatAloneExceedTheLimitAreKeptAll) {
 INSTANTIATE_TEST_SUITE_P(All, Activations,
                          testing::Values(Case{"llama", at::kFloat}, Case{"llama", at::kBFloat16},
                                          Case{"qwen2", at::kBFloat16}, Case{"qwen3", at::kBFloat16},
-                                         Case{"qwen3", at::kDouble}));
+                                         Case{"qwen3", at::kDouble}, Case{"glm4", at::kFloat},
+                                         Case{"internlm2", at::kBFloat16}));
 
 // Half of each weight's sides, but for the vocabulary's and a head's: a decoder of half the width
 // with half the heads, whose spec says otherwise.
@@ -123,7 +124,7 @@ class Halves : public Borders {
 };
 
 TEST(Activation, BytesAndStatesAreOfTheWeightsThatThereAre) {
-  for (const char* family : {"llama", "qwen2", "qwen3"}) {
+  for (const char* family : {"llama", "qwen2", "qwen3", "internlm2"}) {
     const JsonObject config = four_layers(family);
     const TinyModel directory(config);
     Halves halves;

@@ -4,6 +4,9 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <iterator>
+#include <set>
 #include <utility>
 
 #include "twinkle/base/error.h"
@@ -35,6 +38,21 @@ bool has_own_head(const WeightSource& source, const Layout& layout) {
 
 constexpr const char* kValueWeight = "score.weight";
 
+// A tensor of the layers that nobody asks for: a bias, say, or an expert too many. The model was
+// trained with it.
+void require_all_read(const WeightSource& source, const DecoderSpec& spec,
+                      const std::set<std::string>& read) {
+  const std::string layers = spec.layout.name("model.layers") + ".";
+  for (const std::string& name : source.names()) {
+    if (!name.starts_with(layers) || read.contains(name) || spec.layout.skips(name)) continue;
+    const int64_t layer = std::strtoll(name.c_str() + layers.size(), nullptr, 10);
+    require(layer < spec.num_layers(), Code::kInvalid, "model: the checkpoint has tensor ", name,
+            ", config.json's num_hidden_layers is ", spec.num_layers());
+    fail(Code::kInvalid, "model: the checkpoint has tensor ", name,
+         ", which config.json does not ask for; they are not of one model: fetch both again");
+  }
+}
+
 }  // namespace
 
 WeightSource weights_of(const DecoderSpec& spec, const Checkpoint& checkpoint,
@@ -42,7 +60,7 @@ WeightSource weights_of(const DecoderSpec& spec, const Checkpoint& checkpoint,
   std::vector<std::string> zeros;
   if (spec.value_head) zeros.emplace_back(kValueBias);  // transformers' classifiers have none
   if (spec.new_head) zeros.emplace_back(kValueWeight);
-  return {checkpoint, dtype, std::move(zeros)};
+  return {checkpoint, dtype, std::move(zeros), spec.layout};
 }
 
 Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::ScalarType dtype,
@@ -52,12 +70,19 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   const WeightSource source = weights_of(spec, checkpoint, dtype);
   WeightMemory memory;  // of the host
   size_t piece = kHeadPiece;
+  std::set<std::string> tensors;  // that were read
+  const auto note = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    for (std::string& tensor : source.tensors_of(name, shape)) tensors.insert(std::move(tensor));
+  };
   const auto read = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    note(name, shape);
     pieces_.push_back(piece);
     return borders.weight(source, {piece, name, shape}, device.is_cpu() ? &memory : nullptr)
         .to(device);
   };
   Parts parts(read, spec.layout, [&](const std::string& name, const std::vector<int64_t>& shape) {
+    note(name, shape);
+    kept_.push_back(name);
     return weights_of(spec, checkpoint, at::kFloat).read(name, shape).to(device);
   });
   const int64_t d = spec.hidden_size, v = spec.vocab_size;
@@ -87,11 +112,9 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   weights_ = std::move(parts.weights);
   linears_ = std::move(parts.linears);
   borders.loaded(source);
-  const std::string beyond = layer_path(spec.layers.size());
-  for (const std::string& name : source.names()) {
-    require(!name.starts_with(beyond), Code::kInvalid, "model: the checkpoint has tensor ", name,
-            ", config.json's num_hidden_layers is ", spec.num_layers());
-  }
+  require_all_read(source, spec, tensors);
+  std::ranges::copy_if(source.names(), std::back_inserter(kept_),
+                       [&](const std::string& name) { return spec.layout.skips(name); });
   rope_ = rope_table(std::min<int64_t>(spec.max_positions, 4096));
 }
 
@@ -265,8 +288,8 @@ int64_t Decoder::input_bytes(const Batch& batch) const {
 int64_t Decoder::graph_bytes(size_t index, const Batch& batch) const {
   const Layer& layer = layers_[index];
   const int64_t sums = spec_.sandwich ? 3 : 1;  // what the second norm keeps, and those behind
-  return sums * stream_bytes(batch) +
-         layer.mixer->saved_bytes(batch.rows) + layer.mlp->saved_bytes(batch.rows);
+  return sums * stream_bytes(batch) + layer.mixer->saved_bytes(batch.rows) +
+         layer.mlp->saved_bytes(batch.rows);
 }
 
 // The last layers' graphs are kept: backward has freed them by the time it computes the others

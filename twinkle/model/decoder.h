@@ -113,7 +113,10 @@ class Decoder {
   const std::vector<NamedLinear>& linears() { return linears_; }
   // Every weight, in the checkpoint's names; a tied head only once.
   const std::vector<NamedWeight>& weights() { return weights_; }
-  // The piece of each, as Borders number them.
+  // The checkpoint's tensors that are no weights and belong to the model all the same: what its
+  // layout skips, and constants. A save copies them.
+  const std::vector<std::string>& kept() const { return kept_; }
+  // The piece of each weight, as Borders number them.
   const std::vector<size_t>& pieces() const { return pieces_; }
 
   // From here until freeze() every weight has a gradient buffer. `completed(piece)`: called once in
@@ -169,6 +172,7 @@ class Decoder {
   std::vector<NamedWeight> weights_;
   std::vector<size_t> pieces_;  // of weights_
   std::vector<NamedLinear> linears_;
+  std::vector<std::string> kept_;
   nn::RopeTable rope_;
   std::vector<std::unique_ptr<nn::WeightGrad>> buffers_;
   Completed completed_;

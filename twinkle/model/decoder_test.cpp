@@ -280,6 +280,15 @@ TEST(Decoder, MissingAndMisshapenTensorsAreNamed) {
       error_with([](Weights& w) { w["model.layers.1.mlp.up_proj.weight"] = at::zeros({80, 47}); }),
       "model: tensor model.layers.1.mlp.up_proj.weight has shape [80, 47], config.json asks "
       "for [80, 48]");
+  EXPECT_EQ(error_with([](Weights& w) { w["model.layers.1.mlp.up_proj.bias"] = at::zeros({80}); }),
+            "model: the checkpoint has tensor model.layers.1.mlp.up_proj.bias, which config.json "
+            "does not "
+            "ask for; they are not of one model: fetch both again");
+  EXPECT_EQ(error_with([](Weights& w) {
+              w["model.layers.1.self_attn.rotary_emb.inv_freq"] = at::zeros({6});
+            }),
+            "no error")
+      << "config.json says it, too";
 }
 
 TEST(Decoder, PositionsGrowTheRopeTableUpToTheModelsLimit) {

@@ -67,6 +67,8 @@ constexpr Option kOptions[] = {
     {"num_local_experts", 0},
     {"n_routed_experts", 0},
     {"kv_lora_rank", kNone},
+    {"pre_seq_len", kNone},
+    {"quantization_bit", 0},
     {"partial_rotary_factor", 1},
     {"attn_output_gate", 0},
     {"scoring_func", kNone},
@@ -164,6 +166,7 @@ constexpr std::string_view kClassifier = "ForTokenClassification";
 constexpr std::string_view kSequenceClassifier = "ForSequenceClassification";
 
 std::string with_head(const std::string& architecture, std::string_view head) {
+  if (!architecture.ends_with(kCausal)) return {};  // it has no such class
   return architecture.substr(0, architecture.size() - kCausal.size()) + std::string(head);
 }
 
@@ -196,9 +199,19 @@ double read_rotary_share(const Json& config, double absent) {
   const Json* p = rope_of(config);
   const double beside = get_or(config, "partial_rotary_factor", absent);
   const double share = p && p->is_object() ? get_or(*p, "partial_rotary_factor", beside) : beside;
-  require(share > 0 && share <= 1, Code::kInvalid, "model: config field 'partial_rotary_factor' is ",
-          share, ", it must be above 0 and at most 1");
+  require(share > 0 && share <= 1, Code::kInvalid,
+          "model: config field 'partial_rotary_factor' is ", share,
+          ", it must be above 0 and at most 1");
   return share;
+}
+
+void rotate_share(DecoderSpec& spec, double share) {
+  const int64_t head_dim = spec.layers.front().attention().head_dim;
+  const auto dims = static_cast<int64_t>(static_cast<double>(head_dim) * share);
+  require(dims > 0 && dims % 2 == 0, Code::kInvalid,
+          "model: config field 'partial_rotary_factor' is ", share, ", which is ", dims,
+          " dims of ", head_dim, "; rope needs an even number of them");
+  spec.rope.rotary_dim = dims;
 }
 
 nn::RopeSpec read_rope(const Json& config) {
@@ -216,7 +229,8 @@ nn::RopeSpec read_rope(const Json& config) {
   }
   // Before the factor, which other kinds do not have.
   require(kind == "linear" || kind == "llama3" || kind == "yarn", Code::kInvalid,
-          "model: rope kind '", kind, "' is not known; known: default, dynamic, linear, yarn, llama3");
+          "model: rope kind '", kind,
+          "' is not known; known: default, dynamic, linear, yarn, llama3");
   check_rope_keys(p);
   // The field of config.json takes precedence over the one in its rope, as in transformers.
   const auto original =
@@ -314,6 +328,9 @@ DecoderSpec read_spec(const Json& config, bool value_head) {
             "' is not known; known: ", family.architectures[0],
             classifier ? ", and this one with value_head (TransformersValueModel)" : "");
     if (classifier) require_one_label(config);
+    require(!value_head || family.architectures[0].ends_with(kCausal), Code::kInvalid,
+            "model: value_head is set, but model_type '", type,
+            "' has no token classifier in transformers, as which it would be saved");
     refuse_foreign(family.nested ? text_of(config) : config, family);
     DecoderSpec spec = family.spec(config);
     spec.family = family.name;

@@ -47,6 +47,9 @@ nn::RopeSpec read_rope(const Json& config);
 // `partial_rotary_factor`, in the rope's object or beside it, which is above 0 and at most 1.
 double read_rotary_share(const Json& config, double absent = 1);
 
+// Turns the leading `share` of each head's dims. Error kInvalid: that is an odd number of them.
+void rotate_share(DecoderSpec& spec, double share);
+
 // A whole number of config.json that is at least 1 and at most 2^30. Error kInvalid: it is missing,
 // no such number or beyond.
 int64_t read_size(const Json& config, std::string_view key);

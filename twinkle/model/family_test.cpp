@@ -37,7 +37,15 @@ TEST(Family, TheListHoldsEveryFamilyOnceWithAnArchitecture) {
     EXPECT_FALSE(family.architectures.empty()) << family.name;
     EXPECT_TRUE(family.spec) << family.name;
   }
-  EXPECT_EQ(names, (std::set<std::string>{"llama", "qwen2", "qwen3"}));
+  EXPECT_EQ(names, (std::set<std::string>{"llama", "qwen2", "qwen3", "mistral", "glm", "glm4",
+                                          "chatglm", "internlm2", "internlm3"}));
+}
+
+// All families, as an error lists them.
+std::string known() {
+  std::string out;
+  for (const Family& family : families()) out += (out.empty() ? "" : ", ") + family.name;
+  return out;
 }
 
 TEST(Family, SizesComeFromTheConfig) {
@@ -90,10 +98,10 @@ TEST(Family, ANormsEpsilonIsSmall) {
 
 TEST(Family, UnknownTypesArchitecturesAndActivationsAreRefusedWithWhatThereIs) {
   EXPECT_EQ(refusal(with("model_type", "mamba")),
-            "model: model_type 'mamba' is not known; known: llama, qwen2, qwen3");
+            "model: model_type 'mamba' is not known; known: " + known());
   JsonObject none = tiny_config();
   none.erase("model_type");
-  EXPECT_EQ(refusal(none), "model: model_type '' is not known; known: llama, qwen2, qwen3");
+  EXPECT_EQ(refusal(none), "model: model_type '' is not known; known: " + known());
   EXPECT_EQ(refusal(with("architectures", JsonArray{"LlamaForMaskedLM"})),
             "model: architecture \"LlamaForMaskedLM\" of model_type 'llama' is not "
             "known; known: LlamaForCausalLM");
@@ -110,11 +118,11 @@ TEST(Family, WhatWouldChangeTheArithmeticIsRefused) {
             "model: quantization_config is not supported; use an unquantised checkpoint or a GGUF "
             "file");
   EXPECT_EQ(refusal(with("partial_rotary_factor", 0.5, with_rope("rope_scaling", "{}"))),
-            "model: config field 'partial_rotary_factor' is 0.5; the supported model families "
-            "rotate whole heads");
+            "model: config field 'partial_rotary_factor' is 5E-1; it changes the arithmetic, and "
+            "model_type 'llama' is computed without it");
   EXPECT_EQ(refusal(with("partial_rotary_factor", 0.5)),
-            "model: config field 'partial_rotary_factor' is 0.5; the supported model families "
-            "rotate whole heads");
+            "model: config field 'partial_rotary_factor' is 5E-1; it changes the arithmetic, and "
+            "model_type 'llama' is computed without it");
 }
 
 TEST(Family, OptionsOfOtherDecodersAreRefusedByNameUnlessTheyChangeNothing) {
@@ -132,13 +140,19 @@ TEST(Family, OptionsOfOtherDecodersAreRefusedByNameUnlessTheyChangeNothing) {
                {"num_local_experts", 8, 0},
                {"is_causal", false, true},
                {"use_qk_norm", true, false},
-               {"alibi", "yes", false}};
-  for (const char* family : {"llama", "qwen2", "qwen3"}) {
+               {"alibi", "yes", false},
+               {"partial_rotary_factor", 0.25, 1.0},
+               {"scoring_func", "sigmoid", nullptr},
+               {"attn_output_gate", true, false},
+               {"add_bias_linear", true, false},
+               {"rmsnorm", false, true}};
+  for (const std::string family : {"llama", "qwen2", "qwen3"}) {
     for (const auto& [key, changes, neutral] : cases) {
       EXPECT_EQ(refusal(with(key, changes, tiny_config(family))),
                 std::string("model: config field '") + key + "' is " +
                     boost::json::serialize(changes) +
-                    "; it changes the arithmetic, and no supported model family has it");
+                    "; it changes the arithmetic, and model_type '" + family +
+                    "' is computed without it");
       EXPECT_EQ(refusal(with(key, neutral, tiny_config(family))), "no error") << key;
     }
   }
@@ -242,8 +256,9 @@ TEST(Family, RopeIsReadFromBothOfItsPlaces) {
 TEST(Family, UnknownRopeKindsAreRefusedEvenWithoutAFactor) {
   for (const char* text : {R"({"rope_type": "longrope", "long_factor": [1, 2]})",
                            R"({"type": "longrope", "factor": 2.0})"}) {
-    EXPECT_EQ(refusal(with_rope("rope_scaling", text)),
-              "model: rope kind 'longrope' is not known; known: default, linear, yarn, llama3");
+    EXPECT_EQ(
+        refusal(with_rope("rope_scaling", text)),
+        "model: rope kind 'longrope' is not known; known: default, dynamic, linear, yarn, llama3");
   }
   EXPECT_EQ(refusal(with_rope("rope_scaling", R"({"rope_type": "yarn"})")),
             "json: field 'factor' is missing");

@@ -9,6 +9,8 @@
 #include "twinkle/base/json.h"
 #include "twinkle/io/safetensors.h"
 #include "twinkle/io/scratch_dir_for_test.h"
+#include "twinkle/model/blocks/layer.h"
+#include "twinkle/model/family.h"
 #include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::model {
@@ -16,9 +18,9 @@ namespace twinkle::model {
 inline JsonObject tiny_config(const std::string& family = "llama") {
   JsonObject c;
   c["model_type"] = family;
-  c["architectures"] = JsonArray{family == "llama"   ? "LlamaForCausalLM"
-                                 : family == "qwen2" ? "Qwen2ForCausalLM"
-                                                     : "Qwen3ForCausalLM"};
+  for (const Family& known : families()) {
+    if (known.name == family) c["architectures"] = JsonArray{Json(known.architectures[0])};
+  }
   c["vocab_size"] = 131;
   c["hidden_size"] = 48;
   c["num_hidden_layers"] = 2;
@@ -32,6 +34,27 @@ inline JsonObject tiny_config(const std::string& family = "llama") {
   c["tie_word_embeddings"] = true;
   c["eos_token_id"] = 2;
   return c;
+}
+
+// The weights that any family's config asks for, by the checkpoint's names.
+inline std::map<std::string, at::Tensor> drawn_weights(const Json& config) {
+  const DecoderSpec spec = read_spec(config);
+  std::map<std::string, at::Tensor> w;
+  const auto draw = [&](const std::string& name, const std::vector<int64_t>& shape) {
+    const bool norm = shape.size() == 1 && name.ends_with("norm.weight");
+    const double inputs = shape.size() == 1 ? 100 : static_cast<double>(shape.back());
+    return w[name] = at::randn(shape) * (1.5 / std::sqrt(inputs)) + (norm ? 1 : 0);
+  };
+  Parts parts(draw, spec.layout);
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    parts.path = "model.layers." + std::to_string(i) + ".";
+    Layer(spec, spec.layers[i], parts);
+  }
+  const int64_t v = spec.vocab_size, d = spec.hidden_size;
+  draw(spec.layout.name("model.embed_tokens.weight"), {v, d});
+  draw(spec.layout.name("model.norm.weight"), {d});
+  if (!spec.tied_head) draw(spec.layout.name("lm_head.weight"), {v, d});
+  return w;
 }
 
 // The weights that the config asks for, normal with deviation 0.3 / sqrt(inputs)-like sizes.
@@ -51,6 +74,7 @@ inline std::map<std::string, at::Tensor> tiny_weights(const JsonObject& config, 
   const auto norm = [&](const std::string& path, int64_t n) {
     w[path + ".weight"] = 1 + at::randn({n}) * 0.1;
   };
+  if (family != "llama" && family != "qwen2" && family != "qwen3") return drawn_weights(c);
   w["model.embed_tokens.weight"] = at::randn({size("vocab_size"), d}) * 0.5;
   for (int64_t i = 0; i < size("num_hidden_layers"); ++i) {
     const std::string path = "model.layers." + std::to_string(i) + ".";

@@ -1,7 +1,8 @@
 // Root mean square norm: y = x / sqrt(mean(x^2) + eps) * weight, over the last dim (Zhang and
-// Sennrich 2019, eq. 4); a zero-centred one multiplies by 1 + weight, in the sums' type. Differentiable in x through autograd; the weight's gradient goes to
-// `grad`, per sequence. T tokens, D width. Stateless; any thread. Error kInvalid: an x whose first
-// dim is not the rows' number, and those of kernels/rms_norm.h.
+// Sennrich 2019, eq. 4); a zero-centred one multiplies by 1 + weight, in the sums' type.
+// Differentiable in x through autograd; the weight's gradient goes to `grad`, per sequence. T
+// tokens, D width. Stateless; any thread. Error kInvalid: an x whose first dim is not the rows'
+// number, and those of kernels/rms_norm.h.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -31,6 +31,27 @@ TEST(RmsNorm, gradients_equal_finite_differences) {
   EXPECT_EQ(grad.sum.scalar_type(), at::kDouble);
 }
 
+TEST(RmsNorm, a_zero_centred_one_multiplies_by_one_more_and_rounds_once) {
+  const auto x = kernels::leaf({5, 10});
+  auto weight = at::randn({10}, at::kDouble);
+  WeightGrad grad;
+  const RmsNorm norm{.weight = weight, .eps = 1e-3, .grad = &grad, .zero_centred = true};
+  const RmsNorm plain{.weight = weight + 1, .eps = 1e-3};
+  const auto weights = at::randn({5, 10}, at::kDouble);
+  const auto value = [&] { return (rms_norm(x, norm, kRows) * weights).sum(); };
+  EXPECT_TRUE(at::equal(rms_norm(x, norm, kRows), rms_norm(x, plain, kRows)));
+  value().backward();
+  EXPECT_TRUE(at::allclose(x.grad(), kernels::finite_difference(value, x.detach()), 1e-6, 1e-7));
+  EXPECT_TRUE(at::allclose(grad.sum, kernels::finite_difference(value, weight), 1e-6, 1e-7));
+  const at::NoGradGuard no_grad;
+  const auto added = add_rms_norm(x, x, norm, kRows);
+  EXPECT_TRUE(at::equal(added.normed, rms_norm(2 * x, plain, kRows)));
+  // In bfloat16 1 + w is not rounded before the product is.
+  const auto low = x.to(at::kBFloat16), w = weight.to(at::kBFloat16);
+  const auto exact = rms_norm(low, RmsNorm{.weight = w.to(at::kFloat) + 1}, kRows);
+  EXPECT_TRUE(at::equal(rms_norm(low, RmsNorm{.weight = w, .zero_centred = true}, kRows), exact));
+}
+
 TEST(RmsNorm, a_second_backward_adds_to_the_weights_sum_and_a_frozen_weight_has_none) {
   const auto x = at::randn({5, 8}).to(at::kBFloat16).requires_grad_();
   WeightGrad grad;

@@ -126,7 +126,8 @@ TEST_P(ShardsOf, AnyNumberOfRanksComputeTheBitsOfOne) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, ShardsOf, testing::Values("llama", "qwen2", "qwen3"));
+INSTANTIATE_TEST_SUITE_P(All, ShardsOf,
+                         testing::Values("llama", "qwen2", "qwen3", "glm4", "internlm2"));
 
 // Bytes of the pieces, by their numbers: the head with the embedding, and the layers. All sizes of
 // the model are whole lines.

@@ -40,7 +40,7 @@ std::vector<at::Tensor> read_weights(const fs::path& directory, const BaseModel&
   require_same_model(base.spec, given, directory);
   std::vector<std::string> zeros;
   if (!given.new_head) zeros.emplace_back(model::kValueBias);  // a classifier may have none
-  const model::WeightSource source(checkpoint, base.dtype, std::move(zeros));
+  const model::WeightSource source(checkpoint, base.dtype, std::move(zeros), given.layout);
   for (const auto& [name, shape] : base.weights) source.check(name, shape);
   return read_owned(source, base);
 }
@@ -57,7 +57,8 @@ TrainingShape training_shape(const lora::SavedAdapter& adapter) {
 
 TrainingShape training_shape(const BaseModel& base) {
   TrainingShape out{base.weights, base.weights, true, base.runs, base.mesh};
-  const bool tied = !base.spec.value_head && base.weights.back().name != kHeadWeight;
+  const bool tied =
+      !base.spec.value_head && base.weights.back().name != base.spec.layout.name(kHeadWeight);
   if (tied) out.gradients.push_back({kHeadWeight, base.weights.front().shape});
   return out;
 }
@@ -93,9 +94,11 @@ lora::SavedAdapter read_adapter(const fs::path& directory, const BaseModel& base
                                 const PeftConfig* target) {
   const auto is_base_weight = [&](const std::string& name, const StoredTensor& copy) {
     const Checkpoint checkpoint = Checkpoint::open(base.directory);
+    const model::Layout& layout = base.spec.layout;
     // A tied head need not be in the files.
-    return model::is_copy(
-        copy, checkpoint.at(checkpoint.contains(name) ? name : "model.embed_tokens.weight"));
+    return model::is_copy(copy, checkpoint.at(checkpoint.contains(layout.name(name))
+                                                  ? layout.name(name)
+                                                  : layout.name("model.embed_tokens.weight")));
   };
   return lora::read_adapter(directory, base.linears, reserve, target, is_base_weight);
 }

@@ -159,6 +159,41 @@ TensorView owning_view(const std::string& name, const at::Tensor& tensor) {
   return out;
 }
 
+// One of `num` matrices of equal size that a weight is stored as.
+TensorView matrix_of(const TensorView& weight, size_t index, size_t num, const std::string& name) {
+  const size_t size = weight.bytes.size() / num;
+  const int64_t rows = weight.shape[0] * weight.shape[1] / static_cast<int64_t>(num);
+  return {.name = name,
+          .dtype = weight.dtype,
+          .shape = {rows, weight.shape[2]},
+          .bytes = weight.bytes.subspan(index * size, size),
+          .owner = weight.owner};
+}
+
+// What a model's files hold: the weights in parts or not, as the base's files have them, and what
+// the decoder does not read.
+struct Stored {
+  std::vector<TensorView> weights;
+  std::vector<StoredTensor> kept;
+};
+
+Stored stored_form(const std::vector<TensorView>& weights, const BaseModel& base) {
+  const model::Layout& layout = base.spec.layout;
+  if (layout.stacks.empty() && base.kept.empty()) return {weights, {}};
+  const Checkpoint files = Checkpoint::open(base.directory);
+  Stored out;
+  for (const TensorView& weight : weights) {
+    std::vector<std::string> parts;
+    if (weight.shape.size() == 3 && !files.contains(weight.name))
+      parts = layout.parts_of(weight.name, weight.shape[0]);
+    if (parts.empty()) out.weights.push_back(weight);
+    for (size_t i = 0; i < parts.size(); ++i)
+      out.weights.push_back(matrix_of(weight, i, parts.size(), parts[i]));
+  }
+  for (const std::string& name : base.kept) out.kept.push_back(files.at(name));
+  return out;
+}
+
 // Files of the base model that a checkpoint carries along, so that it can be used on its own.
 constexpr const char* kCarried[] = {"tokenizer.json",     "tokenizer_config.json",
                                     "tokenizer.model",    "special_tokens_map.json",
@@ -281,8 +316,10 @@ SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carr
     if (config.base_model.empty()) config.base_model = base.directory.string();
     write_peft(target.staging(), config, held.entries);
   } else {
-    write_model(target.staging(), held.weights,
-                {.max_shard_bytes = held.max_shard_bytes ? held.max_shard_bytes : kMaxShardBytes});
+    const Stored stored = stored_form(held.weights, base);
+    write_model(target.staging(), stored.weights,
+                {.max_shard_bytes = held.max_shard_bytes ? held.max_shard_bytes : kMaxShardBytes},
+                stored.kept);
     Json config = base.config;
     if (base.spec.value_head) model::describe_value_head(config.as_object(), base.spec);
     config.as_object()["torch_dtype"] = base.dtype == at::kFloat ? "float32" : "bfloat16";

@@ -27,13 +27,14 @@ namespace twinkle::engine {
 
 // The base model, which saved folders must fit. Immutable; any thread.
 struct BaseModel {
-  std::filesystem::path directory;    // where the weights came from
-  Json config;                        // its config.json
-  JsonObject arithmetic;              // arithmetic_of this engine
-  model::DecoderSpec spec;            // as its config.json says
-  at::ScalarType dtype = at::kFloat;  // of the weights here
-  std::vector<NamedShape> weights;    // in the decoder's order
-  std::vector<parallel::Run> runs;    // of each, that this rank trains; empty: all, it is alone
+  std::filesystem::path directory;     // where the weights came from
+  Json config;                         // its config.json
+  JsonObject arithmetic;               // arithmetic_of this engine
+  model::DecoderSpec spec;             // as its config.json says
+  at::ScalarType dtype = at::kFloat;   // of the weights here
+  std::vector<NamedShape> weights;     // in the decoder's order
+  std::vector<std::string> kept = {};  // Decoder::kept
+  std::vector<parallel::Run> runs;     // of each, that this rank trains; empty: all, it is alone
   Json mesh = JsonObject{{"dp", 1}, {"fsdp", 1}};  // data ranks
   std::vector<lora::LinearShape> linears;          // that adapters may target
 };

@@ -125,6 +125,7 @@ DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders
     base_.runs = ownership_->runs(rank);
     base_.mesh = JsonObject{{"dp", comms.data.size() / fsdp}, {"fsdp", fsdp}};
   }
+  base_.kept = decoder_->kept();
   base_.linears = lora::shapes_of(decoder_->linears());
   decoder_->limit_activations(o.activation_bytes);
   decoder_->set_exact(o.deterministic);

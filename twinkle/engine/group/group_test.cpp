@@ -153,7 +153,8 @@ TEST_P(GroupsOf, AnyMeshGiveEveryRankTheBitsOfOneRankOneOperationAtATime) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GroupsOf, testing::Values("llama", "qwen2", "qwen3"),
+INSTANTIATE_TEST_SUITE_P(All, GroupsOf,
+                         testing::Values("llama", "qwen2", "qwen3", "glm4", "internlm2"),
                          [](const auto& of) { return of.param; });
 
 TEST(Groups, GiveEachOfSixteenTenantsTheBitsThatItHasAlone) {

@@ -30,12 +30,15 @@ TEST_P(Cuda, NormAndItsGradientsEqualTheCpu) {
 TEST_P(Cuda, RopeTurnsAsTheCpuDoes) {
   const at::Tensor x = random({19, 3, 20}), cos = at::randn({64, 8}), sin = at::randn({64, 8});
   const at::Tensor ids = at::randint(64, {19}, at::kLong);
-  for (const Turn turn : {Turn::kForward, Turn::kBackward}) {
-    const at::Tensor want = rope(x, cos, sin, ids, turn), in = on(x), out = at::empty_like(in);
-    cuda::rope(in, out, on(cos), on(sin), on(ids), turn);
-    expect_like(out, want);
-    cuda::rope(in, in, on(cos), on(sin), on(ids), turn);
-    expect_like(in, want);
+  for (const Pairs pairs : {Pairs::kHalves, Pairs::kNeighbours}) {
+    for (const Turn turn : {Turn::kForward, Turn::kBackward}) {
+      const at::Tensor want = rope(x, cos, sin, ids, turn, pairs);
+      const at::Tensor in = on(x), out = at::empty_like(in);
+      cuda::rope(in, out, on(cos), on(sin), on(ids), turn, pairs);
+      expect_like(out, want);
+      cuda::rope(in, in, on(cos), on(sin), on(ids), turn, pairs);
+      expect_like(in, want);
+    }
   }
 }
 

@@ -1,5 +1,5 @@
-// A thread a pair of dims of one head of one token, (i, i + half) or (2i, 2i + 1), which turn by one
-// angle.
+// A thread a pair of dims of one head of one token, (i, i + half) or (2i, 2i + 1), which turn by
+// one angle.
 #include "twinkle/kernels/cuda/device.cuh"
 
 namespace twinkle::kernels::cuda {

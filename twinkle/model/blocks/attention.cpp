@@ -43,15 +43,16 @@ Attention::Heads Attention::heads(const at::Tensor& x, const nn::Rows& rows) con
     };
     return {project(q_), project(k_), project(v_)};
   }
+  // Rope copies q and k, and v is copied here: backward keeps all of y for none of them.
   const at::Tensor y = nn::linear(x, qkv_, rows);
   const int64_t kv = num_kv_heads(), group = spec_.num_heads / spec_.num_kv_heads, q = kv * group;
   if (spec_.projections == Projections::kStacked) {
-    const at::Tensor all = y.view({tokens, -1, head_dim_});
-    return {all.slice(1, 0, q), all.slice(1, q, q + kv), all.slice(1, q + kv)};
+    const auto parts = y.view({tokens, -1, head_dim_}).split_with_sizes({q, kv, kv}, 1);
+    return {parts[0], parts[1], parts[2].contiguous()};
   }
-  const at::Tensor groups = y.view({tokens, kv, group + 2, head_dim_});
-  return {groups.slice(2, 0, group).reshape({tokens, q, head_dim_}), groups.select(2, group),
-          groups.select(2, group + 1)};
+  const auto parts = y.view({tokens, kv, group + 2, head_dim_}).split_with_sizes({group, 1, 1}, 2);
+  return {parts[0].reshape({tokens, q, head_dim_}), parts[1].squeeze(2),
+          parts[2].squeeze(2).contiguous()};
 }
 
 at::Tensor Attention::forward(const at::Tensor& x, const Context& context) const {

@@ -21,8 +21,8 @@ at::Tensor GatedMlp::forward(const at::Tensor& x, const Context& context) const 
   if (gate_up_.weight.defined()) {
     const at::Tensor both = nn::linear(x, gate_up_, context.rows);
     nn::prefetch(down_);
-    const int64_t inner = both.size(1) / 2;
-    return nn::swiglu_linear(both.slice(1, 0, inner), both.slice(1, inner), down_, context.rows);
+    const auto parts = both.chunk(2, 1);
+    return nn::swiglu_linear(parts[0], parts[1], down_, context.rows);
   }
   const at::Tensor gate = nn::linear(x, gate_, context.rows);
   const at::Tensor up = nn::linear(x, up_, context.rows);

@@ -23,9 +23,7 @@ void Parts::norm(const std::string& name, int64_t width, const NormSpec& spec, n
 
 void Parts::constant(const std::string& name, const std::vector<int64_t>& shape,
                      at::Tensor& value) {
-  const std::string there = layout_.name(path + name);
-  value = constants_(there, shape);
-  constants.push_back({there, shape});
+  value = constants_(layout_.name(path + name), shape);
 }
 
 }  // namespace twinkle::model

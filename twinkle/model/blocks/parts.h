@@ -29,11 +29,6 @@ struct NamedWeight {
   nn::WeightGrad** grad;  // its buffer's place in the linear or norm; the decoder fills it
 };
 
-struct NamedShape {
-  std::string name;
-  std::vector<int64_t> shape;
-};
-
 struct LinearSize {
   int64_t outputs, inputs;
   bool bias = false;
@@ -53,14 +48,14 @@ class Parts {
   std::string path;                  // of the parts that follow: "model.layers.0."
   std::vector<NamedWeight> weights;  // in the order in which they were added
   std::vector<NamedLinear> linears;
-  std::vector<NamedShape> constants;  // not among the weights
 
   // Each reads the part's weights and lists it. Errors are those of `read`.
   void weight(const std::string& name, const std::vector<int64_t>& shape, bool decay,
               at::Tensor& value, nn::WeightGrad*& grad);
   void linear(const std::string& name, const LinearSize& size, nn::Linear& into);
   void norm(const std::string& name, int64_t width, const NormSpec& spec, nn::RmsNorm& into);
-  // Float32 whatever the decoder's type is, and never trained; a save copies the base's.
+  // Float32 whatever the decoder's type is, never trained and not among the weights; a save copies
+  // the base's.
   void constant(const std::string& name, const std::vector<int64_t>& shape, at::Tensor& value);
 
  private:

@@ -32,9 +32,8 @@ std::string Layout::name(const std::string& ours) const {
 
 bool Layout::skips(std::string_view name) const {
   return name.ends_with(".inv_freq") ||  // rope's, of old checkpoints: config.json has it, too
-         std::ranges::any_of(skipped, [&](const std::string& begin) {
-           return name.starts_with(begin);
-         });
+         std::ranges::any_of(skipped,
+                             [&](const std::string& begin) { return name.starts_with(begin); });
 }
 
 std::vector<std::string> Layout::parts_of(std::string_view name, int64_t num) const {

@@ -33,11 +33,35 @@ bool is_finite(const at::Tensor& t) {
   }
 }
 
+// Tensors of one size and type, one after the other, as one.
+StoredTensor joined(const std::string& name, const std::vector<int64_t>& shape,
+                    std::vector<StoredTensor> parts) {
+  StoredTensor out{.name = name, .dtype = parts.front().dtype, .shape = shape};
+  for (const StoredTensor& part : parts) {
+    require(part.dtype == out.dtype, Code::kInvalid, "model: tensor ", part.name, " is ",
+            name_of(part.dtype), ", and ", parts.front().name, " is ", name_of(out.dtype),
+            "; the parts of one weight must have one type");
+  }
+  const int64_t size = parts.front().num_bytes();
+  out.reader = [size, parts = std::move(parts)](int64_t offset, std::span<std::byte> into) {
+    while (!into.empty()) {
+      const int64_t within = offset % size, count = std::min<int64_t>(size - within, into.size());
+      const auto now = into.first(static_cast<size_t>(count));
+      parts[static_cast<size_t>(offset / size)].read(now, within);
+      into = into.subspan(now.size()), offset += count;
+    }
+  };
+  return out;
+}
+
 }  // namespace
 
 WeightSource::WeightSource(Checkpoint checkpoint, at::ScalarType dtype,
-                           std::vector<std::string> zeros)
-    : checkpoint_(std::move(checkpoint)), dtype_(dtype), zeros_(std::move(zeros)) {}
+                           std::vector<std::string> zeros, Layout layout)
+    : checkpoint_(std::move(checkpoint)),
+      dtype_(dtype),
+      zeros_(std::move(zeros)),
+      layout_(std::move(layout)) {}
 
 bool WeightSource::equal(const std::string& a, const std::string& b) const {
   return equal_bytes(checkpoint_.at(a), checkpoint_.at(b));
@@ -47,8 +71,24 @@ bool WeightSource::is_zero(const std::string& name) const {
   return std::ranges::find(zeros_, name) != zeros_.end() && !contains(name);
 }
 
-const StoredTensor& WeightSource::stored(const std::string& name,
-                                         const std::vector<int64_t>& shape) const {
+std::vector<std::string> WeightSource::tensors_of(const std::string& name,
+                                                  const std::vector<int64_t>& shape) const {
+  if (contains(name)) return {name};
+  return shape.size() == 3 ? layout_.parts_of(name, shape[0]) : std::vector<std::string>();
+}
+
+StoredTensor WeightSource::stored(const std::string& name,
+                                  const std::vector<int64_t>& shape) const {
+  const std::vector<std::string> names = tensors_of(name, shape);
+  if (names.empty() || names[0] == name) return of_shape(name, shape);
+  const int64_t parts = std::ssize(names) / shape[0];  // of each matrix
+  std::vector<StoredTensor> out;
+  for (const std::string& part : names) out.push_back(of_shape(part, {shape[1] / parts, shape[2]}));
+  return joined(name, shape, std::move(out));
+}
+
+const StoredTensor& WeightSource::of_shape(const std::string& name,
+                                           const std::vector<int64_t>& shape) const {
   require(contains(name), Code::kInvalid, "model: ", checkpoint_.path().string(), " has no tensor ",
           name, ", which config.json asks for");
   const StoredTensor& found = checkpoint_.at(name);

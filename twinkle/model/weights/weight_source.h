@@ -1,6 +1,7 @@
 // The weights of a model by name: the one way by which they come out of a checkpoint's files, whole
-// or in slices. Knows no model: whoever asks for a weight says its shape. A family whose files
-// name, fuse or stack its tensors otherwise is to be translated here. A value; any thread may read.
+// or in slices. Knows no model: whoever asks for a weight says its shape. A weight that the
+// files hold in parts (layout.h) is read from these, as if they were one tensor. A value; any
+// thread may read.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "twinkle/io/checkpoint.h"
+#include "twinkle/model/weights/layout.h"
 #include "twinkle/model/weights/tensors.h"
 #include "twinkle/model/weights/weight_memory.h"
 
@@ -16,8 +18,9 @@ namespace twinkle::model {
 class WeightSource {
  public:
   // Gives weights in `dtype`. `zeros`: names of weights that are zero where the checkpoint has no
-  // such tensor.
-  WeightSource(Checkpoint checkpoint, at::ScalarType dtype, std::vector<std::string> zeros = {});
+  // such tensor. Names are the checkpoint's: of `layout` only the stacks count here.
+  WeightSource(Checkpoint checkpoint, at::ScalarType dtype, std::vector<std::string> zeros = {},
+               Layout layout = {});
 
   const std::vector<std::string>& names() const { return checkpoint_.names(); }
   bool contains(const std::string& name) const { return checkpoint_.contains(name); }
@@ -27,6 +30,10 @@ class WeightSource {
 
   // Reads nothing. Error kInvalid: there is no such weight, or its shape is not `shape`.
   void check(const std::string& name, const std::vector<int64_t>& shape) const;
+
+  // The tensors that the weight is read from; none: it is zero, or not there.
+  std::vector<std::string> tensors_of(const std::string& name,
+                                      const std::vector<int64_t>& shape) const;
 
   // A copy of a slice of weight `name`, whose whole shape is `shape`; nothing else is read.
   // `memory` provides the storage; null: the tensor allocates its own. Error kInvalid: as check;
@@ -40,11 +47,13 @@ class WeightSource {
  private:
   at::Tensor taken(const StoredTensor& from, const TensorSlice& slice, WeightMemory* memory) const;
   bool is_zero(const std::string& name) const;
-  const StoredTensor& stored(const std::string& name, const std::vector<int64_t>& shape) const;
+  StoredTensor stored(const std::string& name, const std::vector<int64_t>& shape) const;
+  const StoredTensor& of_shape(const std::string& name, const std::vector<int64_t>& shape) const;
 
   Checkpoint checkpoint_;
   at::ScalarType dtype_;
   std::vector<std::string> zeros_;
+  Layout layout_;
 };
 
 }  // namespace twinkle::model

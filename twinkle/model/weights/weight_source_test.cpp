@@ -90,6 +90,53 @@ TEST(WeightSource, WeightsThatAreZeroWhereThereIsNoneAreTakenWhereThereIsOne) {
   EXPECT_THROW(source.check("other", {4}), Error);
 }
 
+// Experts in files of their own, as one weight [3, 4, 5] of two parts a matrix.
+TEST(WeightSource, AStackIsReadFromItsPartsWholeAndInSlicesAndRuns) {
+  const ScratchDir dir;
+  const auto file = dir / "model.safetensors";
+  const at::Tensor whole = at::randn({3, 4, 5});
+  std::vector<at::Tensor> matrices;
+  std::vector<TensorView> views;
+  for (int64_t e = 0; e < 3; ++e) {
+    const std::string before = "model.layers.7.mlp.experts." + std::to_string(e);
+    for (const int64_t half : {0, 1}) {
+      matrices.push_back(whole[e].slice(0, 2 * half, 2 * half + 2).contiguous());
+      views.push_back(
+          view_of(before + (half == 0 ? ".gate_proj.weight" : ".up_proj.weight"), matrices.back()));
+    }
+  }
+  write_safetensors(file, views);
+  const Layout layout{
+      .stacks = {{"mlp.experts.gate_up_proj",
+                  {"mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"}}}};
+  const WeightSource source(Checkpoint::open(file), at::kFloat, {}, layout);
+  const std::string name = "model.layers.7.mlp.experts.gate_up_proj";
+  EXPECT_TRUE(at::equal(source.read(name, {3, 4, 5}), whole));
+  for (int64_t dim = 0; dim < 3; ++dim)
+    EXPECT_TRUE(at::equal(source.read(name, {3, 4, 5}, {dim, 1, 3}), whole.slice(dim, 1, 3)));
+  for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 60}, {7, 33}, {10, 20}, {59, 60}})
+    EXPECT_TRUE(at::equal(source.read_run(name, {3, 4, 5}, begin, end),
+                          whole.flatten().slice(0, begin, end)));
+  EXPECT_EQ(source.tensors_of(name, {3, 4, 5}).size(), 6u);
+  EXPECT_EQ(error_of([&] { source.check(name, {4, 4, 5}); }),
+            "model: " + file.string() +
+                " has no tensor model.layers.7.mlp.experts.3.gate_proj.weight"
+                ", which config.json asks for");
+  EXPECT_EQ(error_of([&] { source.check(name, {3, 6, 5}); }),
+            "model: tensor model.layers.7.mlp.experts.0.gate_proj.weight has shape [2, 5], "
+            "config.json asks for [3, 5]");
+  const at::Tensor half = matrices[5].to(at::kBFloat16);
+  views.back() = view_of(views.back().name, half);
+  write_safetensors(file, views);
+  EXPECT_EQ(
+      error_of([&] {
+        WeightSource(Checkpoint::open(file), at::kFloat, {}, layout).check(name, {3, 4, 5});
+      }),
+      "model: tensor model.layers.7.mlp.experts.2.up_proj.weight is BF16, and "
+      "model.layers.7.mlp.experts.0.gate_proj.weight is F32; the parts of one weight must have "
+      "one type");
+}
+
 TEST(WeightSource, WhatIsMissingOrOfAnotherShapeOrTypeIsNamed) {
   const ScratchDir dir;
   const at::Tensor w = at::zeros({2, 3}), ids = at::zeros({2}, at::kLong);

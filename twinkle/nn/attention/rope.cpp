@@ -112,10 +112,9 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto saved = context->get_saved_variables();
     const auto pairs = pairs_of(context->saved_data["interleaved"].toBool());
-    return {
-        kernels::rope(grads[0], saved[0], saved[1], saved[2], kernels::Turn::kBackward, pairs),
-        {},
-        {}};
+    return {kernels::rope(grads[0], saved[0], saved[1], saved[2], kernels::Turn::kBackward, pairs),
+            {},
+            {}};
   }
 };
 

@@ -1,6 +1,6 @@
-// Rotary position embedding (Su et al. 2021) in the rotate-half or the interleaved layout, with the frequency rules
-// that transformers calls default, linear, yarn and llama3. Parsing config.json is the model
-// folder's business. T tokens, H query heads, K key heads, d head size.
+// Rotary position embedding (Su et al. 2021) in the rotate-half or the interleaved layout, with the
+// frequency rules that transformers calls default, linear, yarn and llama3. Parsing config.json is
+// the model folder's business. T tokens, H query heads, K key heads, d head size.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -14,10 +14,10 @@ enum class RopeKind { kDefault, kLinear, kYarn, kLlama3 };
 
 struct RopeSpec {
   RopeKind kind = RopeKind::kDefault;
-  double theta = 10000;    // base of the wavelengths
-  int64_t rotary_dim = 0;  // leading dims of a head that turn, even; 0: all of them
+  double theta = 10000;      // base of the wavelengths
+  int64_t rotary_dim = 0;    // leading dims of a head that turn, even; 0: all of them
   bool interleaved = false;  // dims 2i and 2i + 1 turn together, not i and i + rotary_dim / 2
-  double factor = 1;       // how many times longer than in pre-training; all but kDefault
+  double factor = 1;         // how many times longer than in pre-training; all but kDefault
   int64_t original_max_position = 0;  // tokens in pre-training; kYarn and kLlama3
   double low_freq_factor = 1;   // kLlama3: wavelengths above original / low are divided by factor
   double high_freq_factor = 4;  // kLlama3: wavelengths below original / high stay

@@ -78,11 +78,13 @@ TEST(RopeTable, an_attention_factor_multiplies_both) {
 }
 
 TEST(ApplyRope, gradients_equal_finite_differences) {
-  const RopeTable table = make_rope_table({.rotary_dim = 4}, 6, 20);
   const auto q = kernels::leaf({3, 2, 6}), k = kernels::leaf({3, 1, 6}),
              positions = at::tensor({0, 19, 5}, at::kInt);
-  kernels::expect_gradients([&] { return apply_rope(q, k, table, positions).first; }, {q});
-  kernels::expect_gradients([&] { return apply_rope(q, k, table, positions).second; }, {k});
+  for (const bool interleaved : {false, true}) {
+    const RopeTable table = make_rope_table({.rotary_dim = 4, .interleaved = interleaved}, 6, 20);
+    kernels::expect_gradients([&] { return apply_rope(q, k, table, positions).first; }, {q});
+    kernels::expect_gradients([&] { return apply_rope(q, k, table, positions).second; }, {k});
+  }
 }
 
 TEST(ApplyRope, scores_depend_on_the_distance_alone) {

@@ -1,0 +1,236 @@
+"""Tiny random models of the families whose files are not llama's: one line of FAMILIES each.
+
+A family's arithmetic is that of a class of transformers, its twin. Where transformers reads the
+family's own files the twin is read from them; where it does not (its code lies on the hub), the
+twin's tensors are renamed and fused into the family's layout, weights and gradients alike.
+"""
+
+import functools
+import json
+import random
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import safetensors.torch
+import torch
+import transformers
+from parity.models import Case, draw_sequence, load_reference, randomise
+from parity.seed import SEED
+
+MAX_POSITIONS = 256
+LENGTHS = (3, 66, 131)  # beyond every window below
+SIZES = {
+    "vocab_size": 161,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": MAX_POSITIONS,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+ROPE = {"rope_type": "default", "rope_theta": 1e6}
+HALF = {**ROPE, "partial_rotary_factor": 0.5}
+
+
+def same(tensors, config):
+    return dict(tensors)
+
+
+def renamed(tensors, pairs):
+    out = {}
+    for name, value in tensors.items():
+        there = name
+        for theirs, ours in pairs:
+            there = there.replace(theirs, ours)
+        out[there] = value
+    return out
+
+
+def fused(tensors, into, join):
+    """q, k and v as the one tensor `into`, by `join`."""
+    out = {}
+    for name, value in tensors.items():
+        if ".self_attn.q_proj." in name:
+            k, v = (tensors[name.replace("q_proj", other)] for other in ("k_proj", "v_proj"))
+            out[name.replace("self_attn.q_proj", into)] = join(value, k, v)
+        elif ".k_proj." not in name and ".v_proj." not in name:
+            out[name] = value
+    return out
+
+
+CHATGLM = [
+    ("model.embed_tokens.", "transformer.embedding.word_embeddings."),
+    ("model.layers.", "transformer.encoder.layers."),
+    ("model.norm.", "transformer.encoder.final_layernorm."),
+    ("lm_head.", "transformer.output_layer."),
+    ("self_attn.o_proj.", "self_attention.dense."),
+    ("gate_up_proj.", "dense_h_to_4h."),
+    ("mlp.down_proj.", "mlp.dense_4h_to_h."),
+]
+
+
+def chatglm_tensors(tensors, config):
+    stacked = fused(tensors, "self_attention.query_key_value", lambda *rows: torch.cat(rows))
+    return renamed(stacked, CHATGLM)
+
+
+def chatglm_config(fields):
+    return {
+        "model_type": "chatglm",
+        "architectures": ["ChatGLMModel"],
+        "add_bias_linear": False,
+        "add_qkv_bias": fields["attention_bias"],
+        "ffn_hidden_size": fields["intermediate_size"],
+        "hidden_size": fields["hidden_size"],
+        "kv_channels": fields["head_dim"],
+        "layernorm_epsilon": fields["rms_norm_eps"],
+        "multi_query_attention": True,
+        "multi_query_group_num": fields["num_key_value_heads"],
+        "num_attention_heads": fields["num_attention_heads"],
+        "num_layers": fields["num_hidden_layers"],
+        "original_rope": True,
+        "padded_vocab_size": fields["vocab_size"],
+        "post_layer_norm": True,
+        "rmsnorm": True,
+        "rope_ratio": fields["rope_parameters"]["rope_theta"] / 10000,
+        "seq_length": fields["max_position_embeddings"],
+        "tie_word_embeddings": False,
+        "vocab_size": fields["vocab_size"] - 1,
+    }
+
+
+INTERNLM2 = [
+    ("model.embed_tokens.", "model.tok_embeddings."),
+    ("lm_head.", "output."),
+    ("self_attn.o_proj.", "attention.wo."),
+    ("mlp.gate_proj.", "feed_forward.w1."),
+    ("mlp.up_proj.", "feed_forward.w3."),
+    ("mlp.down_proj.", "feed_forward.w2."),
+    ("post_attention_layernorm.", "ffn_norm."),
+    ("input_layernorm.", "attention_norm."),
+]
+
+
+def internlm2_tensors(tensors, config):
+    groups, dim = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
+
+    def join(*parts):  # of each key head: its queries, its key, its value
+        rows = [part.reshape(groups, -1, dim, *part.shape[1:]) for part in parts]
+        return torch.cat(rows, 1).reshape(-1, *parts[0].shape[1:])
+
+    return renamed(fused(tensors, "attention.wqkv", join), INTERNLM2)
+
+
+def internlm2_config(fields):
+    kept = {name: fields[name] for name in SIZES if name != "head_dim"}
+    kept |= {"rms_norm_eps": fields["rms_norm_eps"], "tie_word_embeddings": False, "bias": False}
+    kept |= {"model_type": "internlm2", "architectures": ["InternLM2ForCausalLM"]}
+    return kept | {"rope_theta": 1e6, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
+
+
+def internlm3_config(fields):
+    """As the hub has it: transformers writes the class that it takes."""
+    rope = {"rope_type": "dynamic", "factor": 6.0}
+    kept = {k: v for k, v in fields.items() if k not in ("rope_parameters", "architectures")}
+    return kept | {
+        "architectures": ["InternLM3ForCausalLM"],
+        "rope_theta": fields["rope_parameters"]["rope_theta"],
+        "rope_scaling": rope,
+        "bias": False,
+        "qkv_bias": False,
+    }
+
+
+@dataclass
+class Family:
+    config: type  # of the twin
+    fields: dict
+    tensors: object = same  # (the twin's by name, its config) -> the family's by name
+    hub: object = None  # the twin's config.json -> the family's; None: it is the same
+    more: dict = field(default_factory=dict)  # tensors that no causal model reads
+    alien: bool = False  # transformers does not read it
+
+
+FAMILIES = {
+    "mistral": Family(transformers.MistralConfig, {"sliding_window": 8}),
+    "glm": Family(transformers.GlmConfig, {"rope_parameters": HALF}),
+    "glm_edge": Family(
+        transformers.GlmConfig,
+        {"rope_parameters": {**ROPE, "partial_rotary_factor": 1.0}, "attention_bias": False}
+        | {"tie_word_embeddings": True, "rms_norm_eps": 1e-5},
+    ),
+    "glm4": Family(transformers.Glm4Config, {"rope_parameters": HALF, "attention_bias": True}),
+    "chatglm": Family(
+        transformers.GlmConfig,
+        {"rope_parameters": {**HALF, "rope_theta": 5e6}, "attention_bias": True},
+        chatglm_tensors,
+        chatglm_config,
+        {"transformer.rotary_pos_emb.inv_freq": torch.arange(4.0)},
+        alien=True,
+    ),
+    "internlm2": Family(
+        transformers.LlamaConfig,
+        {"rope_parameters": ROPE},
+        internlm2_tensors,
+        internlm2_config,
+        alien=True,
+    ),
+    "internlm3": Family(
+        transformers.InternLM3Config, {"rope_parameters": ROPE}, hub=internlm3_config
+    ),
+}
+
+
+@functools.cache
+def _root():
+    return tempfile.TemporaryDirectory(prefix="twinkle-families-")
+
+
+@dataclass
+class FamilyCase(Case):
+    family: Family = None
+    twin: str = ""  # the directory of the twin
+
+    @functools.cached_property
+    def reference(self):
+        return load_reference(self.twin)
+
+    def fresh_reference(self):
+        return load_reference(self.twin)
+
+    def named(self, tensors):
+        """The twin's tensors as the family's files have them."""
+        config = transformers.AutoConfig.from_pretrained(self.twin)
+        return self.family.tensors(tensors, config)
+
+
+@functools.cache
+def case(name):
+    family = FAMILIES[name]
+    twin = Path(_root().name) / f"{name}-twin"
+    torch.manual_seed(SEED + sum(map(ord, name)))
+    config = family.config(**{**SIZES, **family.fields})
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    randomise(model)
+    model.save_pretrained(twin)
+    directory = twin
+    if family.hub or family.alien:
+        directory = Path(_root().name) / name
+        directory.mkdir()
+        tensors = safetensors.torch.load_file(twin / "model.safetensors")
+        hub = {k: v.contiguous() for k, v in family.tensors(tensors, config).items()}
+        safetensors.torch.save_file({**hub, **family.more}, directory / "model.safetensors")
+        fields = json.loads((twin / "config.json").read_text())
+        (directory / "config.json").write_text(json.dumps(family.hub(fields)))
+    rng = random.Random(f"{SEED}/{name}")
+    vocab = config.vocab_size
+    sequences = [draw_sequence(rng, n, vocab) for n in LENGTHS]
+    prompts = [[rng.randrange(vocab) for _ in range(n)] for n in (1, 17, 70)]
+    return FamilyCase(
+        sum(map(ord, name)), name, str(directory), sequences, prompts, 4096, family, str(twin)
+    )

@@ -1,0 +1,211 @@
+"""Every family of families.py: scores, gradients, text, adapters and saves are transformers' and
+peft's, and a tenant has the same bits alone and among others.
+
+Tolerances are those of the other files: log-probabilities 1e-4, gradients 1e-4 relative.
+"""
+
+import json
+from pathlib import Path
+
+import peft
+import pytest
+import safetensors.torch
+import torch
+from parity import families, models, ours, reference
+from parity.test_gradients import adapted, check
+
+from twinkle.engine import Engine
+
+ALL = list(families.FAMILIES)
+NATIVE = [name for name in ALL if not families.FAMILIES[name].alien]
+ALIEN = [name for name in ALL if families.FAMILIES[name].alien]
+ADAMW = {"optimizer": "AdamW", "options": json.dumps({"lr": 0.01})}
+FIELDS = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+LORA = peft.LoraConfig(**FIELDS)
+
+
+def expect_scores(made, model, case):
+    logps, entropies = ours.scores(made, case.sequences, entropy=True)
+    for i, sequence in enumerate(case.sequences):
+        with torch.no_grad():
+            expected = reference.scores(model, sequence)
+        torch.testing.assert_close(logps[i], expected[0], rtol=0, atol=1e-4)
+        torch.testing.assert_close(entropies[i], expected[1], rtol=0, atol=1e-4)
+
+
+def learn(made, case, steps=2):
+    for _ in range(steps):
+        ours.backward(made, case.sequences)
+        made.step(tenant=ours.TENANT, **ADAMW, max_grad_norm=1.0).result()
+
+
+def tensors_in(folder):
+    return safetensors.torch.load_file(Path(folder) / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_packed_sequences_score_as_each_alone_in_transformers(name):
+    case = families.case(name)
+    expect_scores(ours.engine(case.directory, frozen=True), case.reference, case)
+    small = ours.engine(case.directory, frozen=True, token_budget=48)
+    expect_scores(small, case.reference, case)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_weights_gradient_equals_transformers_by_the_checkpoints_name(name):
+    case = families.case(name)
+    grads, loss = ours.gradients(ours.engine(case.directory), case.sequences)
+    model = case.fresh_reference().requires_grad_(True)
+    with torch.no_grad():
+        assert loss == pytest.approx(reference.loss(model, case.sequences).item(), rel=1e-5)
+    expected = case.named(reference.gradients(model, case.sequences))
+    assert set(grads) == set(expected) - {n for n, g in expected.items() if not g.abs().max()}
+    check(grads, expected)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_greedy_tokens_equal_transformers(name):
+    case = families.case(name)
+    made = ours.engine(case.directory, frozen=True)
+    for prompt, (tokens, _) in zip(case.prompts, ours.greedy(made, case.prompts, 48), strict=True):
+        assert tokens == reference.greedy(case.reference, prompt, 48)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(name):
+    case = families.case(name)
+    logps, _ = ours.scores(
+        ours.engine(case.directory, precision="bf16", frozen=True), case.sequences
+    )
+    half = models.load_reference(case.twin, torch.bfloat16)
+    mine, theirs = [], []
+    for i, sequence in enumerate(case.sequences):
+        with torch.no_grad():
+            truth = reference.logps(case.reference, sequence)
+            theirs.append((reference.logps(half, sequence) - truth).abs())
+        mine.append((logps[i] - truth).abs())
+    assert torch.cat(mine).mean() <= torch.cat(theirs).mean()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_model_that_learned_is_saved_in_the_layout_that_it_came_in(name, tmp_path):
+    case = families.case(name)
+    made = ours.engine(case.directory)
+    untouched, saved = tmp_path / "untouched", tmp_path / "saved"
+    made.save(tenant=ours.TENANT, directory=str(untouched)).result()
+    before, copy = tensors_in(case.directory), tensors_in(untouched)
+    assert before.keys() == copy.keys()
+    for key, value in before.items():
+        assert torch.equal(value, copy[key]), key
+    learn(made, case)
+    made.save(tenant=ours.TENANT, directory=str(saved)).result()
+    trained, _ = ours.scores(made, case.sequences)
+    again, _ = ours.scores(ours.engine(str(saved), frozen=True), case.sequences)
+    for mine, theirs in zip(again, trained, strict=True):
+        assert torch.equal(mine, theirs)
+    made.load(tenant=ours.TENANT, directory=str(untouched)).result()
+    first, _ = ours.scores(ours.engine(case.directory, frozen=True), case.sequences)
+    for mine, theirs in zip(ours.scores(made, case.sequences)[0], first, strict=True):
+        assert torch.equal(mine, theirs)
+    if name in NATIVE:
+        made.load(tenant=ours.TENANT, directory=str(saved)).result()
+        expect_scores(made, models.load_reference(str(saved)), case)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_adapters_of_peft_are_read_and_ours_are_read_by_peft(name, tmp_path):
+    case = families.case(name)
+    model = adapted(case, tmp_path / "theirs", LORA)
+    made = ours.engine(case.directory, directory=str(tmp_path / "theirs"))
+    expect_scores(made, model, case)
+    grads, _ = ours.gradients(made, case.sequences)
+    expected = reference.adapter_gradients(model, case.sequences)
+    assert grads.keys() == expected.keys()
+    check(grads, expected)
+    learn(made, case)
+    made.save(tenant=ours.TENANT, directory=str(tmp_path / "mine")).result()
+    back = peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path / "mine")
+    expect_scores(made, back, case)
+
+
+def merged(case, adapter, folder):
+    """The base with the adapter's B A added to its weights, in the family's own files."""
+    factors = safetensors.torch.load_file(Path(adapter) / "adapter_model.safetensors")
+    config = json.loads((Path(adapter) / "adapter_config.json").read_text())
+    weights = tensors_in(case.directory)
+    paths = {key.rsplit(".lora_", 1)[0] for key in factors}
+    for path in paths:
+        a, b = (factors[f"{path}.lora_{x}.weight"] for x in "AB")
+        name = path.removeprefix("base_model.model.") + ".weight"
+        weights[name] = weights[name] + config["lora_alpha"] / config["r"] * (b @ a)
+    folder.mkdir()
+    safetensors.torch.save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text((Path(case.directory) / "config.json").read_text())
+    return factors, config["lora_alpha"] / config["r"]
+
+
+@pytest.mark.parametrize("name", ALIEN)
+def test_an_adapter_says_what_the_weights_with_it_added_say(name, tmp_path):
+    """Where peft has no such model: paths are the checkpoint's modules, and dB = s dW A^T, dA = s
+    B^T dW of the merged weights' gradients, which transformers' were compared with above."""
+    case = families.case(name)
+    made = ours.engine(case.directory, lora_json=json.dumps(FIELDS))
+    learn(made, case, 3)
+    made.save(tenant=ours.TENANT, directory=str(tmp_path / "adapter")).result()
+    factors, scale = merged(case, tmp_path / "adapter", tmp_path / "merged")
+    whole = ours.engine(str(tmp_path / "merged"))
+    mine, theirs = (ours.scores(e, case.sequences)[0] for e in (made, whole))
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+    of_factors, of_weights = (ours.gradients(e, case.sequences)[0] for e in (made, whole))
+    expected = {}
+    for key in of_factors:
+        path, which = key.rsplit(".lora_", 1)
+        a, b = (factors[f"base_model.model.{path}.lora_{x}.weight"] for x in "AB")
+        weight = of_weights[path + ".weight"]
+        expected[key] = scale * (b.T @ weight if which[0] == "A" else weight @ a.T)
+    check(of_factors, expected)
+    again = ours.engine(case.directory, directory=str(tmp_path / "adapter"))
+    for one, other in zip(ours.scores(again, case.sequences)[0], mine, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_tenants_have_the_same_bits_alone_and_among_others(name, tmp_path):
+    """Gradients, scores and sampled text of three adapters in one engine, at once, and of each in
+    an engine of its own."""
+    case = families.case(name)
+    rows = [{k: s[k] for k in ("input_ids", "labels")} for s in case.sequences]
+    sampling = {"max_tokens": 24, "temperature": 1.0, "seed": 5}
+
+    def operations(tenant, turn):
+        mine = rows[turn:] + rows[:turn]
+        out = []
+        for _ in range(2):
+            out.append(tenant.forward_backward(mine))
+            out.append(tenant.step("AdamW", lr=0.01))
+        out.append(tenant.forward(mine, entropy=True))
+        out.append(tenant.sample([{"input_ids": p} for p in case.prompts], sampling))
+        return out
+
+    def outcome(futures):
+        *_, scores, samples = [future.result() for future in futures]
+        texts = [s.sequences[0] for s in samples]
+        return (
+            [torch.as_tensor(v) for v in scores["logps"]],
+            [t.tokens for t in texts],
+            [torch.as_tensor(t.logprobs) for t in texts],
+        )
+
+    def engine():
+        return Engine(case.directory, mixed_precision="no", device=ours.DEVICE, token_budget=96)
+
+    crowded = engine()
+    tenants = [crowded.tenant(f"t{i}", {**FIELDS, "r": 2 + i}, seed=i) for i in range(3)]
+    futures = [operations(tenant, i) for i, tenant in enumerate(tenants)]
+    together = [outcome(f) for f in futures]
+    for i in range(3):
+        alone = outcome(operations(engine().tenant("me", {**FIELDS, "r": 2 + i}, seed=i), i))
+        for mine, theirs in zip(alone[0] + alone[2], together[i][0] + together[i][2], strict=True):
+            assert torch.equal(mine, theirs)
+        assert alone[1] == together[i][1]

@@ -1,0 +1,17 @@
+// Mistral 7B (Jiang et al. 2023): llama, whose layers all have a window where the config says one.
+#include "twinkle/model/family.h"
+
+namespace twinkle::model {
+
+Family mistral() {
+  return {
+      .name = "mistral", .architectures = {"MistralForCausalLM"}, .spec = [](const Json& config) {
+        DecoderSpec spec = llama_like(config);
+        if (!find(config, "sliding_window")) return spec;
+        for (LayerSpec& layer : spec.layers)
+          layer.attention().window = read_size(config, "sliding_window");
+        return spec;
+      }};
+}
+
+}  // namespace twinkle::model
