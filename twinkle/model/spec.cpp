@@ -33,6 +33,7 @@ std::string kind_of(const nn::RopeSpec& rope) {
 std::string kind_of(const AttentionSpec&) { return "attention"; }
 std::string kind_of(const DeltaSpec&) { return "linear attention"; }
 std::string kind_of(const GatedMlpSpec&) { return "gated"; }
+std::string kind_of(const ExpertsSpec&) { return "experts"; }
 
 // Each calls check(name, value, other value) for every field.
 template <class Check>
@@ -62,6 +63,24 @@ void compare(const GatedMlpSpec& a, const GatedMlpSpec& b, const Check& check) {
   check("intermediate_size", a.intermediate_size, b.intermediate_size);
   check("mlp_bias", a.bias, b.bias);
   check("gate_up_proj", a.fused, b.fused);
+}
+
+template <class Check>
+void compare(const ExpertsSpec& a, const ExpertsSpec& b, const Check& check) {
+  check("num_experts", a.num_experts, b.num_experts);
+  check("moe_intermediate_size", a.intermediate_size, b.intermediate_size);
+  check("num_experts_per_tok", a.route.top_k, b.route.top_k);
+  check("scoring_func", static_cast<int64_t>(a.route.score), static_cast<int64_t>(b.route.score));
+  check("n_group", a.route.groups, b.route.groups);
+  check("topk_group", a.route.top_groups, b.route.top_groups);
+  check("groups by two", a.route.group_by_two, b.route.group_by_two);
+  check("norm_topk_prob", a.route.normalise, b.route.normalise);
+  check("norm_topk_prob (its epsilon)", a.route.norm_eps, b.route.norm_eps);
+  check("routed_scaling_factor", a.route.scale, b.route.scale);
+  check("e_score_correction_bias", a.correction, b.correction);
+  check("shared_expert_intermediate_size", a.shared_size, b.shared_size);
+  check("shared experts' name", std::string(a.shared_name), std::string(b.shared_name));
+  check("shared_expert_gate", a.shared_gate, b.shared_gate);
 }
 
 template <class Check>

@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "twinkle/model/blocks/experts_spec.h"
 #include "twinkle/model/weights/layout.h"
 #include "twinkle/nn/attention/rope.h"
 
@@ -59,7 +60,7 @@ struct GatedMlpSpec {
 
 // One struct of each kind of block: blocks/layer.cpp makes the block that its type stands for.
 using MixerSpec = std::variant<AttentionSpec, DeltaSpec>;
-using MlpSpec = std::variant<GatedMlpSpec>;
+using MlpSpec = std::variant<GatedMlpSpec, ExpertsSpec>;
 
 struct LayerSpec {
   MixerSpec mixer;

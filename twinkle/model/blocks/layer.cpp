@@ -2,6 +2,7 @@
 
 #include "twinkle/model/blocks/attention.h"
 #include "twinkle/model/blocks/delta.h"
+#include "twinkle/model/blocks/experts.h"
 #include "twinkle/model/blocks/gated_mlp.h"
 
 namespace twinkle::model {
@@ -24,6 +25,9 @@ struct MakeMlp {
   Parts& parts;
   std::unique_ptr<Block> operator()(const GatedMlpSpec& spec) const {
     return std::make_unique<GatedMlp>(decoder, spec, parts);
+  }
+  std::unique_ptr<Block> operator()(const ExpertsSpec& spec) const {
+    return std::make_unique<RoutedExperts>(decoder, spec, parts);
   }
 };
 

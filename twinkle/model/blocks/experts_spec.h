@@ -1,0 +1,26 @@
+// The MLP of a model with routed experts, as data.
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+#include "twinkle/kernels/experts/route.h"
+
+namespace twinkle::model {
+
+struct ExpertsSpec {
+  int64_t num_experts = 0;
+  int64_t intermediate_size = 0;  // of each
+  kernels::RouteOptions route;
+  // The checkpoint has a number of every expert that is added to its score for the choice:
+  // gate.e_score_correction_bias.
+  bool correction = false;
+  // An MLP that sees every token, of this width; 0: there is none.
+  int64_t shared_size = 0;
+  std::string_view shared_name =
+      "shared_expert";       // a literal; in the checkpoint, or "shared_experts"
+  bool shared_gate = false;  // its output is multiplied by the sigmoid of a linear of one output
+
+  bool operator==(const ExpertsSpec&) const = default;
+};
+
+}  // namespace twinkle::model
