@@ -42,7 +42,7 @@ at::Tensor RoutedExperts::shared(const at::Tensor& x, const nn::Rows& rows) cons
   nn::prefetch(shared_down_);
   const at::Tensor y = nn::swiglu_linear(gate, up, shared_down_, rows);
   if (!shared_share_.weight.defined()) return y;
-  return nn::sigmoid_gate(y, nn::linear(x, shared_share_, rows));
+  return nn::gate_rows(y, nn::linear(x, shared_share_, rows));
 }
 
 at::Tensor RoutedExperts::forward(const at::Tensor& x, const Context& context) const {
