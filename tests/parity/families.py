@@ -217,6 +217,7 @@ def case(name):
     config = family.config(**{**SIZES, **family.fields})
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     randomise(model)
+    model.config.eos_token_id = model.generation_config.eos_token_id = None  # glm's are beyond 160
     model.save_pretrained(twin)
     directory = twin
     if family.hub or family.alien:
