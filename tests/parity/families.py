@@ -324,6 +324,7 @@ def case(name):
         randomise(model)
         if name not in ROUTED or margin(model, sequences) > MARGIN:
             break
+    model.config.eos_token_id = model.generation_config.eos_token_id = None  # glm's are beyond 160
     model.save_pretrained(twin)
     directory = twin
     if family.hub or family.alien:

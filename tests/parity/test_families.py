@@ -22,7 +22,6 @@ DENSE = [name for name in ALL if name not in families.ROUTED]  # test_experts.py
 ALIEN = [name for name in DENSE if families.FAMILIES[name].alien]
 ADAMW = {"optimizer": "AdamW", "options": json.dumps({"lr": 0.01})}
 FIELDS = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-LORA = peft.LoraConfig(**FIELDS)
 
 
 def expect_scores(made, model, case):
@@ -116,7 +115,7 @@ def test_a_model_that_learned_is_saved_in_the_layout_that_it_came_in(name, tmp_p
 @pytest.mark.parametrize("name", [name for name in DENSE if name in NATIVE])
 def test_adapters_of_peft_are_read_and_ours_are_read_by_peft(name, tmp_path):
     case = families.case(name)
-    model = adapted(case, tmp_path / "theirs", LORA)
+    model = adapted(case, tmp_path / "theirs", peft.LoraConfig(**FIELDS))
     made = ours.engine(case.directory, directory=str(tmp_path / "theirs"))
     expect_scores(made, model, case)
     grads, _ = ours.gradients(made, case.sequences)
@@ -177,7 +176,7 @@ def test_tenants_have_the_same_bits_alone_and_among_others(name, tmp_path):
     an engine of its own."""
     case = families.case(name)
     rows = [{k: s[k] for k in ("input_ids", "labels")} for s in case.sequences]
-    sampling = {"max_tokens": 24, "temperature": 1.0, "seed": 5}
+    sampling = {"max_tokens": 24, "temperature": 1.0, "seed": 5, "logprobs": 1}
 
     def operations(tenant, turn):
         mine = rows[turn:] + rows[:turn]

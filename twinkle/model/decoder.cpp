@@ -120,7 +120,7 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
 
 nn::RopeTable Decoder::rope_table(int64_t positions) const {
   const nn::RopeTable table = nn::make_rope_table(spec_.rope, spec_.rope.rotary_dim, positions);
-  return {table.cos.to(device_), table.sin.to(device_)};
+  return {table.cos.to(device_), table.sin.to(device_), table.interleaved};
 }
 
 std::vector<StateSpec> Decoder::states() const {
