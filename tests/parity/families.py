@@ -146,6 +146,73 @@ def internlm3_config(fields):
     }
 
 
+MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
+ROUTED = ("qwen3_moe", "qwen2_moe", "mixtral", "deepseek", "glm4_moe")
+MARGIN = 5e-5  # of every choice of experts from a tie: float32 moves scores by 1e-6
+
+
+def mixtral_names(tensors, config):
+    return renamed(tensors, [(".mlp.", ".block_sparse_moe.")])
+
+
+DEEPSEEK = [
+    (".block_sparse_moe.", ".mlp."),
+    (".w1.", ".gate_proj."),
+    (".w3.", ".up_proj."),
+    (".w2.", ".down_proj."),
+]
+
+
+def deepseek_tensors(tensors, config):
+    return renamed(tensors, DEEPSEEK)
+
+
+def deepseek_config(fields):
+    """Without shared experts, which Mixtral, its twin, has none of, and with weights of sum 1."""
+    kept = {name: fields[name] for name in SIZES if name != "intermediate_size"}
+    kept |= {"model_type": "deepseek", "architectures": ["DeepseekForCausalLM"]}
+    kept |= {"intermediate_size": 96, "moe_intermediate_size": fields["intermediate_size"]}
+    kept |= {"n_routed_experts": fields["num_local_experts"], "n_shared_experts": None}
+    kept |= {"num_experts_per_tok": 2, "norm_topk_prob": True, "scoring_func": "softmax"}
+    kept |= {"first_k_dense_replace": 0, "moe_layer_freq": 1, "tie_word_embeddings": False}
+    kept |= {"rms_norm_eps": fields["rms_norm_eps"], "attention_bias": False}
+    return kept | {"rope_theta": fields["rope_parameters"]["rope_theta"], "rope_scaling": None}
+
+
+def margin(model, sequences):
+    """How far the last chosen expert is from the next, at the closest choice."""
+    closest = [torch.inf]
+
+    def look(router, inputs, _):
+        x = inputs[0].reshape(-1, inputs[0].shape[-1]).double()
+        scores = x @ router.weight.double().T
+        correction = getattr(router, "e_score_correction_bias", None)
+        scores = scores.softmax(-1) if correction is None else scores.sigmoid() + correction
+        groups = getattr(model.config, "n_group", 1)
+        if groups > 1:
+            by = scores.view(len(x), groups, -1)
+            worth = by.topk(2, -1).values.sum(-1)
+            best = worth.topk(model.config.topk_group + 1, -1)
+            closest.append((best.values[:, -2] - best.values[:, -1]).min().item())
+            keep = torch.zeros_like(worth, dtype=torch.bool)
+            keep = keep.scatter(1, best.indices[:, :-1], True)
+            scores = by.masked_fill(~keep[..., None], -torch.inf).flatten(1)
+        top = scores.topk(model.config.num_experts_per_tok + 1, -1).values
+        closest.append((top[:, -2] - top[:, -1]).min().item())
+
+    hooks = [
+        layer.mlp.gate.register_forward_hook(look)
+        for layer in model.model.layers
+        if hasattr(layer.mlp, "gate")
+    ]
+    with torch.no_grad():
+        for sequence in sequences:
+            model(torch.tensor(sequence["input_ids"])[None])
+    for hook in hooks:
+        hook.remove()
+    return min(closest)
+
+
 @dataclass
 class Family:
     config: type  # of the twin
@@ -183,6 +250,37 @@ FAMILIES = {
     "internlm3": Family(
         transformers.InternLM3Config, {"rope_parameters": ROPE}, hub=internlm3_config
     ),
+    "qwen3_moe": Family(
+        transformers.Qwen3MoeConfig,
+        MOE | {"num_experts": 8, "norm_topk_prob": True, "rope_parameters": ROPE},
+    ),
+    "qwen2_moe": Family(
+        transformers.Qwen2MoeConfig,
+        MOE
+        | {"num_experts": 8, "shared_expert_intermediate_size": 40, "mlp_only_layers": [0]}
+        | {"rope_parameters": ROPE},
+    ),
+    "mixtral": Family(
+        transformers.MixtralConfig,
+        {"intermediate_size": 24, "num_local_experts": 8, "num_experts_per_tok": 2}
+        | {"rope_parameters": ROPE},
+        mixtral_names,
+    ),
+    "deepseek": Family(
+        transformers.MixtralConfig,
+        {"intermediate_size": 24, "num_local_experts": 8, "num_experts_per_tok": 2}
+        | {"rope_parameters": ROPE},
+        deepseek_tensors,
+        deepseek_config,
+        alien=True,
+    ),
+    "glm4_moe": Family(
+        transformers.Glm4MoeConfig,
+        MOE
+        | {"n_routed_experts": 8, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
+        | {"use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 2.5}
+        | {"rope_parameters": HALF},
+    ),
 }
 
 
@@ -213,10 +311,19 @@ class FamilyCase(Case):
 def case(name):
     family = FAMILIES[name]
     twin = Path(_root().name) / f"{name}-twin"
-    torch.manual_seed(SEED + sum(map(ord, name)))
     config = family.config(**{**SIZES, **family.fields})
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    randomise(model)
+    rng = random.Random(f"{SEED}/{name}")
+    vocab = config.vocab_size
+    sequences = [draw_sequence(rng, n, vocab) for n in LENGTHS]
+    prompts = [[rng.randrange(vocab) for _ in range(n)] for n in (1, 17, 70)]
+    for more in range(60):  # of a routed one until no choice is near a tie
+        torch.manual_seed(SEED + sum(map(ord, name)) + 1000 * more)
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="eager"
+        )
+        randomise(model)
+        if name not in ROUTED or margin(model, sequences) > MARGIN:
+            break
     model.config.eos_token_id = model.generation_config.eos_token_id = None  # glm's are beyond 160
     model.save_pretrained(twin)
     directory = twin
@@ -228,10 +335,6 @@ def case(name):
         safetensors.torch.save_file({**hub, **family.more}, directory / "model.safetensors")
         fields = json.loads((twin / "config.json").read_text())
         (directory / "config.json").write_text(json.dumps(family.hub(fields)))
-    rng = random.Random(f"{SEED}/{name}")
-    vocab = config.vocab_size
-    sequences = [draw_sequence(rng, n, vocab) for n in LENGTHS]
-    prompts = [[rng.randrange(vocab) for _ in range(n)] for n in (1, 17, 70)]
     return FamilyCase(
         sum(map(ord, name)), name, str(directory), sequences, prompts, 4096, family, str(twin)
     )

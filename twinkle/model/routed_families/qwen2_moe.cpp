@@ -1,0 +1,38 @@
+// Qwen1.5 and Qwen2 with experts (Qwen team 2024): qwen2's attention, experts by the softmax of
+// all, and a shared expert behind a sigmoid gate.
+#include "twinkle/model/routed_families/routed.h"
+
+namespace twinkle::model {
+namespace {
+
+// Another rule than qwen2's: every other layer, of the first max_window_layers.
+void read_windows(const Json& config, DecoderSpec& spec) {
+  if (!get_or(config, "use_sliding_window", false) || find(config, "layer_types")) return;
+  const int64_t window = find(config, "sliding_window") ? read_size(config, "sliding_window") : 0;
+  const auto last = get_or<int64_t>(config, "max_window_layers", 28);
+  for (int64_t i = 0; i < spec.num_layers(); ++i)
+    spec.layers[static_cast<size_t>(i)].attention().window = i % 2 == 0 && i < last ? window : 0;
+}
+
+}  // namespace
+
+Family qwen2_moe() {
+  return {.name = "qwen2_moe",
+          .architectures = {"Qwen2MoeForCausalLM"},
+          .keys = {"num_experts", "num_local_experts"},
+          .spec = [](const Json& config) {
+            DecoderSpec spec = llama_like(config);
+            for (LayerSpec& layer : spec.layers)
+              layer.attention().qkv_bias = get_or(config, "qkv_bias", true);
+            read_windows(config, spec);
+            ExpertsSpec experts = read_experts(config);
+            experts.route.normalise = get_or(config, "norm_topk_prob", false);
+            experts.shared_size = read_size(config, "shared_expert_intermediate_size");
+            experts.shared_gate = true;
+            route_layers(spec, experts, qwen_routed(config));
+            spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
+            return spec;
+          }};
+}
+
+}  // namespace twinkle::model

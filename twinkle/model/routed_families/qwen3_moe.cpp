@@ -1,0 +1,25 @@
+// Qwen3 with experts (Yang et al. 2025): qwen3's attention, and experts by the softmax of all.
+#include "twinkle/model/routed_families/routed.h"
+
+namespace twinkle::model {
+
+Family qwen3_moe() {
+  return {.name = "qwen3_moe",
+          .architectures = {"Qwen3MoeForCausalLM"},
+          .keys = {"num_experts", "num_local_experts"},
+          .spec = [](const Json& config) {
+            DecoderSpec spec = llama_like(config);
+            for (LayerSpec& layer : spec.layers) {
+              AttentionSpec& a = layer.attention();
+              a.qk_norm = true;
+              a.qkv_bias = a.o_bias = get_or(config, "attention_bias", false);
+            }
+            ExpertsSpec experts = read_experts(config);
+            experts.route.normalise = get_or(config, "norm_topk_prob", false);
+            route_layers(spec, experts, qwen_routed(config));
+            spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
+            return spec;
+          }};
+}
+
+}  // namespace twinkle::model

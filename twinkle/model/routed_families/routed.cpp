@@ -1,0 +1,60 @@
+#include "twinkle/model/routed_families/routed.h"
+
+#include <algorithm>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::model {
+
+ExpertsSpec read_experts(const Json& config) {
+  ExpertsSpec experts;
+  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
+    if (find(config, key)) experts.num_experts = read_size(config, key);
+  }
+  if (experts.num_experts == 0) experts.num_experts = read_size(config, "num_experts");  // throws
+  const bool own = find(config, "moe_intermediate_size") != nullptr;
+  experts.intermediate_size =
+      read_size(config, own ? "moe_intermediate_size" : "intermediate_size");
+  experts.route.top_k = read_size(config, "num_experts_per_tok");
+  kernels::check_route(experts.route, experts.num_experts);
+  return experts;
+}
+
+void route_layers(DecoderSpec& spec, const ExpertsSpec& experts,
+                  const std::function<bool(int64_t)>& is_routed) {
+  kernels::check_route(experts.route, experts.num_experts);
+  for (int64_t i = 0; i < spec.num_layers(); ++i) {
+    if (is_routed(i)) spec.layers[static_cast<size_t>(i)].mlp = experts;
+  }
+}
+
+std::function<bool(int64_t)> qwen_routed(const Json& config) {
+  std::vector<int64_t> dense;
+  if (const Json* list = find(config, "mlp_only_layers")) {
+    require(list->is_array() &&
+                std::ranges::all_of(list->get_array(), [](const Json& i) { return i.is_int64(); }),
+            Code::kInvalid, "model: config field 'mlp_only_layers' is ",
+            boost::json::serialize(*list), ", it must be a list of layers");
+    for (const Json& layer : list->get_array()) dense.push_back(layer.get_int64());
+  }
+  const int64_t step =
+      find(config, "decoder_sparse_step") ? read_size(config, "decoder_sparse_step") : 1;
+  return [dense, step](int64_t layer) {
+    return (layer + 1) % step == 0 && std::ranges::find(dense, layer) == dense.end();
+  };
+}
+
+std::function<bool(int64_t)> deepseek_routed(const Json& config, int64_t dense) {
+  const auto first = get_or<int64_t>(config, "first_k_dense_replace", dense);
+  const int64_t step = find(config, "moe_layer_freq") ? read_size(config, "moe_layer_freq") : 1;
+  return [first, step](int64_t layer) { return layer >= first && layer % step == 0; };
+}
+
+std::vector<Stack> expert_stacks(const std::string& block, const std::string& gate,
+                                 const std::string& up, const std::string& down) {
+  const std::string stack = block + ".experts.", each = stack + "*.";
+  return {{stack + "gate_up_proj", {each + gate + ".weight", each + up + ".weight"}},
+          {stack + "down_proj", {each + down + ".weight"}}};
+}
+
+}  // namespace twinkle::model

@@ -1,0 +1,28 @@
+// What the families with routed experts share: how their config.json gives experts, and what their
+// checkpoints call them.
+#pragma once
+#include <functional>
+
+#include "twinkle/model/family.h"
+
+namespace twinkle::model {
+
+// The number of experts (num_experts, num_local_experts or n_routed_experts, by which transformers
+// writes the same), their intermediate_size (moe_intermediate_size) and how many a token has
+// (num_experts_per_tok). Error kInvalid: one is missing or impossible.
+ExpertsSpec read_experts(const Json& config);
+
+// Gives the layers for which `is_routed` is true these experts.
+void route_layers(DecoderSpec& spec, const ExpertsSpec& experts,
+                  const std::function<bool(int64_t layer)>& is_routed);
+
+// True for the layers that mlp_only_layers and decoder_sparse_step leave routed.
+std::function<bool(int64_t layer)> qwen_routed(const Json& config);
+// For those from first_k_dense_replace on of which moe_layer_freq leaves the number.
+std::function<bool(int64_t layer)> deepseek_routed(const Json& config, int64_t dense);
+
+// The stacks of experts whose linears are called so, in `block` ("mlp").
+std::vector<Stack> expert_stacks(const std::string& block, const std::string& gate,
+                                 const std::string& up, const std::string& down);
+
+}  // namespace twinkle::model
