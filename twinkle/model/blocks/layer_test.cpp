@@ -52,7 +52,7 @@ TEST_P(LayerParts, AreTheCheckpointsEachOnceWithItsShape) {
 }
 
 TEST_P(LayerParts, HaveTheBuffersThatAreEnteredForTheirWeights) {
-  const Drawn drawn(read_spec(tiny_config(GetParam())));
+  const Drawn drawn(tiny_spec(tiny_config(GetParam())));
   std::map<std::string, nn::WeightGrad> buffers;
   for (const NamedWeight& weight : drawn.parts.weights) {
     EXPECT_EQ(*weight.grad, nullptr) << weight.name << " begins frozen";
