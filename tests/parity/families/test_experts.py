@@ -8,8 +8,9 @@ import json
 import peft
 import pytest
 import torch
-from parity import families, ours, reference
-from parity.test_families import expect_scores, learn
+from parity import ours, reference
+from parity.families import recipes as families
+from parity.families.test_families import expect_scores, learn
 from parity.test_gradients import check
 
 NATIVE = [name for name in families.ROUTED if not families.FAMILIES[name].alien]

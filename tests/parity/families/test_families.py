@@ -1,4 +1,4 @@
-"""Every family of families.py: scores, gradients, text, adapters and saves are transformers' and
+"""Every family of recipes.py: scores, gradients, text, adapters and saves are transformers' and
 peft's, and a tenant has the same bits alone and among others.
 
 Tolerances are those of the other files: log-probabilities 1e-4, gradients 1e-4 relative.
@@ -11,7 +11,8 @@ import peft
 import pytest
 import safetensors.torch
 import torch
-from parity import families, models, ours, reference
+from parity import models, ours, reference
+from parity.families import recipes as families
 from parity.test_gradients import adapted, check
 
 from twinkle.engine import Engine
