@@ -142,7 +142,7 @@ CATCHES = {
     "twinkle/server/tinker/forward_backward_request.cpp": "protozero tells of broken bytes by it",
     "twinkle/text/rows.cpp": "gets the row's number, likewise",
     "twinkle/text/template.cpp": "is the answer of check(), which asks why a row cannot be encoded",
-    "twinkle/lora/adapter.cpp": "boost tells of a bad expression in no other way",
+    "twinkle/lora/targets.cpp": "boost tells of a bad expression in no other way",
     "twinkle/kernels/cuda/graph.cpp": "a recording ends whatever its body threw, which goes on",
     "twinkle/lora/train_graphs.cpp": "a recording that fails is done without",
     "twinkle/sampler/decode_graphs.cpp": "likewise",
