@@ -49,6 +49,6 @@ struct GateRowsGrads {
   at::Tensor y, gate;
 };
 GateRowsGrads gate_rows_backward(const at::Tensor& grad, const at::Tensor& y,
-                                       const at::Tensor& gate);
+                                 const at::Tensor& gate);
 
 }  // namespace twinkle::kernels

@@ -226,7 +226,7 @@ at::Tensor gate_rows(const at::Tensor& y, const at::Tensor& gate) {
 }
 
 GateRowsGrads gate_rows_backward(const at::Tensor& grad, const at::Tensor& y,
-                                       const at::Tensor& gate) {
+                                 const at::Tensor& gate) {
   GateRowsGrads out{at::empty_like(y), at::empty_like(gate)};
   const int64_t width = y.size(1);
   with_type(y, "the shared expert's output", [&]<class T>(T) {

@@ -151,7 +151,7 @@ at::Tensor RoutedCall::down_of(const at::Tensor& gates, const at::Tensor& weight
 
 // d loss / d the input of down.
 at::Tensor RoutedCall::down_backward(const at::Tensor& grad, const at::Tensor& gates,
-                               const at::Tensor& weights) {
+                                     const at::Tensor& weights) {
   const at::Tensor dy = kernels::gather_rows(grad, routed);
   const at::Tensor dh = products(*this, dy, down, true);
   if (!reads_h()) return dh;
@@ -170,7 +170,8 @@ at::Tensor RoutedCall::down_backward(const at::Tensor& grad, const at::Tensor& g
 }
 
 // d loss / d x, undefined unless it is needed.
-at::Tensor RoutedCall::gate_up_backward(const at::Tensor& grad, const at::Tensor& x, bool needs_dx) {
+at::Tensor RoutedCall::gate_up_backward(const at::Tensor& grad, const at::Tensor& x,
+                                        bool needs_dx) {
   const at::Tensor dx = needs_dx ? products(*this, grad, gate_up, true) : at::Tensor();
   if (reads_x()) {
     const at::Tensor rows = kernels::gather_rows(x, routed);
