@@ -190,3 +190,10 @@ def test_user_data_keeps_values_of_any_type():
     assert user_data_get(pairs, "ground_truth") == [1, "a"]
     assert user_data_get(pairs, "plain") == "5 apples"
     assert user_data_get(pairs, "absent", 3) == 3 and user_data_get(None, "absent") is None
+
+
+def test_patterns_keep_their_order_since_the_first_that_matches_counts():
+    ranks = {"layers.0.mlp.down_proj": 4, "down_proj": 8, "a_proj": 2}
+    text = LoraConfig(rank_pattern=ranks, alpha_pattern=None).to_json()
+    assert list(json.loads(text)["rank_pattern"]) == list(ranks)
+    assert json.loads(text)["alpha_pattern"] == {}

@@ -113,8 +113,10 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   linears_ = std::move(parts.linears);
   borders.loaded(source);
   require_all_read(source, spec, tensors);
-  std::ranges::copy_if(source.names(), std::back_inserter(kept_),
-                       [&](const std::string& name) { return spec.layout.skips(name); });
+  // Rope's frequencies, which old checkpoints hold, follow from config.json.
+  std::ranges::copy_if(source.names(), std::back_inserter(kept_), [&](const std::string& name) {
+    return spec.layout.skips(name) && !name.ends_with(".rotary_emb.inv_freq");
+  });
   rope_ = rope_table(std::min<int64_t>(spec.max_positions, 4096));
 }
 

@@ -91,15 +91,16 @@ const Json* rope_of(const Json& config) {
 void refuse_foreign(const Json& config, const Family& family) {
   const Json* rope = rope_of(config);
   for (const auto& [key, neutral] : kOptions) {
-    const Json* value = find(config, key);
-    if (!value && rope && rope->is_object()) value = find(*rope, key);
-    if (!value || (value->is_array() && value->get_array().empty())) continue;
     if (std::ranges::find(family.keys, key) != family.keys.end()) continue;
-    const bool same = (value->is_bool() && neutral == (value->get_bool() ? 1.0 : 0.0)) ||
-                      (value->is_number() && neutral == value->to_number<double>());
-    require(same, Code::kInvalid, "model: config field '", key, "' is ",
-            boost::json::serialize(*value), "; it changes the arithmetic, and model_type '",
-            family.name, "' is computed without it");
+    for (const Json* place : {&config, rope}) {
+      const Json* value = place && place->is_object() ? find(*place, key) : nullptr;
+      if (!value || (value->is_array() && value->get_array().empty())) continue;
+      const bool same = (value->is_bool() && neutral == (value->get_bool() ? 1.0 : 0.0)) ||
+                        (value->is_number() && neutral == value->to_number<double>());
+      require(same, Code::kInvalid, "model: config field '", key, "' is ",
+              boost::json::serialize(*value), "; it changes the arithmetic, and model_type '",
+              family.name, "' is computed without it");
+    }
   }
   require(
       !find(config, "quantization_config"), Code::kInvalid,

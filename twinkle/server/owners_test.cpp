@@ -182,6 +182,8 @@ TEST_F(OwnersTest, WhoMayNotComeInIsToldByItsHeadAlone) {
   none.method = "POST";
   none.path = "/api/v1/none";
   EXPECT_EQ(status_of(none, alice_), 404);
+  EXPECT_EQ(who, "alice " + keys_.read().at(0).id);  // for the log
+  EXPECT_EQ(status_of(none, "tml-x"), 404);
   EXPECT_EQ(who, " ");
 }
 

@@ -99,6 +99,8 @@ class CheckpointEngineManager:
             _all_of(self._model.send_weights(), self._sampler.receive_weights())
 
     def _meet(self, model, sampler):
+        for each in (model, sampler):
+            each.group.met.pop(each, None)
         options = {"bucket_bytes": self._bucket_bytes}
         address = model.prepare_checkpoint_engine(**options)
         sampler.finalize_checkpoint_engine()

@@ -124,6 +124,7 @@ class LoraConfig:
             f"lora: lora_dropout is {checks.short(self.lora_dropout)}, it must be at least 0 and "
             "below 1",
         )
+        self.rank_pattern, self.alpha_pattern = self.rank_pattern or {}, self.alpha_pattern or {}
         if isinstance(self.target_modules, (set, tuple)):
             self.target_modules = sorted(map(str, self.target_modules))
         modules = self.target_modules
@@ -173,7 +174,7 @@ class LoraConfig:
 
     def to_json(self):
         """The text of PEFT's adapter_config.json."""
-        return json.dumps(self.to_dict(), sort_keys=True)
+        return json.dumps(self.to_dict())  # of patterns the first that matches counts
 
     @classmethod
     def from_any(cls, config):

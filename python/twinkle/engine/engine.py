@@ -178,5 +178,5 @@ class Engine:
                 values["target_modules"] = values["target_modules"] or _DEFAULT_TARGETS
             named = values["base_model_name_or_path"] or hub.name_of(self.model_id)
             values["base_model_name_or_path"] = named
-            fields["lora_json"] = json.dumps(values, sort_keys=True)
+            fields["lora_json"] = json.dumps(values)  # of patterns the first counts
         return fields | {"tenant": name, "seed": seed, "weight": weight, "priority": priority}

@@ -16,6 +16,7 @@ from parity.families import recipes as families
 from parity.test_gradients import adapted, check
 
 from twinkle.engine import Engine
+from twinkle.errors import TwinkleError
 
 ALL = list(families.FAMILIES)
 NATIVE = [name for name in ALL if not families.FAMILIES[name].alien]
@@ -169,6 +170,28 @@ def test_an_adapter_says_what_the_weights_with_it_added_say(name, tmp_path):
     again = ours.engine(case.directory, directory=str(tmp_path / "adapter"))
     for one, other in zip(ours.scores(again, case.sequences)[0], mine, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", families.ROUTED)
+def test_a_neighbour_that_diverged_fails_alone(name):
+    """A router's scores of its rows are NaN."""
+    case = families.case(name)
+    rows = [{k: s[k] for k in ("input_ids", "labels")} for s in case.sequences]
+    prompts = [{"input_ids": p} for p in case.prompts]
+    sampling = {"max_tokens": 24, "temperature": 1.0, "seed": 5}
+
+    def texts(samples):
+        return [s.sequences[0].tokens for s in samples.result()]
+
+    made = Engine(case.directory, mixed_precision="no", device=ours.DEVICE)
+    good, bad = (made.tenant(f"of {i}", FIELDS, seed=i) for i in range(2))
+    bad.forward_backward(rows).result()
+    bad.step("SGD", lr=1e30).result()
+    alone = texts(good.sample(prompts, sampling))
+    lost = bad.sample(prompts, {**sampling, "max_tokens": 99})
+    assert texts(good.sample(prompts, sampling)) == alone
+    with pytest.raises(TwinkleError, match=r"NaN|finite"):
+        lost.result()
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -61,7 +61,8 @@ void adopt(const at::Tensor& from, const at::Tensor& to) {
 }
 
 void put(const Weight& from, const Weight& to) {
-  if (to.is_part() || !to.value.is_cpu())
+  // Views of a stack's experts would stay in the memory that adopt() leaves.
+  if (to.is_part() || !to.value.is_cpu() || to.value.dim() > 2)
     model::assign(from.value, to.value);
   else
     adopt(from.value, to.value);

@@ -37,7 +37,8 @@ at::Tensor route_scores(const at::Tensor& logits, RouteScore score);
 
 // [T, k] int32, ascending in each row. `correction` [E], of the scores' type, or undefined, is
 // added to the scores for the choice only. Of equal scores the smaller id is chosen, of equal
-// groups the first. Error kInvalid: NaN among the scores.
+// groups the first. A row with NaN among its scores, as of an adapter that diverged, gets an expert
+// of such a score, and so NaN among its weights; nobody else's row is touched.
 at::Tensor route_top_k(const at::Tensor& scores, const at::Tensor& correction,
                        const RouteOptions& options);
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 #include "twinkle/base/error.h"
@@ -181,14 +182,19 @@ at::Tensor route_top_k(const at::Tensor& scores, const at::Tensor& correction,
       Choice<A> choice(options, experts);
       std::vector<A> row(static_cast<size_t>(experts));
       for (int64_t t = begin; t < end; ++t) {
+        int64_t nan = -1;  // an expert of such a score
         for (int64_t e = 0; e < experts; ++e) {
           A& worth = row[static_cast<size_t>(e)];
           worth = score[t * experts + e] + (bias ? bias[e] : A{0});
-          require(!std::isnan(worth), Code::kInvalid, "kernels: the router's score of expert ", e,
-                  " for row ", t,
-                  " is NaN; check the adapter's weights for NaN (diverged training?)");
+          if (std::isnan(worth)) nan = e;
         }
-        choice.choose(row.data(), to + t * options.top_k);
+        int32_t* const chosen = to + t * options.top_k;
+        if (nan < 0) {
+          choice.choose(row.data(), chosen);
+          continue;
+        }
+        std::iota(chosen, chosen + options.top_k, 0);
+        if (nan >= options.top_k) chosen[options.top_k - 1] = static_cast<int32_t>(nan);
       }
     });
   });
