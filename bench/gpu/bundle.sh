@@ -24,7 +24,10 @@ cmake --install "$build" --prefix "$out/stage" --strip > /dev/null
 "$python" -m pip wheel --no-deps --no-build-isolation --disable-pip-version-check --wheel-dir "$out" \
   --config-settings=cmake.define.TWINKLE_PREBUILT="$out/stage" .
 rm -rf "$out/stage"
-for test in "${tests[@]}"; do strip -o "$out/tests/$test" "$build/$test"; done
+for test in "${tests[@]}"; do
+  strip -o "$out/tests/$test" "$build/$test"
+  gzip "$out/tests/$test"
+done
 cp /lib/*/libgtest.so.* /lib/*/libgtest_main.so.* "$out/tests" 2> /dev/null || true  # where it is shared
 cp -r bench "$out/bench"
 rm -rf "$out/bench/results"
@@ -38,6 +41,7 @@ if [ ! -d "$bundle/site" ]; then
   "$PYTHON" -m zipfile -e "$bundle"/twinkle*.whl "$bundle/site"
   chmod +x "$bundle/site/twinkle/bin/twinkle"
 fi
+for packed in "$bundle"/tests/*.gz; do [ -e "${packed%.gz}" ] || gunzip -k "$packed"; done
 torch=$("$PYTHON" -c 'import importlib.util as u, os; print(os.path.dirname(u.find_spec("torch").origin))')
 export PYTHONPATH=$bundle/site:$bundle/bench${PYTHONPATH:+:$PYTHONPATH}
 export LD_LIBRARY_PATH=$torch/lib:$torch/../nvidia/cu13/lib:$bundle/site/twinkle:$bundle/tests
@@ -62,7 +66,7 @@ from twinkle.core import core
 assert '$out' in core().__file__, core().__file__"
   for test in "${tests[@]}"; do "$out/tests/$test" --gtest_list_tests > /dev/null; done
 )
-rm -rf "$out/site"
+rm -rf "$out/site" "$out"/tests/*_test
 mib=$(du -sm "$out" | cut -f 1)
 say "$mib MiB"
 [ "$mib" -lt 55 ] || { say "55 MiB is what goes over" >&2; exit 1; }

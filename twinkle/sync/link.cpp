@@ -278,13 +278,36 @@ Synced Link::receive(Engine& engine, const std::string& frozen) {
   return out;
 }
 
+namespace {
+
+constexpr int64_t kMostTenants = 10'000;
+
+// False: another link of this engine, or one whose ranks met before, has a tenant of this name.
+bool created(Engine& engine, const std::string& tenant, const std::string& lora_json, bool last) {
+  try {
+    engine.run<engine::Done>(engine::Create{.tenant = tenant, .lora_json = lora_json});
+    return true;
+  } catch (const Error& e) {
+    if (e.code != Code::kConflict || last) throw;
+    return false;
+  }
+}
+
+}  // namespace
+
+std::string Link::new_tenant(Engine& engine, const Hello& sender) {
+  for (;;) {
+    std::string name = "sync/" + std::to_string(++num_tenants_) + "/" + sender.adapter_name;
+    if (created(engine, name, sender.lora_json, num_tenants_ >= kMostTenants)) return name;
+  }
+}
+
 // The tenant that samples with the adapter. One of another config is deleted at the next sync:
 // until this one returns, callers know no other.
 const std::string& Link::adapter_tenant(Engine& engine, const Hello& sender) {
   Adapter& known = adapters_[sender.adapter_name];
   if (known.lora_json == sender.lora_json) return known.tenant;
-  const std::string tenant = "sync/" + std::to_string(++num_tenants_) + "/" + sender.adapter_name;
-  engine.run<engine::Done>(engine::Create{.tenant = tenant, .lora_json = sender.lora_json});
+  const std::string tenant = new_tenant(engine, sender);
   if (!known.tenant.empty()) replaced_.push_back(known.tenant);
   known = {tenant, sender.lora_json};
   return known.tenant;

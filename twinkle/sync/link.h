@@ -74,6 +74,7 @@ class Link {
   template <class Call>
   void or_close(const Call& call);
   const std::string& adapter_tenant(engine::Engine& engine, const Hello& sender);
+  std::string new_tenant(engine::Engine& engine, const Hello& sender);
 
   const std::unique_ptr<mesh::Comm> comm_;
   const Options options_;

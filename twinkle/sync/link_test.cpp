@@ -59,6 +59,24 @@ TEST(Link, AllWeightsSampleAsWhereTheyWereTrained) {
   expect_same_samples("", {.num_senders = 1}, 2);
 }
 
+TEST(Link, RanksThatMeetAnewMakeATenantOfAnotherName) {
+  const model::TinyModel model;
+  Engine trainer(options_of(model)), sampler(options_of(model));
+  trainer.run<Done>(Create{.tenant = "me", .lora_json = kLora});
+  sampler.run<Done>(Create{.tenant = "frozen", .frozen = true});
+  for (int i = 1; i <= 2; ++i) {
+    train(trainer, "me");
+    const std::string name = "sync/" + std::to_string(i) + "/default";
+    on_ranks(2, {}, [&](Link& link, int rank) {
+      if (rank == 0)
+        link.send(trainer, "me", "default");
+      else
+        EXPECT_EQ(link.receive(sampler, "frozen").tenant, name);
+    });
+    EXPECT_EQ(sampled(sampler, name), sampled(trainer, "me"));
+  }
+}
+
 TEST(Link, AnAdapterBringsItsBaseWhereTheSamplerHasAnother) {
   const model::TinyModel model;
   const ScratchDir other;

@@ -163,7 +163,7 @@ CASES = {
     "unknown architecture": (_opened("mamba"), "model_type 'mamba' is not known; known: "),
     "unknown rope kind": (
         _opened("rope"),
-        "rope kind 'longrope' is not known; known: default, linear, yarn, llama3"),
+        "rope kind 'longrope' is not known; known: default, dynamic, linear, yarn, llama3"),
     "unknown option": (_opened("logits"), "config field 'logit_scale' is "),
     "a tokenizer without a chat template": (
         lambda w: Template(str(w.folder / "plain")).encode(

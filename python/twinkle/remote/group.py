@@ -79,7 +79,8 @@ class WorkerGroup:
         self._actors, self._lock = actors, lock
         self._broken = None  # why, once a worker is gone
         self._keys = itertools.count(1)
-        self._forget = [deque() for _ in actors]
+        self._gone = deque()  # (key, ranks) whose owners are gone
+        self._forget = [deque() for _ in actors]  # keys, of what each worker is told next
         self._failures = [0] * self.size
         self._unseen = deque()  # Pendings whose outcomes nobody has looked at
         self._late = []  # Pendings that were looked at before all workers had answered
@@ -92,7 +93,7 @@ class WorkerGroup:
 
     def forget_with(self, owner, key, ranks):
         """The workers forget a key, with the next call, once `owner` is gone."""
-        weakref.finalize(owner, _forget, self._forget, key, ranks).atexit = False
+        weakref.finalize(owner, self._gone.append, (key, ranks)).atexit = False
 
     def check_run(self, what, other):
         """InvalidError: `what` belongs to a run that has ended, or is sent to nobody (other is
@@ -128,6 +129,11 @@ class WorkerGroup:
     def _shipped(self, calls, pending):
         """{rank: reference to its Call}: all are pickled before a worker begins, which would wait
         for the others."""
+        # An owner may go while this runs: all workers of a call are told the same, since ranks end
+        # an engine together.
+        for key, ranks in _taken(self._gone):
+            for rank in ranks:
+                self._forget[rank].append(key)
         try:
             for rank, call in calls.items():
                 call.forget = tuple(_taken(self._forget[rank]))
@@ -372,11 +378,6 @@ class WorkerGroup:
 def _says_less(error):
     """Orders errors: a rank's own says more than that it was left alone, or was told another's."""
     return isinstance(error, InternalError), str(error).startswith("infra: rank ")
-
-
-def _forget(queues, key, ranks):
-    for rank in ranks:
-        queues[rank].append(key)
 
 
 def _taken(queue):
