@@ -236,7 +236,7 @@ def test_a_handler_that_saves_meanwhile_saves_what_is_counted(trained, tmp_path)
 
 def test_an_interrupted_sample_stops_in_the_engine(tiny_llama_dir):
     sampler = TorchSampler(tiny_llama_dir)
-    params = {"max_tokens": 480, "num_samples": 16, "seed": 1, "temperature": 1.5}
+    params = {"max_tokens": 480, "num_samples": 128, "seed": 1, "temperature": 1.5}
     sampler.sample({"input_ids": [5]}, {"max_tokens": 1})
     interrupted(0.05, lambda: sampler.sample({"input_ids": [5]}, params))
     deadline = time.monotonic() + 5

@@ -80,7 +80,6 @@ class WorkerGroup:
         self._broken = None  # why, once a worker is gone
         self._keys = itertools.count(1)
         self._gone = deque()  # (key, ranks) whose owners are gone
-        self._forget = [deque() for _ in actors]  # keys, of what each worker is told next
         self._failures = [0] * self.size
         self._unseen = deque()  # Pendings whose outcomes nobody has looked at
         self._late = []  # Pendings that were looked at before all workers had answered
@@ -129,19 +128,18 @@ class WorkerGroup:
     def _shipped(self, calls, pending):
         """{rank: reference to its Call}: all are pickled before a worker begins, which would wait
         for the others."""
-        # An owner may go while this runs: all workers of a call are told the same, since ranks end
-        # an engine together.
-        for key, ranks in _taken(self._gone):
-            for rank in ranks:
-                self._forget[rank].append(key)
+        # Its workers forget a key in one call, since ranks end an engine together. An owner may go
+        # while this runs: what it had is of the next call.
+        gone = list(_taken(self._gone))
+        told = [(key, ranks) for key, ranks in gone if calls.keys() >= set(ranks)]
+        self._gone.extend(each for each in gone if each not in told)
         try:
             for rank, call in calls.items():
-                call.forget = tuple(_taken(self._forget[rank]))
+                call.forget = tuple(key for key, ranks in told if rank in ranks)
                 call.failures = self._failures[rank]
             return {rank: self._put(call, pending) for rank, call in calls.items()}
         except BaseException:
-            for rank, call in calls.items():
-                self._forget[rank].extend(call.forget)
+            self._gone.extend(told)
             raise
 
     def _put(self, call, pending):

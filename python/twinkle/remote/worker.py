@@ -1,6 +1,7 @@
 """A worker: the process of one rank of a DeviceGroup. It holds the rank's part of every object
 that was made with remote_group=, and is to that object what a process of torchrun is."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -16,6 +17,7 @@ class Worker:
 
     def __init__(self):
         self._failures = 0
+        self._made = set()  # keys of objects, not of results
         self._actions = {
             "make": self._make,
             "call": self._call,
@@ -47,6 +49,10 @@ class Worker:
 
         for key in call.forget:
             held.table.pop(key, None)
+        if not self._made.isdisjoint(call.forget):
+            # What cycles keep is freed here, on all ranks: an engine's end waits for the others'.
+            self._made.difference_update(call.forget)
+            gc.collect()
         if self._failures > call.failures:
             return Outcome(skipped=True)
         try:
@@ -65,6 +71,7 @@ class Worker:
         return Outcome() if call.answer == DROP else Outcome(value)
 
     def _make(self, call):
+        self._made.add(call.key)
         held.table[call.key] = call.what(*call.args, **call.kwargs)
 
     def _call(self, call):
