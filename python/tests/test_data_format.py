@@ -197,3 +197,9 @@ def test_patterns_keep_their_order_since_the_first_that_matches_counts():
     text = LoraConfig(rank_pattern=ranks, alpha_pattern=None).to_json()
     assert list(json.loads(text)["rank_pattern"]) == list(ranks)
     assert json.loads(text)["alpha_pattern"] == {}
+
+
+@pytest.mark.parametrize("bad", [0, "", [], False, {"q_proj": 0}])
+def test_a_pattern_that_is_no_dict_of_ranks_is_refused(bad):
+    with pytest.raises(InvalidError, match=r"lora: rank_pattern is .*, it must be a dict"):
+        LoraConfig(rank_pattern=bad)

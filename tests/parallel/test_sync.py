@@ -78,8 +78,6 @@ class Ranks:
 def test_samplers_in_other_processes_sample_the_models_bits(
     kind, senders, receivers, tiny_llama_dir
 ):
-    if kind == "full" and senders > 1:
-        pytest.skip("training of all weights runs on one rank in this version")
     with Ranks(senders, receivers, tiny_llama_dir, kind) as ranks:
         results = ranks.results()
     told = results[0]["told"]

@@ -124,7 +124,9 @@ class LoraConfig:
             f"lora: lora_dropout is {checks.short(self.lora_dropout)}, it must be at least 0 and "
             "below 1",
         )
-        self.rank_pattern, self.alpha_pattern = self.rank_pattern or {}, self.alpha_pattern or {}
+        for name in ("rank_pattern", "alpha_pattern"):
+            if getattr(self, name) is None:
+                setattr(self, name, {})
         if isinstance(self.target_modules, (set, tuple)):
             self.target_modules = sorted(map(str, self.target_modules))
         modules = self.target_modules

@@ -130,9 +130,10 @@ class WorkerGroup:
         for the others."""
         # Its workers forget a key in one call, since ranks end an engine together. An owner may go
         # while this runs: what it had is of the next call.
-        gone = list(_taken(self._gone))
-        told = [(key, ranks) for key, ranks in gone if calls.keys() >= set(ranks)]
-        self._gone.extend(each for each in gone if each not in told)
+        told, later = [], []
+        for key, ranks in _taken(self._gone):
+            (told if calls.keys() >= set(ranks) else later).append((key, ranks))
+        self._gone.extend(later)
         try:
             for rank, call in calls.items():
                 call.forget = tuple(key for key, ranks in told if rank in ranks)
