@@ -13,6 +13,7 @@
 #define __device__
 #define __host__
 #define __shared__
+#define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 
 struct dim3 {

@@ -23,7 +23,9 @@ extern "C" __attribute__((weak)) int MKL_Set_Num_Threads_Local(int num_threads);
 namespace twinkle::nn {
 namespace {
 
-constexpr int64_t kMaxRows = 256;     // of a part: more gain nothing
+constexpr int64_t kMaxRows = 256;     // of a part on a CPU: more gain nothing
+constexpr int64_t kMaxDeviceRows = 8192;
+constexpr int64_t kMaxResult = int64_t{1} << 28;  // elements of a part's result on a device
 constexpr int64_t kMaxOutputs = 512;  // of a part on a CPU, whose threads take one each
 constexpr int64_t kStep = 16;         // between the rows of parts that are no thinner
 // Weights too large to test at 256 rows: a head's, which gets about 128 rows at a time.
@@ -72,7 +74,7 @@ int64_t width_of_parts(int64_t outputs, at::Device device) {
 
 // [k, n]; columns repeat, and the second half of the rows undoes the first, in reverse: what is
 // left of a sum over k is its rounding. Magnitudes from 2^-8 to 1, so that there is some.
-at::Tensor cancelling(int64_t k, int64_t n, double sign, uint64_t key, at::ScalarType type) {
+at::Tensor cancelling(int64_t k, int64_t n, double sign, uint64_t key, const Product& p) {
   const int64_t half = k / 2, some = std::min(n, kPeriod);
   const at::Tensor drawn = at::empty({half, some}, at::kDouble);
   double* to = drawn.mutable_data_ptr<double>();
@@ -81,7 +83,7 @@ at::Tensor cancelling(int64_t k, int64_t n, double sign, uint64_t key, at::Scala
     const double mantissa = 1 + static_cast<double>(word >> 12) * 0x1.0p-52;
     to[i] = std::ldexp(word & 1 ? mantissa : -mantissa, -1 - static_cast<int>(word >> 1 & 7));
   }
-  const at::Tensor first = drawn.to(type);
+  const at::Tensor first = drawn.to(p.type).to(p.device);
   const at::Tensor middle = at::zeros({k % 2, some}, first.options());
   const at::Tensor all = at::cat({first, middle, first.flip(0) * sign});
   return all.repeat({1, (n + some - 1) / some}).narrow(1, 0, n);
@@ -102,19 +104,21 @@ Product without_repeats(Product p) {
 }
 
 int64_t most_rows(const Product& p) {
+  if (!p.device.is_cpu()) {
+    const int64_t fit = kMaxResult / std::max(p.inputs, p.outputs) / kMaxRows * kMaxRows;
+    return std::clamp(fit, kMaxRows, kMaxDeviceRows);
+  }
   return p.inputs * p.outputs >= kLargeWeight ? kMaxRows / 2 : kMaxRows;
 }
 
 Operands make_operands(const Product& p, int64_t rows) {
-  const at::Tensor x =
-      cancelling(p.inputs, rows, 1, key_of(1, "rows"), p.type).t().contiguous().to(p.device);
-  const at::Tensor w =
-      cancelling(p.inputs, p.outputs, -1, key_of(1, "weight"), p.type).to(p.device);
+  const at::Tensor x = cancelling(p.inputs, rows, 1, key_of(1, "rows"), p).t().contiguous();
+  const at::Tensor w = cancelling(p.inputs, p.outputs, -1, key_of(1, "weight"), p);
   const at::Tensor weight = p.transposed ? w.contiguous().t() : w.t().contiguous();
   if (!p.bias) return {x, weight, {}};
   // So small that the sums' rounding is still in sight.
-  const at::Tensor bias = cancelling(2, p.outputs, 1, key_of(1, "bias"), p.type)[0] * 0x1.0p-24;
-  return {x, weight, bias.contiguous().to(p.device)};
+  const at::Tensor bias = cancelling(2, p.outputs, 1, key_of(1, "bias"), p)[0] * 0x1.0p-24;
+  return {x, weight, bias.contiguous()};
 }
 
 using Multiply = std::function<at::Tensor(const at::Tensor& x)>;
@@ -143,7 +147,10 @@ bool holds(const at::Tensor& x, const at::Tensor& want, int64_t rows, const Mult
 
 std::vector<int64_t> sizes_up_to(int64_t most) {
   std::vector<int64_t> out;
-  for (int64_t n = 1; n <= most; n = n < kStep ? 2 * n : n + kStep) out.push_back(n);
+  for (int64_t n = 1; n <= most;) {
+    out.push_back(n);
+    n = n < kStep || n >= kMaxRows ? 2 * n : n + kStep;
+  }
   return out;
 }
 
@@ -169,7 +176,8 @@ RowPlan sizes_like(int64_t most, int64_t width, const Operands& in, int threads,
   if (!at::equal(alone(most)(some), want)) return {};
   RowPlan plan{.part_outputs = width};
   for (const int64_t size : sizes_up_to(most)) {
-    if (holds(x, want, size, alone(size)) && holds(x, want, size, in_a_team(size))) {
+    if (holds(x, want, size, alone(size)) &&
+        (!x.is_cpu() || holds(x, want, size, in_a_team(size)))) {
       plan.sizes.push_back(size);
     }
   }
@@ -213,7 +221,11 @@ void torch_product(at::Tensor& out, const at::Tensor& x, const at::Tensor& weigh
 RowPlan sizes_that_hold(const Product& p, int threads, const Library& library) {
   const Threads restore;
   const Operands in = make_operands(without_repeats(p), most_rows(p) + kPlaces);
-  for (const int64_t most : {most_rows(p), int64_t{64}, int64_t{16}, int64_t{4}, int64_t{1}}) {
+  std::vector<int64_t> largest{64, 16, 4, 1};
+  for (int64_t most = p.device.is_cpu() ? most_rows(p) : kMaxRows; most <= most_rows(p); most *= 2) {
+    largest.insert(largest.begin(), most);
+  }
+  for (const int64_t most : largest) {
     RowPlan plan = sizes_like(most, width_of_parts(p.outputs, p.device), in, threads, library);
     if (!plan.sizes.empty()) return plan;
   }
@@ -239,6 +251,34 @@ Cut cut(const RowPlan& plan, int64_t rows, int64_t outputs, int threads) {
   c.rows = size_for(plan, std::min(most, parts_of(rows, pieces)));
   c.num_rows = parts_of(rows, c.rows);
   return c;
+}
+
+// Rows of the next product of a device, which has so many left to do: what reads a large weight once
+// more takes longer than some rows of zeros.
+int64_t next_rows(const RowPlan& plan, int64_t left) {
+  const auto up = std::ranges::lower_bound(plan.sizes, left);
+  const bool fits = up != plan.sizes.end() && *up <= std::max(left + left / 4, kMaxRows);
+  return fits || up == plan.sizes.begin() ? *up : *std::prev(up);
+}
+
+// In as few products as can be: threads of the CPU have no part in what a device computes.
+void multiply_on_device(const RowPlan& plan, const at::Tensor& x, const at::Tensor& weight,
+                        const at::Tensor& bias, at::Tensor& y, const Library& library) {
+  const at::NoGradGuard no_grad;
+  for (int64_t row = 0, rows = x.size(0); row < rows;) {
+    const int64_t size = next_rows(plan, rows - row), n = std::min(size, rows - row);
+    at::Tensor out = y.narrow(0, row, n);
+    if (n == size) {
+      library(out, x.narrow(0, row, n), weight, bias);
+    } else {
+      const at::Tensor padded = at::zeros({size, x.size(1)}, x.options());
+      padded.narrow(0, 0, n).copy_(x.narrow(0, row, n));
+      at::Tensor all = at::empty({size, y.size(1)}, y.options());
+      library(all, padded, weight, bias);
+      out.copy_(all.narrow(0, 0, n));
+    }
+    row += n;
+  }
 }
 
 using Trial = std::tuple<int, int64_t, int64_t, bool, bool, std::string, int>;
@@ -323,9 +363,11 @@ at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x, const at:
   const int64_t rows = x.size(0), outputs = weight.size(0);
   at::Tensor y = at::empty({rows, outputs}, x.options());
   if (y.numel() == 0) return y;
-  // Threads of the CPU have no part in what a device computes: all rows in as few products as can
-  // be.
-  const Cut c = cut(plan, rows, outputs, x.is_cpu() ? threads : 1);
+  if (!x.is_cpu()) {
+    multiply_on_device(plan, x, weight, bias, y, library);
+    return y;
+  }
+  const Cut c = cut(plan, rows, outputs, threads);
   const int64_t tail = (c.num_rows - 1) * c.rows;  // where the last part's rows begin
   at::Tensor padded;
   if (const int64_t n = rows - tail, size = size_for(plan, n); size > n) {
@@ -349,7 +391,7 @@ at::Tensor multiply_in_parts(const RowPlan& plan, const at::Tensor& x, const at:
     for (int64_t i = first; i < last; ++i)
       part(i / c.num_outputs * c.rows, i % c.num_outputs * c.outputs);
   };
-  if (num_parts == 1 || !x.is_cpu()) {  // a device has one stream
+  if (num_parts == 1) {
     parts(0, num_parts);
     return y;
   }

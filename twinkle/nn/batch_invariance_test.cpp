@@ -150,6 +150,28 @@ TEST(RowPlan, ADevicesProductsAreNotCutForThreadsOfTheCpu) {
   EXPECT_EQ(parts, 1);
 }
 
+TEST(RowPlan, ADeviceTakesAsManyRowsAtOnceAsAreProvedAndPadsALittle) {
+  std::vector<int64_t> asked;
+  const Library library = [&](at::Tensor&, const at::Tensor& x, const at::Tensor&,
+                              const at::Tensor&) { asked.push_back(x.size(0)); };
+  const auto of = [&](int64_t rows) {
+    asked.clear();
+    const auto on_device = at::device(at::kMeta);
+    multiply_in_parts({{64, 128, 256, 512, 1024, 2048, 4096}, 512},
+                      at::zeros({rows, 2}, on_device), at::zeros({512, 2}, on_device), {}, 1,
+                      library);
+    return asked;
+  };
+  using Sizes = std::vector<int64_t>;
+  EXPECT_EQ(of(1), Sizes{64});
+  EXPECT_EQ(of(70), Sizes{128});
+  EXPECT_EQ(of(257), (Sizes{256, 64}));
+  EXPECT_EQ(of(420), Sizes{512});
+  EXPECT_EQ(of(4096), Sizes{4096});
+  EXPECT_EQ(of(4097), (Sizes{4096, 64}));
+  EXPECT_EQ(of(9000), (Sizes{4096, 4096, 512, 256, 64}));
+}
+
 // The engine's default budget of tokens, and twice it.
 TEST(BatchInvariantLinear, ARowAmongThousandsHasTheBitsThatItHasAmongFew) {
   at::manual_seed(4);

@@ -123,18 +123,36 @@ AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const i
         {dq.mutable_data_ptr(), dk.mutable_data_ptr(), dv.mutable_data_ptr()}, place.stream);
     return wanted(dq, dk, dv);
   }
-  const Varlen batch(cu_seqlens, options, place.device);
-  if (batch.longest == 0) return {at::empty_like(q), at::empty_like(k), at::empty_like(v)};
-  std::optional<Deterministic> in_order;
-  if (options.deterministic) in_order.emplace();
   // The state of the dropout that there is none of.
   const at::Tensor random = at::zeros({2}, q.options().dtype(at::kUInt64));
   const at::Tensor unused = at::zeros({}, random.options());
-  const auto [dq, dk, dv] = at::_flash_attention_backward(
-      grad.contiguous(), q.contiguous(), k.contiguous(), v.contiguous(), forward.out,
-      forward.lse.t().contiguous(), batch.cu_seqlens, batch.cu_seqlens, batch.longest,
-      batch.longest, /*dropout_p=*/0, /*is_causal=*/true, random, unused, options.scale, batch.left,
-      batch.right);
+  const auto of = [&](int64_t begin, int64_t end, std::span<const int64_t> ends) {
+    const Varlen batch(ends, options, place.device);
+    const auto rows = [&](const at::Tensor& x) { return x.narrow(0, begin, end - begin).contiguous(); };
+    return at::_flash_attention_backward(
+        rows(grad), rows(q), rows(k), rows(v), rows(forward.out),
+        rows(forward.lse).t().contiguous(), batch.cu_seqlens, batch.cu_seqlens, batch.longest,
+        batch.longest, /*dropout_p=*/0, /*is_causal=*/true, random, unused, options.scale,
+        batch.left, batch.right);
+  };
+  if (q.size(0) == 0) return {at::empty_like(q), at::empty_like(k), at::empty_like(v)};
+  if (!options.deterministic) {
+    const auto [dq, dk, dv] = of(0, q.size(0), cu_seqlens);
+    return wanted(dq, dk, dv);
+  }
+  // It sums dq in as many groups as leave no processor idle, so by the number of sequences: each
+  // goes alone.
+  const Deterministic in_order;
+  const at::Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
+  for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
+    const int64_t begin = cu_seqlens[s], end = cu_seqlens[s + 1];
+    if (begin == end) continue;
+    const int64_t alone[] = {0, end - begin};
+    const auto [q_grad, k_grad, v_grad] = of(begin, end, alone);
+    dq.narrow(0, begin, end - begin).copy_(q_grad);
+    dk.narrow(0, begin, end - begin).copy_(k_grad);
+    dv.narrow(0, begin, end - begin).copy_(v_grad);
+  }
   return wanted(dq, dk, dv);
 }
 
@@ -152,18 +170,20 @@ at::Tensor attention_paged(const at::Tensor& q, const PagedKeys& pages, const Pa
   const StreamGuard place(q);
   const Rows at(rows, place.device);
   const at::Tensor qc = q.contiguous(), out = at::empty_like(qc);
-  // No row is behind the end of the tables.
-  const int64_t most = std::min(kMaxChunks, (at.tables.size(1) + kChunkPages - 1) / kChunkPages);
-  const at::Tensor partial =
-      at::empty({q.size(0), q.size(1), most, q.size(2) + 2}, q.options().dtype(wide_of(q)));
-  cuda::attention_paged(type_of(q),
-                        {.places = at.places(),
+  const PagedQuery query{.places = at.places(),
                          .pages = pages_of(pages),
                          .q = qc.const_data_ptr(),
                          .heads = q.size(1),
                          .window = options.window,
-                         .scale = options.scale},
-                        {partial.mutable_data_ptr(), most}, out.mutable_data_ptr(), place.stream);
+                         .scale = options.scale,
+                         .rows_together = q.size(0) > at.tables.size(0)};
+  // No row is behind the end of the tables.
+  const int64_t most = std::min(kMaxChunks, (at.tables.size(1) + kChunkPages - 1) / kChunkPages);
+  const int64_t kept = attention_paged_in_one_pass(type_of(q), query) ? 0 : q.size(0);
+  const at::Tensor partial =
+      at::empty({kept, q.size(1), most, q.size(2) + 2}, q.options().dtype(wide_of(q)));
+  cuda::attention_paged(type_of(q), query, {partial.mutable_data_ptr(), most},
+                        out.mutable_data_ptr(), place.stream);
   return out;
 }
 

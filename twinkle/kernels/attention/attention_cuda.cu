@@ -1,8 +1,10 @@
 // A block attends from up to kHeads query heads of one row and key head to one chunk of the row's
 // pages, page by page with a running softmax; then the chunks of a head are merged in order. Tokens
-// that a row does not see are never multiplied, whatever the page holds.
+// that a row does not see are never multiplied, whatever the page holds. For what
+// attention_paged_mma.cu does not take.
 #include <cmath>
 
+#include "twinkle/kernels/attention/attention_paged_mma.cuh"
 #include "twinkle/kernels/cuda/device.cuh"
 
 namespace twinkle::kernels::cuda {
@@ -197,8 +199,13 @@ void write_pages(Type type, const PagedPlaces& places, const PagedPages& pages, 
   });
 }
 
+bool attention_paged_in_one_pass(Type type, const PagedQuery& in) {
+  return is_for_mma(type, in) && in.rows_together;
+}
+
 void attention_paged(Type type, const PagedQuery& in, const PagedPartial& partial, void* out,
                      Stream stream) {
+  if (is_for_mma(type, in)) return attention_paged_mma(in, partial, out, stream);
   const int64_t rows = in.places.rows, key_heads = in.pages.key_heads;
   with_type(type, [&]<class T>(T) {
     using A = Wide<T>;

@@ -82,6 +82,24 @@ TEST_P(AttentionOnDevice, ARowHasTheSameBitsAloneAndAmongOthers) {
   }
 }
 
+// Rows of a sequence that come together may be computed together; some share no page, some groups
+// have more heads than a tile.
+TEST_P(AttentionOnDevice, RowsOfAPromptHaveTheBitsThatTheyHaveAlone) {
+  for (const Shape& shape : {Shape{4, 2, 64, 0}, {3, 1, 128, 0}, {20, 1, 64, 0}}) {
+    Decoding in(shape, GetParam(), on);
+    in.rows.positions = at::cat({at::arange(250, 300), at::arange(58, 69)}).to(at::kInt);
+    in.rows.sequences = at::cat({at::full({50}, 2), at::full({11}, 1)}).to(at::kInt);
+    in.q = at::randn({61, shape.heads, shape.dim}).to(GetParam());
+    const at::Tensor q = on(in.q), all = cuda::attention_paged(q, in.device, in.rows, in.options);
+    expect_like(all, attention_paged(in.q, in.host, in.rows, in.options));
+    for (const int64_t r : {0, 5, 6, 49, 50, 55, 56, 60}) {
+      const at::Tensor alone =
+          cuda::attention_paged(q.slice(0, r, r + 1), in.device, in.only(r), in.options);
+      EXPECT_TRUE(at::equal(alone, all.slice(0, r, r + 1))) << r;
+    }
+  }
+}
+
 struct PackedBatch {
   at::Tensor q, k, v, grad;
   std::vector<int64_t> cu_seqlens;
@@ -128,6 +146,26 @@ TEST_P(AttentionOnDevice, APackedSequenceHasTheSameBitsAloneAndAmongOthers) {
   const auto of_one = attention_backward({part(grad), part(q), part(k), part(v), alone}, one, {});
   EXPECT_TRUE(at::equal(part(of_all.q), of_one.q) && at::equal(part(of_all.k), of_one.k) &&
               at::equal(part(of_all.v), of_one.v));
+}
+
+// Longer than a tile of keys, whose sums a library may order by how many sequences there are.
+TEST_P(AttentionOnDevice, ALongPackedSequenceHasTheSameBitsAloneAndAmongOthers) {
+  if (GetParam() != at::kBFloat16) GTEST_SKIP() << "attention_packed.cu has one order of sums";
+  const std::vector<int64_t> ends{0, 300, 317, 767}, one{0, 300};
+  const AttentionOptions options{.scale = 0.125};
+  for (const Shape& s : {Shape{8, 2, 64, 0}, {4, 2, 128, 0}, {3, 3, 64, 0}}) {
+    const PackedBatch in(s, GetParam(), 767);
+    const at::Tensor q = on(in.q), k = on(in.k), v = on(in.v), grad = on(in.grad);
+    const auto part = [](const at::Tensor& x) { return x.slice(0, 0, 300); };
+    const auto all = attention(q, k, v, ends, options);
+    const auto alone = attention(part(q), part(k), part(v), one, options);
+    EXPECT_TRUE(at::equal(part(all.out), alone.out) && at::equal(part(all.lse), alone.lse));
+    const auto of_all = attention_backward({grad, q, k, v, all}, ends, options);
+    const auto of_one =
+        attention_backward({part(grad), part(q), part(k), part(v), alone}, one, options);
+    EXPECT_TRUE(at::equal(part(of_all.q), of_one.q)) << s.heads;
+    EXPECT_TRUE(at::equal(part(of_all.k), of_one.k) && at::equal(part(of_all.v), of_one.v));
+  }
 }
 
 TEST_P(AttentionOnDevice, PackedGradientsThatAreNotWantedAreNotThere) {

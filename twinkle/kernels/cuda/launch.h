@@ -213,14 +213,18 @@ struct PagedQuery {
   const void* q;
   int64_t heads, window;
   double scale;
+  // More rows than sequences, as in a prompt: then rows of a sequence may share what they read, and
+  // chunks need not share out the processor. Changes no bit.
+  bool rows_together = false;
 };
 // partial: [rows, heads, most_chunks, dim + 2] of the computing type to work in; most_chunks is
-// that of any row, or more.
+// that of any row, or more. Not read where in_one_pass().
 struct PagedPartial {
   void* data;
   int64_t most_chunks;
 };
 void attention_paged(Type type, const PagedQuery& in, const PagedPartial& partial, void* out,
                      Stream stream);
+bool attention_paged_in_one_pass(Type type, const PagedQuery& in);
 
 }  // namespace twinkle::kernels::cuda

@@ -1,6 +1,6 @@
 // Parts of all ranks in one launch: blocks go to tiles of kLoraTileRows rows of one part, and find
-// theirs in the table. T tokens, r rank.
-#include "twinkle/kernels/cuda/device.cuh"
+// theirs in the table. For the types and widths that lora_mma.cu does not take. T tokens, r rank.
+#include "twinkle/kernels/lora/lora_parts.cuh"
 
 namespace twinkle::kernels::cuda {
 namespace {
@@ -9,32 +9,6 @@ constexpr int kRows = 4, kRanks = 4;              // that a warp's lanes sum at 
 constexpr int kRowWarps = kLoraTileRows / kRows;  // warps that share out a tile's rows
 constexpr int kRankWarps = kWarps / kRowWarps;    // the others share out its ranks
 static_assert(kRowWarps * kRankWarps == kWarps);
-
-// The stream of lora_loops.h's lora_mask.
-__device__ uint64_t mix(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return z ^ (z >> 31);
-}
-
-// The dropout factor of element i of the part's row `token`.
-template <class A>
-__device__ A mask_of(const LoraRow& part, int64_t token, int64_t i) {
-  if (part.key == 0) return A(1);
-  const uint64_t row =
-      mix(part.key + 0x9e3779b97f4a7c15ull * static_cast<uint64_t>(part.first + token + 1));
-  return (mix(row + static_cast<uint64_t>(i)) >> 32) < part.limit ? A(0) : A(part.keep);
-}
-
-template <class T>
-__device__ const T* factor_of(const LoraRow& part, LoraFactor factor) {
-  return static_cast<const T*>(factor == LoraFactor::kA ? part.a : part.b);
-}
-
-template <class A>
-__device__ A scale_of(const LoraRow& part, LoraFactor factor) {
-  return factor == LoraFactor::kA ? A(1) : A(part.scale);
-}
 
 // A warp sums kRows x kRanks dot products, its lanes over the width.
 template <class T>
@@ -138,6 +112,7 @@ __global__ void outer(LoraIn of, LoraGrads grads, const T* in, const Wide<T>* h)
 }  // namespace
 
 void lora_shrink(Type type, const LoraIn& of, void* h, Stream stream) {
+  if (is_for_mma(type, of)) return lora_shrink_mma(of, static_cast<float*>(h), stream);
   with_type(type, [&]<class T>(T) {
     launch("lora_shrink", {.x = of.table.num_tiles}, stream, shrink<T>, of,
            static_cast<const T*>(of.in), static_cast<Wide<T>*>(h));
@@ -145,6 +120,9 @@ void lora_shrink(Type type, const LoraIn& of, void* h, Stream stream) {
 }
 
 void lora_expand(Type type, const LoraIn& of, const void* h, void* out, Stream stream) {
+  if (is_for_mma(type, of)) {
+    return lora_expand_mma(of, static_cast<const float*>(h), static_cast<__nv_bfloat16*>(out), stream);
+  }
   with_type(type, [&]<class T>(T) {
     launch("lora_expand", {.x = of.table.num_tiles, .y = grid_for(of.width).x}, stream, expand<T>,
            of, static_cast<const Wide<T>*>(h), static_cast<T*>(out));
@@ -152,6 +130,7 @@ void lora_expand(Type type, const LoraIn& of, const void* h, void* out, Stream s
 }
 
 void lora_outer(Type type, const LoraIn& of, const void* h, const LoraGrads& grads, Stream stream) {
+  if (is_for_mma(type, of)) return lora_outer_mma(of, static_cast<const float*>(h), grads, stream);
   with_type(type, [&]<class T>(T) {
     const Grid grid{.x = (of.width + 31) / 32,
                     .y = (grads.highest_rank + kRanks - 1) / kRanks,

@@ -13,9 +13,15 @@ struct Adapter {
 };
 
 // A batch of sequences of ragged ranks and lengths; some share an adapter, one has no rows, some
-// rows have no adapter. Widths are no multiple of anything.
+// rows have no adapter.
+struct Widths {
+  int64_t inputs, outputs;
+};
+// No multiples of anything; and those that tensor cores take, no multiples of their tiles.
+constexpr Widths kWidths[] = {{35, 260}, {312, 584}};
+
 struct Batch {
-  static constexpr int64_t kInputs = 35, kOutputs = 260, kTokens = 70;
+  static constexpr int64_t kTokens = 70;
   at::Tensor x, y, dy, dx;
   std::vector<Adapter> adapters;
   struct Sequence {
@@ -26,18 +32,18 @@ struct Batch {
   std::vector<Sequence> sequences{{2, 20, 0, {}},         {20, 21, 1, {0.3, 11}}, {21, 21, 1, {}},
                                   {21, 58, 2, {0.5, 12}}, {58, 63, 0, {0.1, 13}}, {63, 69, 1, {}}};
 
-  explicit Batch(at::ScalarType type) {
+  Batch(at::ScalarType type, Widths widths) {
     const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
-    x = at::randn({kTokens, kInputs}, wide).to(type);
-    y = at::randn({kTokens, kOutputs}, wide).to(type);
-    dy = at::randn({kTokens, kOutputs}, wide).to(type);
-    dx = at::randn({kTokens, kInputs}, wide).to(type);
-    for (const int64_t rank : {3, 16, 21}) {
-      Adapter made{.factors = {.a = at::randn({rank, kInputs}, wide) / 8,
-                               .b = at::randn({kOutputs, rank}, wide) / 8,
+    x = at::randn({kTokens, widths.inputs}, wide).to(type);
+    y = at::randn({kTokens, widths.outputs}, wide).to(type);
+    dy = at::randn({kTokens, widths.outputs}, wide).to(type);
+    dx = at::randn({kTokens, widths.inputs}, wide).to(type);
+    for (const int64_t rank : {3, 16, 37}) {
+      Adapter made{.factors = {.a = at::randn({rank, widths.inputs}, wide) / 8,
+                               .b = at::randn({widths.outputs, rank}, wide) / 8,
                                .scale = 0.5 + 0.1 * static_cast<double>(rank)},
-                   .grad_a = at::ones({rank, kInputs}, wide),
-                   .grad_b = at::ones({kOutputs, rank}, wide)};
+                   .grad_a = at::ones({rank, widths.inputs}, wide),
+                   .grad_b = at::ones({widths.outputs, rank}, wide)};
       made.factors.repack(type);
       adapters.push_back(std::move(made));
     }
@@ -81,35 +87,59 @@ class LoraOnDevice : public OnDeviceOfType {
 };
 
 TEST_P(LoraOnDevice, ForwardAndBackwardOfRaggedRanksEqualTheCpu) {
-  Batch host(GetParam()), device = host.moved(on);
-  const auto host_parts = host.parts(), device_parts = device.parts();
-  const at::Tensor h = lora_forward(host.x, host_parts, host.y);
-  const at::Tensor device_h = cuda::lora_forward(device.x, device_parts, device.y);
-  expect_like(device_h, h, 1e-4);
-  lora_backward({host.dy, host.x, h}, host_parts, host.dx);
-  cuda::lora_backward({device.dy, device.x, device_h}, device_parts, device.dx);
-  expect_same(device, host);
+  for (const Widths widths : kWidths) {
+    Batch host(GetParam(), widths), device = host.moved(on);
+    const auto host_parts = host.parts(), device_parts = device.parts();
+    const at::Tensor h = lora_forward(host.x, host_parts, host.y);
+    const at::Tensor device_h = cuda::lora_forward(device.x, device_parts, device.y);
+    expect_like(device_h, h, 1e-4);
+    lora_backward({host.dy, host.x, h}, host_parts, host.dx);
+    cuda::lora_backward({device.dy, device.x, device_h}, device_parts, device.dx);
+    expect_same(device, host);
+  }
 }
 
 TEST_P(LoraOnDevice, ASequenceHasTheSameBitsAloneAndAmongOthers) {
-  const Batch all(GetParam());
-  Batch together = all.moved(on), alone = all.moved(on);
-  const auto run = [](Batch& batch, std::span<const LoraPart> parts) {
-    const at::Tensor h = cuda::lora_forward(batch.x, parts, batch.y);
-    cuda::lora_backward({batch.dy, batch.x, h}, parts, batch.dx);
-  };
-  run(together, together.parts());
-  for (const LoraPart& part : alone.parts()) run(alone, {&part, 1});
-  EXPECT_TRUE(at::equal(together.y, alone.y));
-  EXPECT_TRUE(at::equal(together.dx, alone.dx));
-  for (size_t i = 0; i < all.adapters.size(); ++i) {
-    EXPECT_TRUE(at::equal(together.adapters[i].grad_a, alone.adapters[i].grad_a)) << i;
-    EXPECT_TRUE(at::equal(together.adapters[i].grad_b, alone.adapters[i].grad_b)) << i;
+  for (const Widths widths : kWidths) {
+    const Batch all(GetParam(), widths);
+    Batch together = all.moved(on), alone = all.moved(on);
+    const auto run = [](Batch& batch, std::span<const LoraPart> parts) {
+      const at::Tensor h = cuda::lora_forward(batch.x, parts, batch.y);
+      cuda::lora_backward({batch.dy, batch.x, h}, parts, batch.dx);
+    };
+    run(together, together.parts());
+    for (const LoraPart& part : alone.parts()) run(alone, {&part, 1});
+    EXPECT_TRUE(at::equal(together.y, alone.y));
+    EXPECT_TRUE(at::equal(together.dx, alone.dx));
+    for (size_t i = 0; i < all.adapters.size(); ++i) {
+      EXPECT_TRUE(at::equal(together.adapters[i].grad_a, alone.adapters[i].grad_a)) << i;
+      EXPECT_TRUE(at::equal(together.adapters[i].grad_b, alone.adapters[i].grad_b)) << i;
+    }
+  }
+}
+
+// A prompt may come in pieces, or token by token.
+TEST_P(LoraOnDevice, ARowHasTheSameBitsInAnyPieces) {
+  for (const Widths widths : kWidths) {
+    const Batch all(GetParam(), widths);
+    Batch whole = all.moved(on), pieces = all.moved(on);
+    const auto forward = [](Batch& batch, const std::vector<int64_t>& ends) {
+      LoraPart part = batch.parts()[3];
+      for (size_t i = 0; i + 1 < ends.size(); ++i) {
+        LoraPart piece = part;
+        piece.begin = part.begin + ends[i], piece.end = part.begin + ends[i + 1];
+        piece.first = part.first + ends[i];
+        cuda::lora_forward(batch.x, {&piece, 1}, batch.y);
+      }
+    };
+    forward(whole, {0, 37});
+    forward(pieces, {0, 1, 2, 18, 35, 37});
+    EXPECT_TRUE(at::equal(whole.y, pieces.y));
   }
 }
 
 TEST_P(LoraOnDevice, WhatIsNotWantedIsLeftAlone) {
-  Batch host(GetParam()), device = host.moved(on), untouched = host.moved(on);
+  Batch host(GetParam(), kWidths[0]), device = host.moved(on), untouched = host.moved(on);
   const auto some = [](const Batch& batch) {
     auto parts = batch.parts();
     for (at::Tensor* grad :
@@ -129,7 +159,7 @@ TEST_P(LoraOnDevice, WhatIsNotWantedIsLeftAlone) {
 }
 
 TEST_P(LoraOnDevice, NoPartsAndUnpackedFactors) {
-  Batch device = Batch(GetParam()).moved(on);
+  Batch device = Batch(GetParam(), kWidths[0]).moved(on);
   EXPECT_EQ(cuda::lora_forward(device.x, {}, device.y).numel(), 0);
   device.adapters[0].factors.unpack();
   expect_error("lora's factors are not packed",
