@@ -23,11 +23,11 @@ extern "C" __attribute__((weak)) int MKL_Set_Num_Threads_Local(int num_threads);
 namespace twinkle::nn {
 namespace {
 
-constexpr int64_t kMaxRows = 256;     // of a part on a CPU: more gain nothing
+constexpr int64_t kMaxRows = 256;  // of a part on a CPU: more gain nothing
 constexpr int64_t kMaxDeviceRows = 8192;
 constexpr int64_t kMaxResult = int64_t{1} << 28;  // elements of a part's result on a device
-constexpr int64_t kMaxOutputs = 512;  // of a part on a CPU, whose threads take one each
-constexpr int64_t kStep = 16;         // between the rows of parts that are no thinner
+constexpr int64_t kMaxOutputs = 512;              // of a part on a CPU, whose threads take one each
+constexpr int64_t kStep = 16;                     // between the rows of parts that are no thinner
 // Weights too large to test at 256 rows: a head's, which gets about 128 rows at a time.
 constexpr int64_t kLargeWeight = 8 << 20;
 // A prime, so that no tile of a product sees the same rows, or outputs, as the next.
@@ -222,7 +222,8 @@ RowPlan sizes_that_hold(const Product& p, int threads, const Library& library) {
   const Threads restore;
   const Operands in = make_operands(without_repeats(p), most_rows(p) + kPlaces);
   std::vector<int64_t> largest{64, 16, 4, 1};
-  for (int64_t most = p.device.is_cpu() ? most_rows(p) : kMaxRows; most <= most_rows(p); most *= 2) {
+  for (int64_t most = p.device.is_cpu() ? most_rows(p) : kMaxRows; most <= most_rows(p);
+       most *= 2) {
     largest.insert(largest.begin(), most);
   }
   for (const int64_t most : largest) {
@@ -253,8 +254,8 @@ Cut cut(const RowPlan& plan, int64_t rows, int64_t outputs, int threads) {
   return c;
 }
 
-// Rows of the next product of a device, which has so many left to do: what reads a large weight once
-// more takes longer than some rows of zeros.
+// Rows of the next product of a device, which has so many left to do: what reads a large weight
+// once more takes longer than some rows of zeros.
 int64_t next_rows(const RowPlan& plan, int64_t left) {
   const auto up = std::ranges::lower_bound(plan.sizes, left);
   const bool fits = up != plan.sizes.end() && *up <= std::max(left + left / 4, kMaxRows);

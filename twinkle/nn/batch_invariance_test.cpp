@@ -157,9 +157,8 @@ TEST(RowPlan, ADeviceTakesAsManyRowsAtOnceAsAreProvedAndPadsALittle) {
   const auto of = [&](int64_t rows) {
     asked.clear();
     const auto on_device = at::device(at::kMeta);
-    multiply_in_parts({{64, 128, 256, 512, 1024, 2048, 4096}, 512},
-                      at::zeros({rows, 2}, on_device), at::zeros({512, 2}, on_device), {}, 1,
-                      library);
+    multiply_in_parts({{64, 128, 256, 512, 1024, 2048, 4096}, 512}, at::zeros({rows, 2}, on_device),
+                      at::zeros({512, 2}, on_device), {}, 1, library);
     return asked;
   };
   using Sizes = std::vector<int64_t>;

@@ -128,12 +128,14 @@ AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const i
   const at::Tensor unused = at::zeros({}, random.options());
   const auto of = [&](int64_t begin, int64_t end, std::span<const int64_t> ends) {
     const Varlen batch(ends, options, place.device);
-    const auto rows = [&](const at::Tensor& x) { return x.narrow(0, begin, end - begin).contiguous(); };
-    return at::_flash_attention_backward(
-        rows(grad), rows(q), rows(k), rows(v), rows(forward.out),
-        rows(forward.lse).t().contiguous(), batch.cu_seqlens, batch.cu_seqlens, batch.longest,
-        batch.longest, /*dropout_p=*/0, /*is_causal=*/true, random, unused, options.scale,
-        batch.left, batch.right);
+    const auto rows = [&](const at::Tensor& x) {
+      return x.narrow(0, begin, end - begin).contiguous();
+    };
+    return at::_flash_attention_backward(rows(grad), rows(q), rows(k), rows(v), rows(forward.out),
+                                         rows(forward.lse).t().contiguous(), batch.cu_seqlens,
+                                         batch.cu_seqlens, batch.longest, batch.longest,
+                                         /*dropout_p=*/0, /*is_causal=*/true, random, unused,
+                                         options.scale, batch.left, batch.right);
   };
   if (q.size(0) == 0) return {at::empty_like(q), at::empty_like(k), at::empty_like(v)};
   if (!options.deterministic) {

@@ -1,9 +1,9 @@
-// attention_paged on tensor cores. A warp has a tile: up to 16 queries of one key head, which are the
-// heads of its group of some consecutive rows of one sequence. It walks the pages that they see, a
-// chunk of them at a time with a running softmax; chunks are merged in order, either here (many rows:
-// prompts) or by `merge` (few: decoding, where chunks share out the processor). What is computed for
-// a query, and in which order, is fixed by its own position, so it has the same bits either way:
-// every sum that both ways have is written as the same fmaf.
+// attention_paged on tensor cores. A warp has a tile: up to 16 queries of one key head, which are
+// the heads of its group of some consecutive rows of one sequence. It walks the pages that they
+// see, a chunk of them at a time with a running softmax; chunks are merged in order, either here
+// (many rows: prompts) or by `merge` (few: decoding, where chunks share out the processor). What is
+// computed for a query, and in which order, is fixed by its own position, so it has the same bits
+// either way: every sum that both ways have is written as the same fmaf.
 #include <cmath>
 
 #include "twinkle/kernels/attention/attention_paged_mma.cuh"
@@ -138,7 +138,9 @@ struct Work {
 };
 
 // Element i of out[n]: its query (g or g + 8), and its dim.
-__device__ inline int dim_of(int n, int i, int t) { return n / 8 * 64 + 16 * t + i % 2 * 8 + n % 8; }
+__device__ inline int dim_of(int n, int i, int t) {
+  return n / 8 * 64 + 16 * t + i % 2 * 8 + n % 8;
+}
 
 // A run of rows of one sequence whose chunks are cut alike.
 struct Run {
@@ -190,8 +192,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int i = 0; i < 4; ++i) {
         const auto* const q = static_cast<const Bf16*>(in.q) + query[i % 2] * kDim;
         const bool there = work.position[i % 2] >= 0;
-        work.q[s][i] = there ? *reinterpret_cast<const uint32_t*>(q + 16 * s + 2 * work.t + i / 2 * 8)
-                             : 0u;
+        work.q[s][i] =
+            there ? *reinterpret_cast<const uint32_t*>(q + 16 * s + 2 * work.t + i / 2 * 8) : 0u;
       }
     }
     Softmax of_total[2];
@@ -202,7 +204,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int64_t first_page = chunk * run.chunks.pages_each;
       const int64_t behind = min(first_page + run.chunks.pages_each, run.last / kTokens + 1);
       for (int64_t page = first_page; page < behind; ++page) {
-        const int64_t place = (int64_t{table[page]} * in.pages.key_heads + key_head) * kTokens * kDim;
+        const int64_t place =
+            (int64_t{table[page]} * in.pages.key_heads + key_head) * kTokens * kDim;
         work.page(static_cast<const Bf16*>(in.pages.k) + place,
                   static_cast<const Bf16*>(in.pages.v) + place, page * kTokens, run.last,
                   static_cast<float>(in.scale));
@@ -236,8 +239,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int i = 0; i < 4; ++i) {
         if (work.position[i / 2] < 0) continue;
         const int dim = dim_of(n, i, work.t);
-        out[query[i / 2] * kDim + dim] = __float2bfloat16_rn(
-            total[(work.g + i / 2 * 8) * kDim + dim] / of_total[i / 2].sum);
+        out[query[i / 2] * kDim + dim] =
+            __float2bfloat16_rn(total[(work.g + i / 2 * 8) * kDim + dim] / of_total[i / 2].sum);
       }
     }
   }

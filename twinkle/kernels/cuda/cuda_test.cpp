@@ -13,48 +13,59 @@
 namespace twinkle::kernels {
 namespace {
 
-using Cuda = OnDeviceOfType;  // widths are no multiple of a block
+// Widths are no multiple of a block; some are of the eight elements that a thread reads at once.
+using Cuda = OnDeviceOfType;
 
 TEST_P(Cuda, NormAndItsGradientsEqualTheCpu) {
-  const at::Tensor x = random({37, 577}), grad = random({37, 577}), weight = random({577});
-  expect_like(cuda::rms_norm(on(x), on(weight), 1e-5), rms_norm(x, weight, 1e-5));
-  expect_like(cuda::rms_norm_backward(on(grad), on(x), on(weight), 1e-5),
-              rms_norm_backward(grad, x, weight, 1e-5));
-  at::Tensor sum = at::ones({577}, wide()), device_sum = on(sum);
-  const std::vector<int64_t> cu_seqlens{0, 5, 30, 37};
-  rms_norm_weight_grad(grad, x, 1e-5, cu_seqlens, sum);
-  cuda::rms_norm_weight_grad(on(grad), on(x), 1e-5, cu_seqlens, device_sum);
-  expect_like(device_sum, sum);
+  for (const int64_t width : {577, 128, 584, 2056, 8200}) {
+    const at::Tensor x = random({37, width}), grad = random({37, width}), weight = random({width});
+    expect_like(cuda::rms_norm(on(x), on(weight), 1e-5), rms_norm(x, weight, 1e-5));
+    expect_like(cuda::rms_norm_backward(on(grad), on(x), on(weight), 1e-5),
+                rms_norm_backward(grad, x, weight, 1e-5));
+    at::Tensor sum = at::ones({width}, wide()), device_sum = on(sum);
+    const std::vector<int64_t> cu_seqlens{0, 5, 30, 37};
+    rms_norm_weight_grad(grad, x, 1e-5, cu_seqlens, sum);
+    cuda::rms_norm_weight_grad(on(grad), on(x), 1e-5, cu_seqlens, device_sum);
+    expect_like(device_sum, sum);
+  }
 }
 
 TEST_P(Cuda, RopeTurnsAsTheCpuDoes) {
-  const at::Tensor x = random({19, 3, 20}), cos = at::randn({64, 8}), sin = at::randn({64, 8});
   const at::Tensor ids = at::randint(64, {19}, at::kLong);
-  for (const Pairs pairs : {Pairs::kHalves, Pairs::kNeighbours}) {
-    for (const Turn turn : {Turn::kForward, Turn::kBackward}) {
-      const at::Tensor want = rope(x, cos, sin, ids, turn, pairs);
-      const at::Tensor in = on(x), out = at::empty_like(in);
-      cuda::rope(in, out, on(cos), on(sin), on(ids), turn, pairs);
-      expect_like(out, want);
-      cuda::rope(in, in, on(cos), on(sin), on(ids), turn, pairs);
-      expect_like(in, want);
+  for (const auto& [dim, half] : {std::pair(20, 8), std::pair(40, 16), std::pair(32, 16)}) {
+    const at::Tensor x = random({19, 3, dim});
+    const at::Tensor cos = at::randn({64, half}), sin = at::randn({64, half});
+    for (const Pairs pairs : {Pairs::kHalves, Pairs::kNeighbours}) {
+      for (const Turn turn : {Turn::kForward, Turn::kBackward}) {
+        const at::Tensor want = rope(x, cos, sin, ids, turn, pairs);
+        const at::Tensor in = on(x), out = at::empty_like(in);
+        cuda::rope(in, out, on(cos), on(sin), on(ids), turn, pairs);
+        expect_like(out, want);
+        cuda::rope(in, in, on(cos), on(sin), on(ids), turn, pairs);
+        expect_like(in, want);
+      }
     }
   }
 }
 
 TEST_P(Cuda, SwigluAndItsGradientsEqualTheCpu) {
-  const at::Tensor gate = random({11, 301}), up = random({11, 301}), grad = random({11, 301});
-  expect_like(cuda::swiglu(on(gate), on(up)), swiglu(gate, up));
-  const auto device = cuda::swiglu_backward(on(grad), on(gate), on(up), SwigluNeeds::kBoth);
-  const auto host = swiglu_backward(grad, gate, up, SwigluNeeds::kBoth);
-  expect_like(device.gate, host.gate);
-  expect_like(device.up, host.up);
+  for (const int64_t width : {301, 304}) {
+    const at::Tensor gate = random({11, width}), up = random({11, width});
+    const at::Tensor grad = random({11, width});
+    expect_like(cuda::swiglu(on(gate), on(up)), swiglu(gate, up));
+    const auto device = cuda::swiglu_backward(on(grad), on(gate), on(up), SwigluNeeds::kBoth);
+    const auto host = swiglu_backward(grad, gate, up, SwigluNeeds::kBoth);
+    expect_like(device.gate, host.gate);
+    expect_like(device.up, host.up);
+  }
 }
 
 TEST_P(Cuda, TheHeadsChunkOfLogitsEqualsTheCpu) {
-  const at::Tensor hidden = random({9, 40}), weight = random({1003, 40}) / 4;
+  const at::Tensor hidden = random({9, 40});
   std::vector<int32_t> ids{0, 1002, 255, 256, 7, 511, 512, 999, 1};
-  for (const bool tempered : {false, true}) {
+  for (const auto& [tempered, vocab] :
+       {std::pair(false, 1003), {true, 1003}, {false, 2056}, {true, 2056}}) {
+    const at::Tensor weight = random({vocab, 40}) / 4;
     std::vector<float> temperature, grad{1, -2, 0, 0.5, 3, -1, 1e-3f, 1, 1};
     if (tempered) temperature = {1, 0.5, 2, 0.7f, 1, 3, 1, 0.9f, 1};
     at::Tensor logits = at::mm(hidden, weight.t()), device = on(logits);

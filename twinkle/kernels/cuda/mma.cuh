@@ -3,37 +3,17 @@
 // rows g and g + 8, of B [16, 8] column g, and of C [16, 8] rows g and g + 8 in columns 2t, 2t + 1.
 // Its places along the shared side are 2t, 2t + 1, 2t + 8, 2t + 9. Since a sum may take its terms
 // in any order that both operands have, kernels give those places to elements that lie together in
-// memory and load 16 bytes at a time; the order is fixed by the place in memory, never by the batch.
+// memory and load 16 bytes at a time; the order is fixed by the place in memory, never by the
+// batch.
 #pragma once
-#include "twinkle/kernels/cuda/device.cuh"
-#ifndef __CUDACC__
-#include "mma_emulated.h"
-#endif
+#include "twinkle/kernels/cuda/eight.cuh"
 
 namespace twinkle::kernels::cuda {
-
-// Eight bfloat16, as they lie in memory; word i holds elements 2i (low half) and 2i + 1.
-struct alignas(16) Eight {
-  uint32_t words[4];
-};
-
-__device__ inline Eight load_eight(const __nv_bfloat16* from, bool there) {
-  return there ? *reinterpret_cast<const Eight*>(from) : Eight{};
-}
-
-__device__ inline uint32_t half_of(const Eight& x, int i) {
-  return i % 2 == 0 ? x.words[i / 2] & 0xffffu : x.words[i / 2] >> 16;
-}
-__device__ inline float value_of(const Eight& x, int i) {
-  return __uint_as_float(half_of(x, i) << 16);
-}
 
 // Element i of both, as one operand's word: a in the low half.
 __device__ inline uint32_t pair_of(const Eight& a, const Eight& b, int i) {
   return __byte_perm(a.words[i / 2], b.words[i / 2], i % 2 == 0 ? 0x5410 : 0x7632);
 }
-
-__device__ inline uint32_t bits_of(__nv_bfloat16 x) { return *reinterpret_cast<uint16_t*>(&x); }
 
 // float32 values as the sum of three bfloat16, which have all bits of their mantissa.
 struct Split {

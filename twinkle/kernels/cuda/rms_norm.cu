@@ -1,5 +1,6 @@
-// One block a row: its squares are summed by thread, then over the block in a fixed order.
-#include "twinkle/kernels/cuda/device.cuh"
+// One block a row: its squares are summed by thread, then over the block in a fixed order. Rows of
+// bfloat16 lie in registers, and short ones have a warp each.
+#include "twinkle/kernels/cuda/eight.cuh"
 
 namespace twinkle::kernels::cuda {
 namespace {
@@ -38,6 +39,76 @@ __global__ void backward(const T* grad, const T* x, const Wide<T>* weight, int64
   }
 }
 
+constexpr int kMostEights = 4;  // of a row that a thread has
+
+// A row that a warp, or a block, has in its registers.
+template <bool kByWarp>
+struct Row {
+  int64_t row = kByWarp ? int64_t{blockIdx.x} * kWarps + threadIdx.x / 32 : blockIdx.x;
+  int lane = static_cast<int>(threadIdx.x) % (kByWarp ? 32 : kThreads);
+
+  static constexpr int kLanes = kByWarp ? 32 : kThreads;
+  __device__ bool has(int n, int64_t eights) const { return lane + n * kLanes < eights; }
+  __device__ void load(const Eight* x, int64_t eights, Eight (&to)[kMostEights]) const {
+    for (int n = 0; n < kMostEights; ++n) {
+      to[n] = has(n, eights) ? x[row * eights + lane + n * kLanes] : Eight{};
+    }
+  }
+  __device__ static float sum(float value) {
+    if constexpr (kByWarp) return over_warp(value, [](float a, float b) { return a + b; });
+    return block_sum(value);
+  }
+};
+
+template <bool kByWarp>
+__global__ void forward_eights(const Eight* x, const float* weight, int64_t rows, int64_t eights,
+                               float eps, Eight* y) {
+  const Row<kByWarp> mine;
+  if (mine.row >= rows) return;
+  Eight in[kMostEights];
+  mine.load(x, eights, in);
+  float squares = 0;
+  for (const Eight& some : in) {
+    for (int i = 0; i < 8; ++i) squares += value_of(some, i) * value_of(some, i);
+  }
+  const float scale = rsqrt(mine.sum(squares) / static_cast<float>(8 * eights) + eps);
+  for (int n = 0; n < kMostEights; ++n) {
+    if (!mine.has(n, eights)) break;
+    const int64_t at = mine.lane + n * mine.kLanes;
+    y[mine.row * eights + at] =
+        eight_of([&](int i) { return value_of(in[n], i) * scale * weight[8 * at + i]; });
+  }
+}
+
+template <bool kByWarp>
+__global__ void backward_eights(const Eight* grad, const Eight* x, const float* weight,
+                                int64_t rows, int64_t eights, float eps, Eight* dx) {
+  const Row<kByWarp> mine;
+  if (mine.row >= rows) return;
+  Eight in[kMostEights], g[kMostEights];
+  mine.load(x, eights, in);
+  mine.load(grad, eights, g);
+  float squares = 0, dot = 0;
+  for (int n = 0; n < kMostEights; ++n) {
+    if (!mine.has(n, eights)) break;
+    const int64_t at = mine.lane + n * mine.kLanes;
+    for (int i = 0; i < 8; ++i) {
+      squares += value_of(in[n], i) * value_of(in[n], i);
+      dot += value_of(g[n], i) * weight[8 * at + i] * value_of(in[n], i);
+    }
+  }
+  const float width = static_cast<float>(8 * eights);
+  const float scale = rsqrt(mine.sum(squares) / width + eps);
+  const float pull = mine.sum(dot) * scale * scale / width;
+  for (int n = 0; n < kMostEights; ++n) {
+    if (!mine.has(n, eights)) break;
+    const int64_t at = mine.lane + n * mine.kLanes;
+    dx[mine.row * eights + at] = eight_of([&](int i) {
+      return scale * (value_of(g[n], i) * weight[8 * at + i] - value_of(in[n], i) * pull);
+    });
+  }
+}
+
 template <class T>
 __global__ void row_scales(const T* x, int64_t width, Wide<T> eps, Wide<T>* scale) {
   const Wide<T> s = scale_of(x + int64_t{blockIdx.x} * width, width, eps);
@@ -61,9 +132,23 @@ __global__ void weight_grad(const T* grad, const T* x, const Wide<T>* scale, int
   sum[column] = total;
 }
 
+bool by_warp(const RmsNormRows& in) { return in.width <= 8 * 32 * kMostEights; }
+bool fits_in_registers(Type type, const RmsNormRows& in) {
+  return in_eights(type, in.width) && in.width <= 8 * kThreads * kMostEights;
+}
+Grid grid_of(const RmsNormRows& in) {
+  return {.x = by_warp(in) ? (in.rows + kWarps - 1) / kWarps : in.rows};
+}
+
 }  // namespace
 
 void rms_norm(Type type, const RmsNormRows& in, void* y, Stream stream) {
+  if (fits_in_registers(type, in)) {
+    return launch("rms_norm", grid_of(in), stream,
+                  by_warp(in) ? forward_eights<true> : forward_eights<false>,
+                  static_cast<const Eight*>(in.x), static_cast<const float*>(in.weight), in.rows,
+                  in.width / 8, in.eps, static_cast<Eight*>(y));
+  }
   with_type(type, [&]<class T>(T) {
     launch("rms_norm", {.x = in.rows}, stream, forward<T>, static_cast<const T*>(in.x),
            static_cast<const Wide<T>*>(in.weight), in.width, in.eps, static_cast<T*>(y));
@@ -72,6 +157,13 @@ void rms_norm(Type type, const RmsNormRows& in, void* y, Stream stream) {
 
 void rms_norm_backward(Type type, const RmsNormRows& in, const void* grad, void* dx,
                        Stream stream) {
+  if (fits_in_registers(type, in)) {
+    return launch("rms_norm_backward", grid_of(in), stream,
+                  by_warp(in) ? backward_eights<true> : backward_eights<false>,
+                  static_cast<const Eight*>(grad), static_cast<const Eight*>(in.x),
+                  static_cast<const float*>(in.weight), in.rows, in.width / 8, in.eps,
+                  static_cast<Eight*>(dx));
+  }
   with_type(type, [&]<class T>(T) {
     launch("rms_norm_backward", {.x = in.rows}, stream, backward<T>, static_cast<const T*>(grad),
            static_cast<const T*>(in.x), static_cast<const Wide<T>*>(in.weight), in.width, in.eps,

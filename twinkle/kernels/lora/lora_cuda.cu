@@ -121,7 +121,8 @@ void lora_shrink(Type type, const LoraIn& of, void* h, Stream stream) {
 
 void lora_expand(Type type, const LoraIn& of, const void* h, void* out, Stream stream) {
   if (is_for_mma(type, of)) {
-    return lora_expand_mma(of, static_cast<const float*>(h), static_cast<__nv_bfloat16*>(out), stream);
+    return lora_expand_mma(of, static_cast<const float*>(h), static_cast<__nv_bfloat16*>(out),
+                           stream);
   }
   with_type(type, [&]<class T>(T) {
     launch("lora_expand", {.x = of.table.num_tiles, .y = grid_for(of.width).x}, stream, expand<T>,

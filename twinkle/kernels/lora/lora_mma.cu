@@ -1,6 +1,6 @@
-// The products of lora_cuda.cu on tensor cores. Sums are float32: what is float32 already, h and the
-// gradient of it, goes in as the sum of three bfloat16 (Split). Dropout is a mask of the bfloat16
-// elements; 1 / (1 - p) comes with the scale.
+// The products of lora_cuda.cu on tensor cores. Sums are float32: what is float32 already, h and
+// the gradient of it, goes in as the sum of three bfloat16 (Split). Dropout is a mask of the
+// bfloat16 elements; 1 / (1 - p) comes with the scale.
 #include "twinkle/kernels/cuda/mma.cuh"
 #include "twinkle/kernels/lora/lora_parts.cuh"
 
@@ -10,9 +10,9 @@ namespace {
 using Bf16 = __nv_bfloat16;
 static_assert(kLoraTileRows == 16);  // of an mma's A
 
-constexpr int kShrinkRanks = 32;                   // whose sums a warp of shrink holds
-constexpr int64_t kShrinkColumns = 32;             // that a warp of shrink reads at a time
-constexpr int64_t kColumns = 64;                   // of a warp of expand, of a block of outer
+constexpr int kShrinkRanks = 32;        // whose sums a warp of shrink holds
+constexpr int64_t kShrinkColumns = 32;  // that a warp of shrink reads at a time
+constexpr int64_t kColumns = 64;        // of a warp of expand, of a block of outer
 constexpr int64_t kExpandColumns = kWarps * kColumns;
 
 struct Lane {
@@ -62,8 +62,8 @@ __global__ void shrink(LoraIn of, const Bf16* in, float* h) {
       for (int n = 0; n < kShrinkRanks / 8; ++n) {
         if (j + 8 * n >= part.rank) break;
         const int64_t rank = j + 8 * n + lane.g;
-        const Eight w = load_eight(factor + rank * of.width + column,
-                                   rank < part.rank && column < of.width);
+        const Eight w =
+            load_eight(factor + rank * of.width + column, rank < part.rank && column < of.width);
         for (int half = 0; half < 4; half += 2) {
           const uint32_t a[4] = {x[0].words[half], x[1].words[half], x[0].words[half + 1],
                                  x[1].words[half + 1]};
@@ -127,17 +127,10 @@ __global__ void expand(LoraIn of, const float* h, Bf16* out) {
     if (row >= part.rows || column >= of.width) continue;
     Bf16* const to = out + (part.begin + row) * of.width + column;
     const Eight before = load_eight(to, true);
-    Eight after;
-    for (int n = 0; n < 8; n += 2) {
-      uint32_t word = 0;
-      for (int e = n; e < n + 2; ++e) {
-        float add = sums[e][i] * scale;
-        if (drops(part, of.factor) && mask_of<float>(part, row, column + e) == 0) add = 0;
-        word |= bits_of(__float2bfloat16_rn(value_of(before, e) + add)) << 16 * (e - n);
-      }
-      after.words[n / 2] = word;
-    }
-    *reinterpret_cast<Eight*>(to) = after;
+    *reinterpret_cast<Eight*>(to) = eight_of([&](int e) {
+      const bool dropped = drops(part, of.factor) && mask_of<float>(part, row, column + e) == 0;
+      return value_of(before, e) + (dropped ? 0.0f : sums[e][i] * scale);
+    });
   }
 }
 
@@ -219,8 +212,7 @@ void lora_shrink_mma(const LoraIn& of, float* h, Stream stream) {
 }
 
 void lora_expand_mma(const LoraIn& of, const float* h, Bf16* out, Stream stream) {
-  const Grid grid{.x = of.table.num_tiles,
-                  .y = (of.width + kExpandColumns - 1) / kExpandColumns};
+  const Grid grid{.x = of.table.num_tiles, .y = (of.width + kExpandColumns - 1) / kExpandColumns};
   launch("lora_expand", grid, stream, expand, of, h, out);
 }
 

@@ -1,7 +1,7 @@
-// What the kernels of lora_cuda.cu and lora_mma.cu share: a part's factor, its dropout, and which of
-// the two files takes a product.
+// What the kernels of lora_cuda.cu and lora_mma.cu share: a part's factor, its dropout, and which
+// of the two files takes a product.
 #pragma once
-#include "twinkle/kernels/cuda/device.cuh"
+#include "twinkle/kernels/cuda/eight.cuh"
 
 namespace twinkle::kernels::cuda {
 
@@ -31,8 +31,7 @@ __device__ A scale_of(const LoraRow& part, LoraFactor factor) {
   return factor == LoraFactor::kA ? A(1) : A(part.scale);
 }
 
-// Tensor cores take bfloat16 that can be read 16 bytes at a time.
-inline bool is_for_mma(Type type, const LoraIn& of) { return type == Type::kBf16 && of.width % 8 == 0; }
+inline bool is_for_mma(Type type, const LoraIn& of) { return in_eights(type, of.width); }
 
 void lora_shrink_mma(const LoraIn& of, float* h, Stream stream);
 void lora_expand_mma(const LoraIn& of, const float* h, __nv_bfloat16* out, Stream stream);
