@@ -2,7 +2,8 @@
 profiler: one training step, a decoding step of 1, 8 and 64 sequences without and with adapters, by
 graphs and without, and prompts of 512 and 8192 tokens.
 
-    bench/gpu/profile_engine.py [--shapes 4B,8B] [--no-deterministic] [--out FILE] [--rehearse]
+    bench/gpu/profile_engine.py [--shapes 4B,8B] [--parts train,prompts,decode,eager]
+        [--no-deterministic] [--out FILE] [--rehearse]
 
 Prints microseconds per kernel and launches per layer; --out has all of them. --rehearse: tiny
 shapes on the CPU; the figures mean nothing."""
@@ -141,22 +142,26 @@ def prefill(profile, shape):
         profile.measure(f"{shape}: a prompt of {length} tokens", run, warm=1)
 
 
+PARTS = {
+    "train": train,
+    "prompts": prefill,
+    "decode": lambda profile, shape: decode(profile, shape, True),
+    "eager": lambda profile, shape: decode(profile, shape, False),  # decoding without graphs
+}
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", default="4B,8B")
+    parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--out", type=Path, default=Path("outputs/gpu/profile.json"))
     parser.add_argument("--deterministic", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--rehearse", action="store_true")
     arguments = parser.parse_args(argv)
     profile = Profile(arguments)
     for shape in ["4B"] if arguments.rehearse else arguments.shapes.split(","):
-        for part in (
-            train,
-            prefill,
-            lambda p, s: decode(p, s, True),
-            lambda p, s: decode(p, s, False),
-        ):
-            part(profile, shape)
+        for part in arguments.parts.split(","):
+            PARTS[part](profile, shape)
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
             arguments.out.write_text(json.dumps(profile.rows, indent=1))
 
