@@ -27,7 +27,7 @@ def run(*command, **environment):
 @pytest.mark.parametrize(
     ("stage", "results", "row"),
     [
-        (1, ["probe.json", "workspace.json"], "4B q, no split |"),
+        (1, ["probe.json", "workspace.json"], "4B q, lt, no split |"),
         (2, ["profile.json", "fast.json"], "4B: a training step of 24 tokens |"),
     ],
 )

@@ -2,7 +2,8 @@
 the number of rows), attention (speed, and whether a gradient's bits depend on the other sequences),
 and small things (LoRA by library calls, the gap between a graph's nodes, copies to the host).
 
-    python bench/gpu/probe.py [--only products,attention,small] [--out FILE] [--rehearse]
+    python bench/gpu/probe.py [--only products,attention,small] [--modes "fp32 sums"] [--out FILE]
+        [--rehearse]
 
 --rehearse: tiny shapes on the CPU; the figures mean nothing."""
 
@@ -28,13 +29,13 @@ SHAPES = {  # outputs, inputs
 MODES = {
     "default": ((True, True), "default"),
     "fp32 sums": ((False, True), "default"),
-    "no split": ((False, False), "default"),
-    "lt, no split": ((False, False), "cublaslt"),
+    "lt, no split": ((False, False), "cublaslt"),  # no other library can be told so
 }
 
 
 class Probe:
-    def __init__(self, rehearse):
+    def __init__(self, rehearse, modes):
+        self.modes = modes
         self.device = "cpu" if rehearse else "cuda"
         self.small, self.rows = rehearse, []
         torch.manual_seed(0)
@@ -73,10 +74,11 @@ class Probe:
 
 
 def products(probe):
-    for mode, (reduction, library) in MODES.items():
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = reduction
+    for mode in probe.modes:
+        reduction, library = MODES[mode]
         if probe.device == "cuda":
             torch.backends.cuda.preferred_blas_library(library)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = reduction
         for name, shape in list(SHAPES.items())[: 2 if probe.small else None]:
             outputs, inputs = (96, 64) if probe.small else shape
             w = probe.drawn(outputs, inputs)
@@ -214,10 +216,11 @@ PARTS = {"products": products, "attention": attention, "small": small}
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--modes", default=";".join(MODES), help="of products, between semicolons")
     parser.add_argument("--out", type=Path, default=Path("outputs/gpu/probe.json"))
     parser.add_argument("--rehearse", action="store_true")
     arguments = parser.parse_args(argv)
-    probe = Probe(arguments.rehearse)
+    probe = Probe(arguments.rehearse, arguments.modes.split(";"))
     for name in arguments.only.split(","):
         PARTS[name](probe)
         # As it comes: what has been measured stays when time runs out.

@@ -30,8 +30,9 @@ at::Device device_named(const std::string& name) {
     return at::kCPU;
   }
   const at::Device device = kernels::cuda::find_device(name);
-  // A bfloat16 product's sum is float32 and one block's: split ones would depend on the batch.
-  at::globalContext().setAllowBF16ReductionCuBLAS(false, /*allow_splitk=*/false);
+  // A bfloat16 product's sums are float32. cuBLAS may split them by the number of rows, which
+  // nn/batch_invariance sees and avoids; only cuBLASLt can be told not to.
+  at::globalContext().setAllowBF16ReductionCuBLAS(false, /*allow_splitk=*/true);
   return device;
 }
 
