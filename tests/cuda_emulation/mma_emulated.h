@@ -1,11 +1,13 @@
 // A warp's product of tensor cores for the emulation: lanes show each other their operands.
 #pragma once
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
 #include "cuda_runtime.h"
 
+inline float __expf(float x) { return std::exp(x); }
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
 
 // Bytes of x (0 to 3) and y (4 to 7) by the selector's four digits, the lowest byte first.

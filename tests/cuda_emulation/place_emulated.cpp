@@ -16,6 +16,7 @@ at::Device find_device(const std::string& name) {
   return emulation::device();
 }
 Stream current_stream(const at::Device&) { return nullptr; }
+at::Tensor to_host(const at::Tensor& x) { return x.cpu(); }
 at::Tensor upload(const at::Device& device, std::span<const std::byte> bytes) {
   return at::from_blob(const_cast<std::byte*>(bytes.data()), {std::ssize(bytes)}, at::kByte)
       .to(device, /*non_blocking=*/false, /*copy=*/true);

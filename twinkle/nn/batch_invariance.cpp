@@ -149,7 +149,7 @@ std::vector<int64_t> sizes_up_to(int64_t most) {
   std::vector<int64_t> out;
   for (int64_t n = 1; n <= most;) {
     out.push_back(n);
-    n = n < kStep || n >= kMaxRows ? 2 * n : n + kStep;
+    n += n < kStep || n >= 8 * kMaxRows ? n : n < kMaxRows ? kStep : kMaxRows;
   }
   return out;
 }

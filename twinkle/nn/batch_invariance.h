@@ -44,11 +44,11 @@ using Ours = std::function<at::Tensor(const at::Tensor& x_NI, const at::Tensor& 
 // company.
 void try_rows(Product product, int threads, const Ours& product_of);
 
-// The sizes, of 1, 2, 4, 8, 16, 32, 48, ... to 256 (128 for a large weight; on a device 512, 1,024,
-// ... 8,192 as well), whose rows have the bits that they have in the largest, tried in several
-// places, with `threads` and with 1, on operands whose sums cancel, so that another order of
-// summation shows in almost every output. Of a weight that is cut into more than three parts, on
-// two of them and the last. Error kInternal: not even single rows repeat themselves.
+// The sizes, of 1, 2, 4, 8, 16, 32, 48, ... to 256 (128 for a large weight; on a device 512, 768,
+// ... 2,048, 4,096, 8,192 as well), whose rows have the bits that they have in the largest, tried
+// in several places, with `threads` and with 1, on operands whose sums cancel, so that another
+// order of summation shows in almost every output. Of a weight that is cut into more than three
+// parts, on two of them and the last. Error kInternal: not even single rows repeat themselves.
 RowPlan prove_rows(const Product& product, int threads, const Library& library);
 
 // x W^T + bias in parts of those sizes and, on a CPU, of up to 512 outputs, for `threads` or more

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/max.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/simd/team.h"
 #include "twinkle/kernels/softmax.h"
 #include "twinkle/nn/linear.h"
@@ -255,8 +257,29 @@ at::Tensor Sampler::last_logits(const at::Tensor& hidden, const std::vector<Sequ
   return nn::linear(hidden.index_select(0, index.to(hidden.device())), decoder_.head(), rows);
 }
 
+// The largest logit's token of each row where that is all that is asked of a device: then the
+// logits stay there.
+bool Sampler::choose_largest(const at::Tensor& logits, std::vector<Chosen>& chosen) {
+  const auto is_enough = [](const Chosen& c) {
+    const SamplingParams& params = c.params();
+    return c.row < 0 || (params.temperature == 0 && params.repetition_penalty == 1.0 &&
+                         params.top_logprobs == 0);
+  };
+  if (logits.is_cpu() || !std::ranges::all_of(chosen, is_enough)) return false;
+  const auto [tops, ids] = at::max(logits, 1);  // of equal ones the first
+  const at::Tensor top = tops.to(at::kFloat).cpu(), id = ids.cpu();
+  for (Chosen& c : chosen) {
+    if (c.row < 0) continue;
+    const bool usable = std::isfinite(top.const_data_ptr<float>()[c.row]);
+    c.token = usable ? static_cast<int32_t>(id.const_data_ptr<int64_t>()[c.row]) : kNoToken;
+  }
+  score_on_device(logits, {}, chosen);
+  return true;
+}
+
 void Sampler::choose(const at::Tensor& logits, std::vector<Chosen>& chosen) {
-  const at::Tensor host = logits.cpu();  // the same, where they lie there
+  if (choose_largest(logits, chosen)) return;
+  const at::Tensor host = logits.is_cpu() ? logits : kernels::cuda::to_host(logits);
   const int64_t vocab = logits.size(1);
   kernels::parallel_for(0, std::ssize(chosen), 1, [&](int64_t begin, int64_t end) {
     PickScratch scratch;

@@ -91,6 +91,7 @@ class Sampler {
   void check_scores(Job& job, int64_t count);
   void share(std::span<const Scored> scored, std::vector<Chosen>& chosen);
   at::Tensor last_logits(const at::Tensor& hidden, const std::vector<Sequence*>& batch);
+  bool choose_largest(const at::Tensor& logits, std::vector<Chosen>& chosen);
   void choose(const at::Tensor& logits, std::vector<Chosen>& chosen);
   static void score(Chosen& chosen, const at::Tensor& logits, const kernels::RowStats& stats);
   static void score_on_device(const at::Tensor& logits, const at::Tensor& host,

@@ -138,7 +138,9 @@ AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const i
                                          options.scale, batch.left, batch.right);
   };
   if (q.size(0) == 0) return {at::empty_like(q), at::empty_like(k), at::empty_like(v)};
-  if (!options.deterministic) {
+  if (!options.deterministic || cu_seqlens.size() == 2) {
+    std::optional<Deterministic> in_order;
+    if (options.deterministic) in_order.emplace();
     const auto [dq, dk, dv] = of(0, q.size(0), cu_seqlens);
     return wanted(dq, dk, dv);
   }

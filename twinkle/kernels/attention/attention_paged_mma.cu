@@ -34,7 +34,7 @@ struct Softmax {
 };
 // By how much what was summed before is multiplied when `top` rises; 1 while nothing was seen.
 __device__ inline float rescale(float top, float new_top) {
-  return new_top == -INFINITY ? 1.0f : exp(top - new_top);
+  return new_top == -INFINITY ? 1.0f : __expf(top - new_top);
 }
 
 // A merge of the chunk into the total: how both are multiplied.
@@ -93,18 +93,26 @@ struct Work {
       for (int n = 0; n < 8; ++n) {
         for (int half = 0; half < 2; ++half) {
           float& score = scores[n][2 * row + half];
-          const bool seen = first + 16 * t + 8 * half + n <= position[row];
-          score = seen ? score * scale : -INFINITY;
-          top = max(top, score);
+          score *= scale;
         }
       }
+      if (first + kTokens - 1 > position[row]) {
+        for (int n = 0; n < 8; ++n) {
+          for (int half = 0; half < 2; ++half) {
+            const bool seen = first + 16 * t + 8 * half + n <= position[row];
+            if (!seen) scores[n][2 * row + half] = -INFINITY;
+          }
+        }
+      }
+      for (int n = 0; n < 8; ++n)
+        for (int half = 0; half < 2; ++half) top = max(top, scores[n][2 * row + half]);
       top = max(softmax[row].top, over_row(top, [](float a, float b) { return max(a, b); }));
-      const float by = rescale(softmax[row].top, top);
+      const float by = rescale(softmax[row].top, top), from = top == -INFINITY ? 0.0f : top;
       float sum = 0;
       for (int n = 0; n < 8; ++n) {
         for (int half = 0; half < 2; ++half) {
           float& score = scores[n][2 * row + half];
-          score = score == -INFINITY ? 0.0f : exp(score - top);
+          score = __expf(score - from);
           sum += score;
         }
       }
@@ -166,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     attend(PagedQuery in, int64_t most_chunks, float* partial, Bf16* out) {
   const Tiling tiling = tiling_of(in);
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t item = int64_t{blockIdx.x} * kWarps + warp;
+  const int64_t item = int64_t{blockIdx.x} * (blockDim.x / 32) + warp;
   const int64_t tile = item % tiling.tiles, slice = item / tiling.tiles % tiling.slices;
   const int64_t key_head = item / tiling.tiles / tiling.slices;
   if (key_head >= in.pages.key_heads) return;
@@ -271,9 +279,11 @@ template <int kDim>
 void run(const PagedQuery& in, const PagedPartial& partial, Bf16* out, Stream stream) {
   const Tiling tiling = tiling_of(in);
   const int64_t items = tiling.tiles * tiling.slices * in.pages.key_heads;
-  const Grid grid{.x = (items + kWarps - 1) / kWarps,
-                  .y = in.rows_together ? 1 : partial.most_chunks,
-                  .shared = in.rows_together ? kWarps * kTile * kDim * sizeof(float) : 0};
+  // A chunk of a few rows is a block's: so they keep most of the processor busy.
+  const Grid grid = in.rows_together
+                        ? Grid{.x = (items + kWarps - 1) / kWarps,
+                               .shared = kWarps * kTile * kDim * sizeof(float)}
+                        : Grid{.x = items, .y = partial.most_chunks, .shared = 0, .threads = 32};
   auto* const to = static_cast<float*>(partial.data);
   launch("attention_paged", grid, stream, attend<kDim>, in, partial.most_chunks, to, out);
   if (in.rows_together) return;

@@ -71,6 +71,8 @@ std::unique_ptr<Graph> record(const at::Device& device, Graph::Body body, const 
   return functions().record(device, std::move(body), before);
 }
 
+at::Tensor to_host(const at::Tensor& x) { return functions().to_host(x); }
+
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   return functions().rms_norm(x, weight, eps);
 }

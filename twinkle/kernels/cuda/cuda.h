@@ -28,6 +28,9 @@ at::Device current_device();
 // here, with what would help.
 at::Device find_device(const std::string& name);
 
+// A copy on the CPU in pinned memory, to which a device writes many times faster. Waits for it.
+at::Tensor to_host(const at::Tensor& x);
+
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 at::Tensor rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                              double eps);

@@ -72,11 +72,12 @@ __device__ A block_sum(A value) {
   return over_block(value, A(0), [](A a, A b) { return a + b; });
 }
 
-// Blocks of kThreads threads, each with so many bytes of shared memory: for over_block alone unless
-// it says more.
+// Blocks, each with so many bytes of shared memory (for over_block alone unless it says more) and
+// threads.
 struct Grid {
   int64_t x = 1, y = 1, z = 1;
   size_t shared = kWarps * sizeof(double);
+  unsigned threads = kThreads;
 };
 
 // Blocks of a thread per element.
@@ -93,7 +94,7 @@ void launch(const char* name, const Grid& grid, Stream stream, void (*kernel)(P.
   cudaLaunchConfig_t config{};
   config.gridDim = {static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
                     static_cast<unsigned>(grid.z)};
-  config.blockDim = {kThreads, 1, 1};
+  config.blockDim = {grid.threads, 1, 1};
   config.dynamicSmemBytes = grid.shared;
   config.stream = stream;
   cudaError_t error = cudaSuccess;

@@ -8,6 +8,7 @@ extern "C" __attribute__((visibility("default"))) const Functions* twinkle_cuda_
       .current_device = current_device,
       .find_device = find_device,
       .record = record,
+      .to_host = to_host,
       .rms_norm = rms_norm,
       .rms_norm_backward = rms_norm_backward,
       .rms_norm_weight_grad = rms_norm_weight_grad,

@@ -21,7 +21,9 @@ struct RmsNormRows {
   const void* weight;
   int64_t rows, width;
   double eps;
+  bool weight_like_x = false;  // of x's type instead: where rms_norm_reads_weight()
 };
+bool rms_norm_reads_weight(Type type, int64_t width);
 void rms_norm(Type type, const RmsNormRows& in, void* y, Stream stream);
 void rms_norm_backward(Type type, const RmsNormRows& in, const void* grad, void* dx, Stream stream);
 // Adds to sum [width] one partial per sequence, in order. `weight` is not read.
@@ -101,7 +103,10 @@ struct LoraIn {
   const void* in;
   int64_t width;
 };
-void lora_shrink(Type type, const LoraIn& of, void* h, Stream stream);
+// parts: [lora_shrink_parts()][size of h] float32 to work in, of which the sums of a row are added
+// in order; not read where that is 1.
+void lora_shrink(Type type, const LoraIn& of, void* h, int64_t size, float* parts, Stream stream);
+int64_t lora_shrink_parts(Type type, int64_t width);
 // out [T, width] += h factor: y with B, the gradient of x with A. `in` is not read.
 void lora_expand(Type type, const LoraIn& of, const void* h, void* out, Stream stream);
 
@@ -197,7 +202,7 @@ void write_pages(Type type, const PagedPlaces& places, const PagedPages& pages, 
 struct PagedChunks {
   int64_t first_page, pages_each, count;
 };
-inline constexpr int64_t kChunkPages = 4, kMaxChunks = 32;
+inline constexpr int64_t kChunkPages = 2, kMaxChunks = 32;
 constexpr PagedChunks paged_chunks(int64_t position, int64_t window) {
   const int64_t first = window > 0 && position >= window ? position - window + 1 : 0;
   const int64_t pages = position / kPageTokens - first / kPageTokens + 1;

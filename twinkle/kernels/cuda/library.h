@@ -13,6 +13,7 @@ struct Functions {
   decltype(&cuda::current_device) current_device;
   decltype(&cuda::find_device) find_device;
   decltype(&cuda::record) record;
+  decltype(&cuda::to_host) to_host;
   decltype(&cuda::rms_norm) rms_norm;
   decltype(&cuda::rms_norm_backward) rms_norm_backward;
   decltype(&cuda::rms_norm_weight_grad) rms_norm_weight_grad;

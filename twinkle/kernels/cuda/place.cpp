@@ -47,6 +47,12 @@ Stream current_stream(const at::Device& device) {
   return c10::cuda::getCurrentCUDAStream(device.index());
 }
 
+at::Tensor to_host(const at::Tensor& x) {
+  const at::Tensor host = at::empty(x.sizes(), x.options().device(at::kCPU).pinned_memory(true));
+  host.copy_(x);
+  return host;
+}
+
 at::Tensor upload(const at::Device& device, std::span<const std::byte> bytes) {
   // Pinned memory stays until the copy has read it: its allocator sees to that.
   const at::Tensor host =

@@ -60,9 +60,23 @@ struct Row {
   }
 };
 
+// Eight weights, float32 or bfloat16.
+struct Weights {
+  float of[8];
+
+  __device__ Weights(const void* weight, bool narrow, int64_t at) {
+    if (narrow) {
+      const Eight some = static_cast<const Eight*>(weight)[at];
+      for (int i = 0; i < 8; ++i) of[i] = value_of(some, i);
+    } else {
+      for (int i = 0; i < 8; ++i) of[i] = static_cast<const float*>(weight)[8 * at + i];
+    }
+  }
+};
+
 template <bool kByWarp>
-__global__ void forward_eights(const Eight* x, const float* weight, int64_t rows, int64_t eights,
-                               float eps, Eight* y) {
+__global__ void forward_eights(const Eight* x, const void* weight, bool narrow, int64_t rows,
+                               int64_t eights, float eps, Eight* y) {
   const Row<kByWarp> mine;
   if (mine.row >= rows) return;
   Eight in[kMostEights];
@@ -75,13 +89,14 @@ __global__ void forward_eights(const Eight* x, const float* weight, int64_t rows
   for (int n = 0; n < kMostEights; ++n) {
     if (!mine.has(n, eights)) break;
     const int64_t at = mine.lane + n * mine.kLanes;
+    const Weights weights(weight, narrow, at);
     y[mine.row * eights + at] =
-        eight_of([&](int i) { return value_of(in[n], i) * scale * weight[8 * at + i]; });
+        eight_of([&](int i) { return value_of(in[n], i) * scale * weights.of[i]; });
   }
 }
 
 template <bool kByWarp>
-__global__ void backward_eights(const Eight* grad, const Eight* x, const float* weight,
+__global__ void backward_eights(const Eight* grad, const Eight* x, const void* weight, bool narrow,
                                 int64_t rows, int64_t eights, float eps, Eight* dx) {
   const Row<kByWarp> mine;
   if (mine.row >= rows) return;
@@ -91,10 +106,10 @@ __global__ void backward_eights(const Eight* grad, const Eight* x, const float* 
   float squares = 0, dot = 0;
   for (int n = 0; n < kMostEights; ++n) {
     if (!mine.has(n, eights)) break;
-    const int64_t at = mine.lane + n * mine.kLanes;
+    const Weights weights(weight, narrow, mine.lane + n * mine.kLanes);
     for (int i = 0; i < 8; ++i) {
       squares += value_of(in[n], i) * value_of(in[n], i);
-      dot += value_of(g[n], i) * weight[8 * at + i] * value_of(in[n], i);
+      dot += value_of(g[n], i) * weights.of[i] * value_of(in[n], i);
     }
   }
   const float width = static_cast<float>(8 * eights);
@@ -103,8 +118,9 @@ __global__ void backward_eights(const Eight* grad, const Eight* x, const float* 
   for (int n = 0; n < kMostEights; ++n) {
     if (!mine.has(n, eights)) break;
     const int64_t at = mine.lane + n * mine.kLanes;
+    const Weights weights(weight, narrow, at);
     dx[mine.row * eights + at] = eight_of([&](int i) {
-      return scale * (value_of(g[n], i) * weight[8 * at + i] - value_of(in[n], i) * pull);
+      return scale * (value_of(g[n], i) * weights.of[i] - value_of(in[n], i) * pull);
     });
   }
 }
@@ -133,20 +149,21 @@ __global__ void weight_grad(const T* grad, const T* x, const Wide<T>* scale, int
 }
 
 bool by_warp(const RmsNormRows& in) { return in.width <= 8 * 32 * kMostEights; }
-bool fits_in_registers(Type type, const RmsNormRows& in) {
-  return in_eights(type, in.width) && in.width <= 8 * kThreads * kMostEights;
-}
 Grid grid_of(const RmsNormRows& in) {
   return {.x = by_warp(in) ? (in.rows + kWarps - 1) / kWarps : in.rows};
 }
 
 }  // namespace
 
+bool rms_norm_reads_weight(Type type, int64_t width) {
+  return in_eights(type, width) && width <= 8 * kThreads * kMostEights;
+}
+
 void rms_norm(Type type, const RmsNormRows& in, void* y, Stream stream) {
-  if (fits_in_registers(type, in)) {
+  if (rms_norm_reads_weight(type, in.width)) {
     return launch("rms_norm", grid_of(in), stream,
                   by_warp(in) ? forward_eights<true> : forward_eights<false>,
-                  static_cast<const Eight*>(in.x), static_cast<const float*>(in.weight), in.rows,
+                  static_cast<const Eight*>(in.x), in.weight, in.weight_like_x, in.rows,
                   in.width / 8, in.eps, static_cast<Eight*>(y));
   }
   with_type(type, [&]<class T>(T) {
@@ -157,12 +174,11 @@ void rms_norm(Type type, const RmsNormRows& in, void* y, Stream stream) {
 
 void rms_norm_backward(Type type, const RmsNormRows& in, const void* grad, void* dx,
                        Stream stream) {
-  if (fits_in_registers(type, in)) {
+  if (rms_norm_reads_weight(type, in.width)) {
     return launch("rms_norm_backward", grid_of(in), stream,
                   by_warp(in) ? backward_eights<true> : backward_eights<false>,
-                  static_cast<const Eight*>(grad), static_cast<const Eight*>(in.x),
-                  static_cast<const float*>(in.weight), in.rows, in.width / 8, in.eps,
-                  static_cast<Eight*>(dx));
+                  static_cast<const Eight*>(grad), static_cast<const Eight*>(in.x), in.weight,
+                  in.weight_like_x, in.rows, in.width / 8, in.eps, static_cast<Eight*>(dx));
   }
   with_type(type, [&]<class T>(T) {
     launch("rms_norm_backward", {.x = in.rows}, stream, backward<T>, static_cast<const T*>(grad),

@@ -30,8 +30,20 @@ namespace {
 
 RmsNormRows rows_of(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const int64_t width = x.size(-1);
-  return {x.const_data_ptr(), weight.defined() ? weight.const_data_ptr() : nullptr,
-          x.numel() / width, width, eps};
+  return {x.const_data_ptr(),
+          weight.defined() ? weight.const_data_ptr() : nullptr,
+          x.numel() / width,
+          width,
+          eps,
+          weight.defined() && weight.scalar_type() == at::kBFloat16};
+}
+
+// As the kernel reads it.
+at::Tensor norm_weight(const at::Tensor& x, const at::Tensor& weight) {
+  if (weight.scalar_type() == at::kBFloat16 && rms_norm_reads_weight(type_of(x), x.size(-1))) {
+    return weight.contiguous();
+  }
+  return weight.to(wide_of(x)).contiguous();
 }
 
 // The rows' ids and temperatures on the device, for as long as this is.
@@ -59,7 +71,7 @@ struct Rows {
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   const StreamGuard place(x);
-  const at::Tensor in = x.contiguous(), w = weight.to(wide_of(x)).contiguous();
+  const at::Tensor in = x.contiguous(), w = norm_weight(x, weight);
   const at::Tensor out = at::empty_like(in);
   cuda::rms_norm(type_of(x), rows_of(in, w, eps), out.mutable_data_ptr(), place.stream);
   return out;
@@ -69,7 +81,7 @@ at::Tensor rms_norm_backward(const at::Tensor& grad, const at::Tensor& x, const 
                              double eps) {
   const StreamGuard place(x);
   const at::Tensor in = x.contiguous(), g = grad.contiguous();
-  const at::Tensor w = weight.to(wide_of(x)).contiguous(), out = at::empty_like(in);
+  const at::Tensor w = norm_weight(x, weight), out = at::empty_like(in);
   cuda::rms_norm_backward(type_of(x), rows_of(in, w, eps), g.const_data_ptr(),
                           out.mutable_data_ptr(), place.stream);
   return out;

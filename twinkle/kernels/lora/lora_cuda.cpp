@@ -89,16 +89,24 @@ Gradients::Gradients(std::span<const LoraPart> parts, LoraFactor factor, const a
   order_table = table_on<int64_t>(device, order);
 }
 
+// h := in factor^T
+void shrink(Type type, const LoraIn& of, at::Tensor& h, Stream stream) {
+  const int64_t num_parts = lora_shrink_parts(type, of.width);
+  const at::Tensor parts =
+      at::empty({num_parts > 1 ? num_parts * h.numel() : 0}, h.options().dtype(at::kFloat));
+  cuda::lora_shrink(type, of, h.mutable_data_ptr(), h.numel(), parts.mutable_data_ptr<float>(),
+                    stream);
+}
+
 }  // namespace
 
 at::Tensor lora_forward(const at::Tensor& x, std::span<const LoraPart> parts, at::Tensor& y) {
   const StreamGuard place(x);
   const Type type = type_of(x);
   const Parts of(parts, place.device);
-  const at::Tensor h = at::empty({of.h_size}, x.options().dtype(wide_of(x)));
+  at::Tensor h = at::empty({of.h_size}, x.options().dtype(wide_of(x)));
   const LoraTable table = of.on_device();
-  cuda::lora_shrink(type, {table, LoraFactor::kA, x.const_data_ptr(), x.size(1)},
-                    h.mutable_data_ptr(), place.stream);
+  shrink(type, {table, LoraFactor::kA, x.const_data_ptr(), x.size(1)}, h, place.stream);
   cuda::lora_expand(type, {table, LoraFactor::kB, nullptr, y.size(1)}, h.const_data_ptr(),
                     y.mutable_data_ptr(), place.stream);
   return h;
@@ -111,10 +119,10 @@ void lora_backward(const LoraSaved& saved, std::span<const LoraPart> parts, at::
   const Parts of(parts, place.device);
   const Gradients of_a(parts, LoraFactor::kA, place.device);
   const Gradients of_b(parts, LoraFactor::kB, place.device);
-  const at::Tensor dh = at::empty_like(h);
+  at::Tensor dh = at::empty_like(h);
   const LoraIn meets_a{of.on_device(), LoraFactor::kA, x.const_data_ptr(), x.size(1)};
   const LoraIn meets_b{of.on_device(), LoraFactor::kB, grad.const_data_ptr(), grad.size(1)};
-  cuda::lora_shrink(type, meets_b, dh.mutable_data_ptr(), place.stream);
+  shrink(type, meets_b, dh, place.stream);
   if (dx.defined()) {
     cuda::lora_expand(type, meets_a, dh.const_data_ptr(), dx.mutable_data_ptr(), place.stream);
   }

@@ -111,8 +111,14 @@ __global__ void outer(LoraIn of, LoraGrads grads, const T* in, const Wide<T>* h)
 
 }  // namespace
 
-void lora_shrink(Type type, const LoraIn& of, void* h, Stream stream) {
-  if (is_for_mma(type, of)) return lora_shrink_mma(of, static_cast<float*>(h), stream);
+int64_t lora_shrink_parts(Type type, int64_t width) {
+  return in_eights(type, width) ? lora_shrink_mma_parts(width) : 1;
+}
+
+void lora_shrink(Type type, const LoraIn& of, void* h, int64_t size, float* parts, Stream stream) {
+  if (is_for_mma(type, of)) {
+    return lora_shrink_mma(of, static_cast<float*>(h), size, parts, stream);
+  }
   with_type(type, [&]<class T>(T) {
     launch("lora_shrink", {.x = of.table.num_tiles}, stream, shrink<T>, of,
            static_cast<const T*>(of.in), static_cast<Wide<T>*>(h));

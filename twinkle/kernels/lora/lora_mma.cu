@@ -12,6 +12,7 @@ static_assert(kLoraTileRows == 16);  // of an mma's A
 
 constexpr int kShrinkRanks = 32;        // whose sums a warp of shrink holds
 constexpr int64_t kShrinkColumns = 32;  // that a warp of shrink reads at a time
+constexpr int64_t kShrinkPart = 512;    // columns of a block of shrink
 constexpr int64_t kColumns = 64;        // of a warp of expand, of a block of outer
 constexpr int64_t kExpandColumns = kWarps * kColumns;
 
@@ -40,18 +41,21 @@ __device__ Eight kept(Eight x, const LoraRow& part, int64_t token, int64_t i) {
   return x;
 }
 
-// Warps share out the width of 16 rows, 32 columns at a time; their sums are added in their order.
-__global__ void shrink(LoraIn of, const Bf16* in, float* h) {
+// A block has 512 columns of 16 rows. Warps share them out, 32 columns at a time; their sums are
+// added in their order, and so are, by add_parts, those of the blocks.
+__global__ void shrink(LoraIn of, const Bf16* in, int64_t size, float* h) {
   float* const of_warps = shared<float>();  // [kWarps][16][kShrinkRanks]
   const LoraRow part = row_of_block(of.table.parts, of.table.num_parts, blockIdx.x);
   const Lane lane;
   const int64_t first = (blockIdx.x - part.first_block) * kLoraTileRows;
   const bool masked = drops(part, of.factor);
+  const int64_t begin = blockIdx.y * kShrinkPart, end = min(begin + kShrinkPart, of.width);
+  h += blockIdx.y * size;
   const auto rows = [&](int i) { return first + lane.g + 8 * i; };
   const auto* const factor = factor_of<Bf16>(part, of.factor);
   for (int64_t j = 0; j < part.rank; j += kShrinkRanks) {
     float sums[kShrinkRanks / 8][4] = {};
-    for (int64_t c = lane.warp * kShrinkColumns; c < of.width; c += kWarps * kShrinkColumns) {
+    for (int64_t c = begin + lane.warp * kShrinkColumns; c < end; c += kWarps * kShrinkColumns) {
       const int64_t column = c + 8 * lane.t;
       Eight x[2];
       for (int i = 0; i < 2; ++i) {
@@ -87,6 +91,14 @@ __global__ void shrink(LoraIn of, const Bf16* in, float* h) {
     }
     __syncthreads();
   }
+}
+
+__global__ void add_parts(const float* parts, int64_t num_parts, int64_t size, float* h) {
+  const int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (i >= size) return;
+  float sum = 0;
+  for (int64_t p = 0; p < num_parts; ++p) sum += parts[p * size + i];
+  h[i] = sum;
 }
 
 // A warp has 64 columns of 16 rows; column 8 n + j of them is column n of its product j, so that a
@@ -206,9 +218,17 @@ __global__ void outer(LoraIn of, LoraGrads grads, const Bf16* in, const float* h
 
 }  // namespace
 
-void lora_shrink_mma(const LoraIn& of, float* h, Stream stream) {
-  const Grid grid{.x = of.table.num_tiles, .shared = kWarps * 16 * kShrinkRanks * sizeof(float)};
-  launch("lora_shrink", grid, stream, shrink, of, static_cast<const Bf16*>(of.in), h);
+int64_t lora_shrink_mma_parts(int64_t width) { return (width + kShrinkPart - 1) / kShrinkPart; }
+
+void lora_shrink_mma(const LoraIn& of, float* h, int64_t size, float* parts, Stream stream) {
+  const int64_t num_parts = lora_shrink_mma_parts(of.width);
+  const Grid grid{.x = of.table.num_tiles,
+                  .y = num_parts,
+                  .shared = kWarps * 16 * kShrinkRanks * sizeof(float)};
+  launch("lora_shrink", grid, stream, shrink, of, static_cast<const Bf16*>(of.in), size,
+         num_parts == 1 ? h : parts);
+  if (num_parts > 1)
+    launch("lora_shrink", grid_for(size), stream, add_parts, parts, num_parts, size, h);
 }
 
 void lora_expand_mma(const LoraIn& of, const float* h, Bf16* out, Stream stream) {

@@ -33,7 +33,8 @@ __device__ A scale_of(const LoraRow& part, LoraFactor factor) {
 
 inline bool is_for_mma(Type type, const LoraIn& of) { return in_eights(type, of.width); }
 
-void lora_shrink_mma(const LoraIn& of, float* h, Stream stream);
+int64_t lora_shrink_mma_parts(int64_t width);
+void lora_shrink_mma(const LoraIn& of, float* h, int64_t size, float* parts, Stream stream);
 void lora_expand_mma(const LoraIn& of, const float* h, __nv_bfloat16* out, Stream stream);
 void lora_outer_mma(const LoraIn& of, const float* h, const LoraGrads& grads, Stream stream);
 

@@ -70,7 +70,8 @@ int64_t chunk_rows(int64_t chunk, const at::Tensor& weight) {
   const int64_t row = weight.size(0) * static_cast<int64_t>(weight.element_size());
   const int64_t bytes = weight.is_cpu() ? kLogitBytes : kDeviceLogitBytes;
   const int64_t most = std::max<int64_t>(1, bytes / row);
-  return most < 16 ? most : most / 16 * 16;  // what products are cut into without a rest
+  const int64_t step = most < 256 || weight.is_cpu() ? 16 : 256;
+  return most < 16 ? most : most / step * step;  // what products are cut into without a rest
 }
 
 // The adapters' part of a chunk.
