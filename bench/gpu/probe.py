@@ -128,14 +128,12 @@ def cudnn(q, k, v, g, ends, longest):
     q, k, v, g = (x[:longest].unsqueeze(0).transpose(1, 2) for x in (q, k, v, g))
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    q, k, v = (x.detach().contiguous().requires_grad_() for x in (q, k, v))
     forward = lambda: aten._scaled_dot_product_cudnn_attention(  # noqa: E731
         q, k, v, None, True, 0.0, True, False, scale=scale
-    )
-    out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = forward()
-    backward = lambda: aten._scaled_dot_product_cudnn_attention_backward(  # noqa: E731
-        g, q, k, v, out, lse, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, True,
-        scale=scale,
-    )  # fmt: skip
+    )[0]
+    out = forward()
+    backward = lambda: torch.autograd.grad(out, (q, k, v), g, retain_graph=True)  # noqa: E731
     return forward, backward
 
 

@@ -1,9 +1,10 @@
-// attention_paged on tensor cores. A warp has a tile: up to 16 queries of one key head, which are
-// the heads of its group of some consecutive rows of one sequence. It walks the pages that they
-// see, a chunk of them at a time with a running softmax; chunks are merged in order, either here
-// (many rows: prompts) or by `merge` (few: decoding, where chunks share out the processor). What is
-// computed for a query, and in which order, is fixed by its own position, so it has the same bits
-// either way: every sum that both ways have is written as the same fmaf.
+// attention_paged on tensor cores. A warp has a tile: up to 16 queries of one key head, which are the
+// heads of its group of some consecutive rows of one sequence. A block's warps have tiles that follow
+// each other, and share the pages, which are copied to shared memory while those before are worked
+// on. It walks the pages a chunk at a time with a running softmax; chunks are merged in order, either
+// here (many rows: prompts) or by `merge` (few: decoding, where chunks share out the processor and
+// one warp has work). What is computed for a query, and in which order, is fixed by its own position,
+// so it has the same bits either way: every sum that both ways have is written as the same fmaf.
 #include <cmath>
 
 #include "twinkle/kernels/attention/attention_paged_mma.cuh"
@@ -15,17 +16,21 @@ namespace {
 using Bf16 = __nv_bfloat16;
 constexpr int kTokens = static_cast<int>(kPageTokens);
 constexpr int kTile = 16;  // queries of a warp: the rows of an mma's A
+constexpr int kTiles = 4;  // warps of a block
 static_assert(kTokens == 64);
 
-// Which queries the tiles have: of each key head, `rows` rows with `heads` heads each.
+// Which queries a block has: of one key head, `rows` rows for each warp with `heads` heads each.
 struct Tiling {
-  int64_t rows, heads, slices, tiles;  // slices of a group's heads; tiles of all rows, a slice each
+  int64_t rows, heads, slices, blocks;  // slices of a group's heads; blocks for all rows, a slice each
+  __device__ __host__ int64_t rows_of_block() const { return rows * kTiles; }
 };
 
 __device__ __host__ inline Tiling tiling_of(const PagedQuery& in) {
   const int64_t group = in.heads / in.pages.key_heads, heads = group < kTile ? group : kTile;
-  const int64_t rows = in.rows_together ? kTile / heads : 1;
-  return {rows, heads, (group + heads - 1) / heads, (in.places.rows + rows - 1) / rows};
+  const int64_t slices = (group + heads - 1) / heads;
+  if (!in.rows_together) return {1, heads, slices, in.places.rows};
+  const int64_t rows = kTile / heads;
+  return {rows, heads, slices, (in.places.rows + kTiles * rows - 1) / (kTiles * rows)};
 }
 
 // A softmax so far: the largest score, and the sum of exp(score - top).
@@ -60,6 +65,29 @@ __device__ float over_row(float value, const Combine& combine) {
   return value;
 }
 
+// A page in shared memory, in eights: of k [kDim][8], of v [kTokens][kDim / 8]. The eights of a row are
+// turned, so that lanes that read rows at once do not meet in a bank.
+template <int kDim>
+struct Page {
+  Eight* k;
+  Eight* v;
+  static constexpr int kWide = kDim / 8, kSize = 2 * kDim * 8;
+
+  __device__ explicit Page(Eight* memory) : k(memory), v(memory + kDim * 8) {}
+  __device__ static int place_of_k(int dim, int at) { return dim * 8 + (at + (dim & ~1)) % 8; }
+  __device__ static int place_of_v(int token, int at) {
+    return token * kWide + (at & ~7) + (at + (token >> 4) * 2) % 8;
+  }
+  // None of v's tokens from `count` on is read: they are zeros here.
+  __device__ void fetch(const Bf16* from_k, const Bf16* from_v, int64_t count) const {
+    for (int i = static_cast<int>(threadIdx.x); i < kDim * 8; i += kTiles * 32) {
+      copy_async(k + place_of_k(i / 8, i % 8), reinterpret_cast<const Eight*>(from_k) + i, true);
+      copy_async(v + place_of_v(i / kWide, i % kWide), reinterpret_cast<const Eight*>(from_v) + i,
+                 i / kWide < count);
+    }
+  }
+};
+
 // A lane's part of a tile: queries g and g + 8.
 template <int kDim>
 struct Work {
@@ -75,15 +103,15 @@ struct Work {
     softmax[0] = softmax[1] = {};
   }
 
-  // One page of kTokens tokens, the first of which is token `first`; none after `last` is read.
-  __device__ void page(const Bf16* k, const Bf16* v, int64_t first, int64_t last, float scale) {
+  // The page whose first token is token `first`.
+  __device__ void add(const Page<kDim>& page, int64_t first, float scale) {
     // Of product n, column g is token 8 g + n; results of lane t are tokens 16 t to 16 t + 15.
     float scores[8][4] = {};
     for (int s = 0; s < kDim / 16; ++s) {
       Eight rows[4];
       for (int i = 0; i < 4; ++i) {
         const int dim = 16 * s + 2 * t + i % 2 + i / 2 * 8;
-        rows[i] = load_eight(k + dim * kTokens + 8 * g, true);
+        rows[i] = page.k[page.place_of_k(dim, g)];
       }
       for (int n = 0; n < 8; ++n)
         multiply_add(scores[n], q[s], pair_of(rows[0], rows[1], n), pair_of(rows[2], rows[3], n));
@@ -133,8 +161,7 @@ struct Work {
       for (int base = 0; base < kDim / 64; ++base) {
         Eight rows[4];
         for (int i = 0; i < 4; ++i) {
-          const int token = 16 * t + 4 * s + i;
-          rows[i] = load_eight(v + token * kDim + 64 * base + 8 * g, first + token <= last);
+          rows[i] = page.v[page.place_of_v(16 * t + 4 * s + i, 8 * base + g)];
         }
         for (int d = 0; d < 8; ++d) {
           multiply_add(out[8 * base + d], weights, pair_of(rows[0], rows[1], d),
@@ -170,54 +197,69 @@ __device__ inline Run run_from(const PagedQuery& in, int64_t first, int64_t end)
 }
 
 template <int kDim>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kTiles * 32, 2)
     attend(PagedQuery in, int64_t most_chunks, float* partial, Bf16* out) {
   const Tiling tiling = tiling_of(in);
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t item = int64_t{blockIdx.x} * (blockDim.x / 32) + warp;
-  const int64_t tile = item % tiling.tiles, slice = item / tiling.tiles % tiling.slices;
-  const int64_t key_head = item / tiling.tiles / tiling.slices;
-  if (key_head >= in.pages.key_heads) return;
+  const int64_t block = blockIdx.x % tiling.blocks, slice = blockIdx.x / tiling.blocks % tiling.slices;
+  const int64_t key_head = blockIdx.x / tiling.blocks / tiling.slices;
   const int64_t group = in.heads / in.pages.key_heads;
-  float* const total = shared<float>() + warp * kTile * kDim;  // where chunks are merged here
+  Eight* const memory = shared<Eight>();  // two pages, then where chunks are merged here
+  float* const total = reinterpret_cast<float*>(memory + 2 * Page<kDim>::kSize) + warp * kTile * kDim;
+  const int64_t rows = in.rows_together ? tiling.rows_of_block() : 1;
+  const int64_t end = min((block + 1) * rows, in.places.rows);
   Work<kDim> work;
-  const int64_t tile_end = min((tile + 1) * tiling.rows, in.places.rows);
-  for (int64_t row = tile * tiling.rows; row < tile_end;) {
-    const Run run = run_from(in, row, tile_end);
+  for (int64_t row = block * rows; row < end;) {
+    const Run run = run_from(in, row, end);
     row += run.count;
-    const int64_t first_chunk = in.rows_together ? 0 : blockIdx.y;
-    const int64_t end_chunk = in.rows_together ? run.chunks.count : first_chunk + 1;
-    if (first_chunk >= run.chunks.count) continue;
+    const int64_t each = run.chunks.pages_each, all_pages = run.last / kTokens + 1;
+    const int64_t first_page = in.rows_together ? 0 : blockIdx.y * each;
+    const int64_t end_page = in.rows_together ? all_pages : min(first_page + each, all_pages);
+    if (first_page >= end_page) continue;
     int64_t query[2];  // element of [rows * heads]
     for (int i = 0; i < 2; ++i) {
-      const int64_t m = work.g + 8 * i, at = run.first + m / tiling.heads;
+      const int64_t m = work.g + 8 * i, at = warp * tiling.rows + m / tiling.heads;
       const int64_t head = slice * tiling.heads + m % tiling.heads;
-      const bool there = m / tiling.heads < run.count && head < group;
-      work.position[i] = there ? in.places.positions[at] : -1;
-      query[i] = at * in.heads + key_head * group + head;
+      const bool there = m / tiling.heads < tiling.rows && at < run.count && head < group;
+      work.position[i] = there ? in.places.positions[run.first + at] : -1;
+      query[i] = (run.first + at) * in.heads + key_head * group + head;
     }
+    const int64_t last = over_warp(max(work.position[0], work.position[1]),
+                                   [](int64_t a, int64_t b) { return max(a, b); });
     for (int s = 0; s < kDim / 16; ++s) {
       for (int i = 0; i < 4; ++i) {
         const auto* const q = static_cast<const Bf16*>(in.q) + query[i % 2] * kDim;
-        const bool there = work.position[i % 2] >= 0;
-        work.q[s][i] =
-            there ? *reinterpret_cast<const uint32_t*>(q + 16 * s + 2 * work.t + i / 2 * 8) : 0u;
+        work.q[s][i] = work.position[i % 2] < 0 ? 0u
+                                                : *reinterpret_cast<const uint32_t*>(
+                                                      q + 16 * s + 2 * work.t + i / 2 * 8);
       }
     }
-    Softmax of_total[2];
     const int32_t* const table =
         in.places.tables + in.places.sequences[run.first] * in.places.table_width;
-    for (int64_t chunk = first_chunk; chunk < end_chunk; ++chunk) {
-      work.clear();
-      const int64_t first_page = chunk * run.chunks.pages_each;
-      const int64_t behind = min(first_page + run.chunks.pages_each, run.last / kTokens + 1);
-      for (int64_t page = first_page; page < behind; ++page) {
-        const int64_t place =
-            (int64_t{table[page]} * in.pages.key_heads + key_head) * kTokens * kDim;
-        work.page(static_cast<const Bf16*>(in.pages.k) + place,
-                  static_cast<const Bf16*>(in.pages.v) + place, page * kTokens, run.last,
-                  static_cast<float>(in.scale));
+    const auto buffer = [&](int64_t page) {
+      return Page<kDim>(memory + page % 2 * Page<kDim>::kSize);
+    };
+    const auto fetch = [&](int64_t page) {
+      const int64_t place = (int64_t{table[page]} * in.pages.key_heads + key_head) * kTokens * kDim;
+      buffer(page).fetch(static_cast<const Bf16*>(in.pages.k) + place,
+                         static_cast<const Bf16*>(in.pages.v) + place,
+                         run.last + 1 - page * kTokens);
+    };
+    Softmax of_total[2];
+    work.clear();
+    fetch(first_page);
+    commit_copies();
+    for (int64_t page = first_page; page < end_page; ++page) {
+      if (page + 1 < end_page) fetch(page + 1);
+      commit_copies();
+      wait_for_copies<1>();
+      __syncthreads();
+      if (page * kTokens <= last) {
+        work.add(buffer(page), page * kTokens, static_cast<float>(in.scale));
       }
+      __syncthreads();
+      if (page + 1 < end_page && (page + 1) % each != 0) continue;
+      const int64_t chunk = page / each;
       if (in.rows_together) {
         Merge by[2];
         for (int i = 0; i < 2; ++i) by[i] = merge_of(of_total[i], work.softmax[i]);
@@ -227,6 +269,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             to = merged(chunk == 0 ? 0.0f : to, work.out[n][i], by[i / 2]);
           }
         }
+        work.clear();
         continue;
       }
       for (int n = 0; n < kDim / 8; ++n) {
@@ -247,8 +290,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int i = 0; i < 4; ++i) {
         if (work.position[i / 2] < 0) continue;
         const int dim = dim_of(n, i, work.t);
-        out[query[i / 2] * kDim + dim] =
-            __float2bfloat16_rn(total[(work.g + i / 2 * 8) * kDim + dim] / of_total[i / 2].sum);
+        out[query[i / 2] * kDim + dim] = __float2bfloat16_rn(
+            total[(work.g + i / 2 * 8) * kDim + dim] / of_total[i / 2].sum);
       }
     }
   }
@@ -278,12 +321,11 @@ __global__ void merge(PagedQuery in, int64_t most_chunks, const float* partial, 
 template <int kDim>
 void run(const PagedQuery& in, const PagedPartial& partial, Bf16* out, Stream stream) {
   const Tiling tiling = tiling_of(in);
-  const int64_t items = tiling.tiles * tiling.slices * in.pages.key_heads;
-  // A chunk of a few rows is a block's: so they keep most of the processor busy.
-  const Grid grid = in.rows_together
-                        ? Grid{.x = (items + kWarps - 1) / kWarps,
-                               .shared = kWarps * kTile * kDim * sizeof(float)}
-                        : Grid{.x = items, .y = partial.most_chunks, .shared = 0, .threads = 32};
+  constexpr size_t kTotals = kTiles * kTile * kDim * sizeof(float);
+  const Grid grid{.x = tiling.blocks * tiling.slices * in.pages.key_heads,
+                  .y = in.rows_together ? 1 : partial.most_chunks,
+                  .shared = 2 * Page<kDim>::kSize * sizeof(Eight) + (in.rows_together ? kTotals : 0),
+                  .threads = kTiles * 32};
   auto* const to = static_cast<float*>(partial.data);
   launch("attention_paged", grid, stream, attend<kDim>, in, partial.most_chunks, to, out);
   if (in.rows_together) return;

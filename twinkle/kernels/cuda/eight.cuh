@@ -36,6 +36,27 @@ __device__ Eight eight_of(const Value& value) {
   return out;
 }
 
+// Copies to shared memory that go on while the thread does: zeros where `there` is false. They have
+// arrived after wait_for_copies() and a barrier; those of the last `kOpen` commit_copies() may not.
+#ifdef __CUDACC__
+__device__ inline void copy_async(Eight* to, const Eight* from, bool there) {
+  const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(from),
+               "r"(there ? 16 : 0)
+               : "memory");
+}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kOpen>
+__device__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kOpen) : "memory");
+}
+#else
+inline void copy_async(Eight* to, const Eight* from, bool there) { *to = there ? *from : Eight{}; }
+inline void commit_copies() {}
+template <int kOpen>
+void wait_for_copies() {}
+#endif
+
 inline bool in_eights(Type type, int64_t width) { return type == Type::kBf16 && width % 8 == 0; }
 
 }  // namespace twinkle::kernels::cuda
