@@ -1,39 +1,17 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <optional>
 #include <vector>
 
 #include "twinkle/kernels/attention/attention_block.h"
+#include "twinkle/kernels/attention/attention_library.h"
 #include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/cuda/place.h"
-#include "twinkle/kernels/deterministic.h"
 
 namespace twinkle::kernels::cuda {
 namespace {
 
 static_assert(kPageTokens == kKeyTile);
-
-// True if ATen's flash kernels support it; attention_packed.cu computes everything else.
-bool is_for_flash(const at::Tensor& q) {
-  return q.scalar_type() == at::kBFloat16 && q.size(2) % 8 == 0 && q.size(2) <= 256;
-}
-
-// The batch as the flash kernels take it, forward and backward.
-struct Varlen {
-  at::Tensor cu_seqlens;  // int32
-  int64_t longest = 0;
-  std::optional<int64_t> left, right;  // tokens seen in addition to one's own; none: all
-
-  Varlen(std::span<const int64_t> from, const AttentionOptions& options, const at::Device& device) {
-    const std::vector<int32_t> ends(from.begin(), from.end());
-    for (size_t s = 0; s + 1 < ends.size(); ++s) {
-      longest = std::max<int64_t>(longest, ends[s + 1] - ends[s]);
-    }
-    cu_seqlens = table_on<int32_t>(device, ends).view(at::kInt);
-    if (options.window > 0) left = options.window - 1, right = 0;
-  }
-};
 
 // A batch as attention_packed.cu reads it.
 struct Packed {
@@ -86,23 +64,13 @@ PagedPages pages_of(const PagedKeys& pages) {
 AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           std::span<const int64_t> cu_seqlens, const AttentionOptions& options) {
   const StreamGuard place(q);
-  if (!is_for_flash(q)) {
-    const Packed batch(q, k, v, cu_seqlens, options);
-    AttentionResult result{at::empty_like(batch.q),
-                           at::empty({q.size(0), q.size(1)}, q.options().dtype(wide_of(q)))};
-    attention_packed(type_of(q), batch.rows(), result.out.mutable_data_ptr(),
-                     result.lse.mutable_data_ptr(), place.stream);
-    return result;
-  }
-  const Varlen batch(cu_seqlens, options, place.device);
-  if (batch.longest == 0) {
-    return {at::empty_like(q), at::empty({0, q.size(1)}, q.options().dtype(at::kFloat))};
-  }
-  const auto [out, lse, random, unused, mask] = at::_flash_attention_forward(
-      q.contiguous(), k.contiguous(), v.contiguous(), batch.cu_seqlens, batch.cu_seqlens,
-      batch.longest, batch.longest, /*dropout_p=*/0, /*is_causal=*/true,
-      /*return_debug_mask=*/false, options.scale, batch.left, batch.right);
-  return {out, lse.t().contiguous()};  // [H, T] there
+  if (is_for_library(q)) return library_attention(q, k, v, cu_seqlens, options);
+  const Packed batch(q, k, v, cu_seqlens, options);
+  AttentionResult result{at::empty_like(batch.q),
+                         at::empty({q.size(0), q.size(1)}, q.options().dtype(wide_of(q)))};
+  attention_packed(type_of(q), batch.rows(), result.out.mutable_data_ptr(),
+                   result.lse.mutable_data_ptr(), place.stream);
+  return result;
 }
 
 AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const int64_t> cu_seqlens,
@@ -113,50 +81,17 @@ AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const i
     return AttentionGrads{needs.q ? dq : at::Tensor(), needs.k ? dk : at::Tensor(),
                           needs.v ? dv : at::Tensor()};
   };
-  if (!is_for_flash(q)) {
-    const Packed batch(q, k, v, cu_seqlens, options);
-    const at::Tensor slope = grad.contiguous(), dq = at::empty_like(batch.q),
-                     dk = at::empty_like(batch.k), dv = at::empty_like(batch.v);
-    attention_packed_backward(
-        type_of(q), batch.rows(),
-        {slope.const_data_ptr(), forward.out.const_data_ptr(), forward.lse.const_data_ptr()},
-        {dq.mutable_data_ptr(), dk.mutable_data_ptr(), dv.mutable_data_ptr()}, place.stream);
+  if (is_for_library(q)) {
+    const auto [dq, dk, dv] = library_attention_backward(saved, cu_seqlens, options);
     return wanted(dq, dk, dv);
   }
-  // The state of the dropout that there is none of.
-  const at::Tensor random = at::zeros({2}, q.options().dtype(at::kUInt64));
-  const at::Tensor unused = at::zeros({}, random.options());
-  const auto of = [&](int64_t begin, int64_t end, std::span<const int64_t> ends) {
-    const Varlen batch(ends, options, place.device);
-    const auto rows = [&](const at::Tensor& x) {
-      return x.narrow(0, begin, end - begin).contiguous();
-    };
-    return at::_flash_attention_backward(rows(grad), rows(q), rows(k), rows(v), rows(forward.out),
-                                         rows(forward.lse).t().contiguous(), batch.cu_seqlens,
-                                         batch.cu_seqlens, batch.longest, batch.longest,
-                                         /*dropout_p=*/0, /*is_causal=*/true, random, unused,
-                                         options.scale, batch.left, batch.right);
-  };
-  if (q.size(0) == 0) return {at::empty_like(q), at::empty_like(k), at::empty_like(v)};
-  if (!options.deterministic || cu_seqlens.size() == 2) {
-    std::optional<Deterministic> in_order;
-    if (options.deterministic) in_order.emplace();
-    const auto [dq, dk, dv] = of(0, q.size(0), cu_seqlens);
-    return wanted(dq, dk, dv);
-  }
-  // It sums dq in as many groups as leave no processor idle, so by the number of sequences: each
-  // goes alone.
-  const Deterministic in_order;
-  const at::Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
-  for (size_t s = 0; s + 1 < cu_seqlens.size(); ++s) {
-    const int64_t begin = cu_seqlens[s], end = cu_seqlens[s + 1];
-    if (begin == end) continue;
-    const int64_t alone[] = {0, end - begin};
-    const auto [q_grad, k_grad, v_grad] = of(begin, end, alone);
-    dq.narrow(0, begin, end - begin).copy_(q_grad);
-    dk.narrow(0, begin, end - begin).copy_(k_grad);
-    dv.narrow(0, begin, end - begin).copy_(v_grad);
-  }
+  const Packed batch(q, k, v, cu_seqlens, options);
+  const at::Tensor slope = grad.contiguous(), dq = at::empty_like(batch.q),
+                   dk = at::empty_like(batch.k), dv = at::empty_like(batch.v);
+  attention_packed_backward(
+      type_of(q), batch.rows(),
+      {slope.const_data_ptr(), forward.out.const_data_ptr(), forward.lse.const_data_ptr()},
+      {dq.mutable_data_ptr(), dk.mutable_data_ptr(), dv.mutable_data_ptr()}, place.stream);
   return wanted(dq, dk, dv);
 }
 

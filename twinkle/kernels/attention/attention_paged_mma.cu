@@ -1,10 +1,11 @@
-// attention_paged on tensor cores. A warp has a tile: up to 16 queries of one key head, which are the
-// heads of its group of some consecutive rows of one sequence. A block's warps have tiles that follow
-// each other, and share the pages, which are copied to shared memory while those before are worked
-// on. It walks the pages a chunk at a time with a running softmax; chunks are merged in order, either
-// here (many rows: prompts) or by `merge` (few: decoding, where chunks share out the processor and
-// one warp has work). What is computed for a query, and in which order, is fixed by its own position,
-// so it has the same bits either way: every sum that both ways have is written as the same fmaf.
+// attention_paged on tensor cores. A warp has a tile: up to 16 queries of one key head, which are
+// the heads of its group of some consecutive rows of one sequence. A block's warps have tiles that
+// follow each other, and share the pages, which are copied to shared memory while those before are
+// worked on. It walks the pages a chunk at a time with a running softmax; chunks are merged in
+// order, either here (many rows: prompts) or by `merge` (few: decoding, where chunks share out the
+// processor and one warp has work). What is computed for a query, and in which order, is fixed by
+// its own position, so it has the same bits either way: every sum that both ways have is written as
+// the same fmaf.
 #include <cmath>
 
 #include "twinkle/kernels/attention/attention_paged_mma.cuh"
@@ -21,7 +22,8 @@ static_assert(kTokens == 64);
 
 // Which queries a block has: of one key head, `rows` rows for each warp with `heads` heads each.
 struct Tiling {
-  int64_t rows, heads, slices, blocks;  // slices of a group's heads; blocks for all rows, a slice each
+  int64_t rows, heads, slices,
+      blocks;  // slices of a group's heads; blocks for all rows, a slice each
   __device__ __host__ int64_t rows_of_block() const { return rows * kTiles; }
 };
 
@@ -65,8 +67,8 @@ __device__ float over_row(float value, const Combine& combine) {
   return value;
 }
 
-// A page in shared memory, in eights: of k [kDim][8], of v [kTokens][kDim / 8]. The eights of a row are
-// turned, so that lanes that read rows at once do not meet in a bank.
+// A page in shared memory, in eights: of k [kDim][8], of v [kTokens][kDim / 8]. The eights of a row
+// are turned, so that lanes that read rows at once do not meet in a bank.
 template <int kDim>
 struct Page {
   Eight* k;
@@ -201,11 +203,13 @@ __global__ void __launch_bounds__(kTiles * 32, 2)
     attend(PagedQuery in, int64_t most_chunks, float* partial, Bf16* out) {
   const Tiling tiling = tiling_of(in);
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int64_t block = blockIdx.x % tiling.blocks, slice = blockIdx.x / tiling.blocks % tiling.slices;
+  const int64_t block = blockIdx.x % tiling.blocks,
+                slice = blockIdx.x / tiling.blocks % tiling.slices;
   const int64_t key_head = blockIdx.x / tiling.blocks / tiling.slices;
   const int64_t group = in.heads / in.pages.key_heads;
   Eight* const memory = shared<Eight>();  // two pages, then where chunks are merged here
-  float* const total = reinterpret_cast<float*>(memory + 2 * Page<kDim>::kSize) + warp * kTile * kDim;
+  float* const total =
+      reinterpret_cast<float*>(memory + 2 * Page<kDim>::kSize) + warp * kTile * kDim;
   const int64_t rows = in.rows_together ? tiling.rows_of_block() : 1;
   const int64_t end = min((block + 1) * rows, in.places.rows);
   Work<kDim> work;
@@ -229,9 +233,10 @@ __global__ void __launch_bounds__(kTiles * 32, 2)
     for (int s = 0; s < kDim / 16; ++s) {
       for (int i = 0; i < 4; ++i) {
         const auto* const q = static_cast<const Bf16*>(in.q) + query[i % 2] * kDim;
-        work.q[s][i] = work.position[i % 2] < 0 ? 0u
-                                                : *reinterpret_cast<const uint32_t*>(
-                                                      q + 16 * s + 2 * work.t + i / 2 * 8);
+        work.q[s][i] =
+            work.position[i % 2] < 0
+                ? 0u
+                : *reinterpret_cast<const uint32_t*>(q + 16 * s + 2 * work.t + i / 2 * 8);
       }
     }
     const int32_t* const table =
@@ -290,8 +295,8 @@ __global__ void __launch_bounds__(kTiles * 32, 2)
       for (int i = 0; i < 4; ++i) {
         if (work.position[i / 2] < 0) continue;
         const int dim = dim_of(n, i, work.t);
-        out[query[i / 2] * kDim + dim] = __float2bfloat16_rn(
-            total[(work.g + i / 2 * 8) * kDim + dim] / of_total[i / 2].sum);
+        out[query[i / 2] * kDim + dim] =
+            __float2bfloat16_rn(total[(work.g + i / 2 * 8) * kDim + dim] / of_total[i / 2].sum);
       }
     }
   }
@@ -322,10 +327,11 @@ template <int kDim>
 void run(const PagedQuery& in, const PagedPartial& partial, Bf16* out, Stream stream) {
   const Tiling tiling = tiling_of(in);
   constexpr size_t kTotals = kTiles * kTile * kDim * sizeof(float);
-  const Grid grid{.x = tiling.blocks * tiling.slices * in.pages.key_heads,
-                  .y = in.rows_together ? 1 : partial.most_chunks,
-                  .shared = 2 * Page<kDim>::kSize * sizeof(Eight) + (in.rows_together ? kTotals : 0),
-                  .threads = kTiles * 32};
+  const Grid grid{
+      .x = tiling.blocks * tiling.slices * in.pages.key_heads,
+      .y = in.rows_together ? 1 : partial.most_chunks,
+      .shared = 2 * Page<kDim>::kSize * sizeof(Eight) + (in.rows_together ? kTotals : 0),
+      .threads = kTiles * 32};
   auto* const to = static_cast<float*>(partial.data);
   launch("attention_paged", grid, stream, attend<kDim>, in, partial.most_chunks, to, out);
   if (in.rows_together) return;
