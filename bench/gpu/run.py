@@ -117,12 +117,20 @@ class Run:
         decodes = name in ("0.6B", "4B", "8B")
         self.options = {
             "deterministic": self.deterministic,
-            "activation_bytes": 32 << 30,  # twice those of the largest step, for its recordings
+            "activation_bytes": self.activation_bytes(),
             "token_budget": self.sizes.long,
             "kv_tokens": self.sizes.kv_tokens if decodes else self.sizes.long,
             "max_sequences": self.sizes.at_a_time,
             "prefill_tokens": self.sizes.long,
         }
+
+    def activation_bytes(self):
+        """Twice those of the largest step, for its recordings; the peer needs room beside them."""
+        if self.rehearsal or self.device == "cpu":
+            return 32 << 30
+        import torch
+
+        return min(32 << 30, torch.cuda.get_device_properties(0).total_memory // 4)
 
     def alone(self, **options):
         """The same run with a process for each worker, and these options beside its own."""

@@ -7,6 +7,7 @@
 
 #include "cuda_runtime.h"
 
+[[gnu::noinline]] inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __expf(float x) { return std::exp(x); }
 inline float __uint_as_float(uint32_t bits) { return std::bit_cast<float>(bits); }
 

@@ -90,40 +90,74 @@ struct Page {
   }
 };
 
-// A lane's part of a tile: queries g and g + 8.
-template <int kDim>
+// A lane's part of a tile: queries g and g + 8. kShared: the block's warps have the tile together.
+template <int kDim, bool kShared>
 struct Work {
+  static constexpr int kOuts = kDim / 8 / (kShared ? kTiles : 1);
   uint32_t q[kDim / 16][4];
-  float out[kDim / 8][4];
+  float out[kOuts][4];
   Softmax softmax[2];
   int64_t position[2];  // -1: there is no such query
-  int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
+  int warp = static_cast<int>(threadIdx.x) / 32;
+  int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
 
   __device__ void clear() {
-    for (int n = 0; n < kDim / 8; ++n)
-      for (int i = 0; i < 4; ++i) out[n][i] = 0;
+    for (auto& some : out)
+      for (float& x : some) x = 0;
     softmax[0] = softmax[1] = {};
   }
+  // Element i of out[n]: its dim.
+  __device__ int dim_of(int n, int i) const {
+    const int product = kShared ? n / 2 * 8 + 2 * warp + n % 2 : n;
+    return product / 8 * 64 + 16 * t + i % 2 * 8 + product % 8;
+  }
 
-  // The page whose first token is token `first`.
-  __device__ void add(const Page<kDim>& page, int64_t first, float scale) {
-    // Of product n, column g is token 8 g + n; results of lane t are tokens 16 t to 16 t + 15.
-    float scores[8][4] = {};
+  // Of product n, column g is token 8 g + n; results of lane t are tokens 16 t to 16 t + 15.
+  __device__ void dot_products(const Page<kDim>& page, float* shared, float (&scores)[8][4]) const {
+    for (auto& some : scores)
+      for (float& x : some) x = 0;
     for (int s = 0; s < kDim / 16; ++s) {
       Eight rows[4];
+      uint32_t words[4];  // products 2 warp and 2 warp + 1 of kShared
       for (int i = 0; i < 4; ++i) {
         const int dim = 16 * s + 2 * t + i % 2 + i / 2 * 8;
-        rows[i] = page.k[page.place_of_k(dim, g)];
+        const Eight* const from = page.k + page.place_of_k(dim, g);
+        if constexpr (kShared) {
+          words[i] = from->words[warp];
+        } else {
+          rows[i] = *from;
+        }
       }
-      for (int n = 0; n < 8; ++n)
-        multiply_add(scores[n], q[s], pair_of(rows[0], rows[1], n), pair_of(rows[2], rows[3], n));
+      if constexpr (kShared) {
+        for (int n = 0; n < 2; ++n) {
+          const unsigned half = n == 0 ? 0x5410 : 0x7632;
+          multiply_add(scores[n], q[s], __byte_perm(words[0], words[1], half),
+                       __byte_perm(words[2], words[3], half));
+        }
+      } else {
+        for (int n = 0; n < 8; ++n)
+          multiply_add(scores[n], q[s], pair_of(rows[0], rows[1], n), pair_of(rows[2], rows[3], n));
+      }
     }
+    if constexpr (kShared) {
+      for (int n = 0; n < 2; ++n)
+        for (int i = 0; i < 4; ++i) shared[((2 * warp + n) * 4 + i) * 32 + lane] = scores[n][i];
+      __syncthreads();
+      for (int n = 0; n < 8; ++n)
+        for (int i = 0; i < 4; ++i) scores[n][i] = shared[(n * 4 + i) * 32 + lane];
+    }
+  }
+
+  // The page whose first token is token `first`. kShared: all threads of the block; shared is for
+  // [8][4][32] scores.
+  __device__ void add(const Page<kDim>& page, int64_t first, float scale, float* shared) {
+    float scores[8][4];
+    dot_products(page, shared, scores);
     for (int row = 0; row < 2; ++row) {
-      float top = -INFINITY;
       for (int n = 0; n < 8; ++n) {
         for (int half = 0; half < 2; ++half) {
           float& score = scores[n][2 * row + half];
-          score *= scale;
+          score = __fmul_rn(score, scale);
         }
       }
       if (first + kTokens - 1 > position[row]) {
@@ -134,6 +168,7 @@ struct Work {
           }
         }
       }
+      float top = -INFINITY;
       for (int n = 0; n < 8; ++n)
         for (int half = 0; half < 2; ++half) top = max(top, scores[n][2 * row + half]);
       top = max(softmax[row].top, over_row(top, [](float a, float b) { return max(a, b); }));
@@ -148,8 +183,8 @@ struct Work {
       }
       sum = over_row(sum, [](float a, float b) { return a + b; });
       softmax[row] = {top, fmaf(softmax[row].sum, by, sum)};
-      for (int n = 0; n < kDim / 8; ++n)
-        for (int half = 0; half < 2; ++half) out[n][2 * row + half] *= by;
+      for (auto& some : out)
+        for (int half = 0; half < 2; ++half) some[2 * row + half] *= by;
     }
     // Places of step s along the tokens: 16 t + 4 s to 16 t + 4 s + 3.
     for (int s = 0; s < 4; ++s) {
@@ -160,24 +195,37 @@ struct Work {
         weights[i] = bits_of(__float2bfloat16_rn(scores[at][of])) |
                      bits_of(__float2bfloat16_rn(scores[at + 1][of])) << 16;
       }
-      for (int base = 0; base < kDim / 64; ++base) {
-        Eight rows[4];
-        for (int i = 0; i < 4; ++i) {
-          rows[i] = page.v[page.place_of_v(16 * t + 4 * s + i, 8 * base + g)];
-        }
-        for (int d = 0; d < 8; ++d) {
-          multiply_add(out[8 * base + d], weights, pair_of(rows[0], rows[1], d),
-                       pair_of(rows[2], rows[3], d));
-        }
+      for (int base = 0; base < kDim / 64; ++base) add_values(page, weights, s, base);
+    }
+  }
+
+  // weights v of step s, for 64 dims.
+  __device__ void add_values(const Page<kDim>& page, const uint32_t (&weights)[4], int s,
+                             int base) {
+    Eight rows[4];
+    uint32_t words[4];
+    for (int i = 0; i < 4; ++i) {
+      const Eight* const from = page.v + page.place_of_v(16 * t + 4 * s + i, 8 * base + g);
+      if constexpr (kShared) {
+        words[i] = from->words[warp];
+      } else {
+        rows[i] = *from;
+      }
+    }
+    if constexpr (kShared) {
+      for (int d = 0; d < 2; ++d) {
+        const unsigned half = d == 0 ? 0x5410 : 0x7632;
+        multiply_add(out[2 * base + d], weights, __byte_perm(words[0], words[1], half),
+                     __byte_perm(words[2], words[3], half));
+      }
+    } else {
+      for (int d = 0; d < 8; ++d) {
+        multiply_add(out[8 * base + d], weights, pair_of(rows[0], rows[1], d),
+                     pair_of(rows[2], rows[3], d));
       }
     }
   }
 };
-
-// Element i of out[n]: its query (g or g + 8), and its dim.
-__device__ inline int dim_of(int n, int i, int t) {
-  return n / 8 * 64 + 16 * t + i % 2 * 8 + n % 8;
-}
 
 // A run of rows of one sequence whose chunks are cut alike.
 struct Run {
@@ -198,31 +246,31 @@ __device__ inline Run run_from(const PagedQuery& in, int64_t first, int64_t end)
   return run;
 }
 
-template <int kDim>
+template <int kDim, bool kShared>
 __global__ void __launch_bounds__(kTiles * 32, 2)
     attend(PagedQuery in, int64_t most_chunks, float* partial, Bf16* out) {
   const Tiling tiling = tiling_of(in);
-  const int warp = static_cast<int>(threadIdx.x) / 32;
   const int64_t block = blockIdx.x % tiling.blocks,
                 slice = blockIdx.x / tiling.blocks % tiling.slices;
   const int64_t key_head = blockIdx.x / tiling.blocks / tiling.slices;
   const int64_t group = in.heads / in.pages.key_heads;
-  Eight* const memory = shared<Eight>();  // two pages, then where chunks are merged here
-  float* const total =
-      reinterpret_cast<float*>(memory + 2 * Page<kDim>::kSize) + warp * kTile * kDim;
-  const int64_t rows = in.rows_together ? tiling.rows_of_block() : 1;
+  Eight* const memory = shared<Eight>();  // two pages; then scores, or where chunks are merged here
+  float* const behind = reinterpret_cast<float*>(memory + 2 * Page<kDim>::kSize);
+  const int64_t rows = kShared ? 1 : tiling.rows_of_block();
   const int64_t end = min((block + 1) * rows, in.places.rows);
-  Work<kDim> work;
+  Work<kDim, kShared> work;
+  const int tile = kShared ? 0 : work.warp;  // of the block's
+  float* const total = behind + tile * kTile * kDim;
   for (int64_t row = block * rows; row < end;) {
     const Run run = run_from(in, row, end);
     row += run.count;
     const int64_t each = run.chunks.pages_each, all_pages = run.last / kTokens + 1;
-    const int64_t first_page = in.rows_together ? 0 : blockIdx.y * each;
-    const int64_t end_page = in.rows_together ? all_pages : min(first_page + each, all_pages);
+    const int64_t first_page = kShared ? blockIdx.y * each : 0;
+    const int64_t end_page = kShared ? min(first_page + each, all_pages) : all_pages;
     if (first_page >= end_page) continue;
     int64_t query[2];  // element of [rows * heads]
     for (int i = 0; i < 2; ++i) {
-      const int64_t m = work.g + 8 * i, at = warp * tiling.rows + m / tiling.heads;
+      const int64_t m = work.g + 8 * i, at = tile * tiling.rows + m / tiling.heads;
       const int64_t head = slice * tiling.heads + m % tiling.heads;
       const bool there = m / tiling.heads < tiling.rows && at < run.count && head < group;
       work.position[i] = there ? in.places.positions[run.first + at] : -1;
@@ -260,43 +308,44 @@ __global__ void __launch_bounds__(kTiles * 32, 2)
       wait_for_copies<1>();
       __syncthreads();
       if (page * kTokens <= last) {
-        work.add(buffer(page), page * kTokens, static_cast<float>(in.scale));
+        work.add(buffer(page), page * kTokens, static_cast<float>(in.scale), behind);
       }
       __syncthreads();
       if (page + 1 < end_page && (page + 1) % each != 0) continue;
       const int64_t chunk = page / each;
-      if (in.rows_together) {
+      if constexpr (kShared) {
+        for (int n = 0; n < work.kOuts; ++n) {
+          for (int i = 0; i < 4; ++i) {
+            if (work.position[i / 2] < 0) continue;
+            float* const mine = partial + (query[i / 2] * most_chunks + chunk) * (kDim + 2);
+            mine[work.dim_of(n, i)] = work.out[n][i];
+          }
+        }
+        for (int i = 0; i < 2; ++i) {
+          if (work.t != 0 || work.warp != 0 || work.position[i] < 0) continue;
+          float* const mine = partial + (query[i] * most_chunks + chunk) * (kDim + 2);
+          mine[kDim] = work.softmax[i].top, mine[kDim + 1] = work.softmax[i].sum;
+        }
+      } else {
         Merge by[2];
         for (int i = 0; i < 2; ++i) by[i] = merge_of(of_total[i], work.softmax[i]);
-        for (int n = 0; n < kDim / 8; ++n) {
+        for (int n = 0; n < work.kOuts; ++n) {
           for (int i = 0; i < 4; ++i) {
-            float& to = total[(work.g + i / 2 * 8) * kDim + dim_of(n, i, work.t)];
+            float& to = total[(work.g + i / 2 * 8) * kDim + work.dim_of(n, i)];
             to = merged(chunk == 0 ? 0.0f : to, work.out[n][i], by[i / 2]);
           }
         }
         work.clear();
-        continue;
-      }
-      for (int n = 0; n < kDim / 8; ++n) {
-        for (int i = 0; i < 4; ++i) {
-          if (work.position[i / 2] < 0) continue;
-          float* const mine = partial + (query[i / 2] * most_chunks + chunk) * (kDim + 2);
-          mine[dim_of(n, i, work.t)] = work.out[n][i];
-        }
-      }
-      for (int i = 0; i < 2; ++i) {
-        if (work.t != 0 || work.position[i] < 0) continue;
-        float* const mine = partial + (query[i] * most_chunks + chunk) * (kDim + 2);
-        mine[kDim] = work.softmax[i].top, mine[kDim + 1] = work.softmax[i].sum;
       }
     }
-    if (!in.rows_together) continue;
-    for (int n = 0; n < kDim / 8; ++n) {
-      for (int i = 0; i < 4; ++i) {
-        if (work.position[i / 2] < 0) continue;
-        const int dim = dim_of(n, i, work.t);
-        out[query[i / 2] * kDim + dim] =
-            __float2bfloat16_rn(total[(work.g + i / 2 * 8) * kDim + dim] / of_total[i / 2].sum);
+    if constexpr (!kShared) {
+      for (int n = 0; n < work.kOuts; ++n) {
+        for (int i = 0; i < 4; ++i) {
+          if (work.position[i / 2] < 0) continue;
+          const int dim = work.dim_of(n, i);
+          out[query[i / 2] * kDim + dim] =
+              __float2bfloat16_rn(total[(work.g + i / 2 * 8) * kDim + dim] / of_total[i / 2].sum);
+        }
       }
     }
   }
@@ -326,15 +375,17 @@ __global__ void merge(PagedQuery in, int64_t most_chunks, const float* partial, 
 template <int kDim>
 void run(const PagedQuery& in, const PagedPartial& partial, Bf16* out, Stream stream) {
   const Tiling tiling = tiling_of(in);
-  constexpr size_t kTotals = kTiles * kTile * kDim * sizeof(float);
-  const Grid grid{
-      .x = tiling.blocks * tiling.slices * in.pages.key_heads,
-      .y = in.rows_together ? 1 : partial.most_chunks,
-      .shared = 2 * Page<kDim>::kSize * sizeof(Eight) + (in.rows_together ? kTotals : 0),
-      .threads = kTiles * 32};
+  const size_t floats = in.rows_together ? kTiles * kTile * kDim : 8 * 4 * 32;
+  const Grid grid{.x = tiling.blocks * tiling.slices * in.pages.key_heads,
+                  .y = in.rows_together ? 1 : partial.most_chunks,
+                  .shared = 2 * Page<kDim>::kSize * sizeof(Eight) + floats * sizeof(float),
+                  .threads = kTiles * 32};
   auto* const to = static_cast<float*>(partial.data);
-  launch("attention_paged", grid, stream, attend<kDim>, in, partial.most_chunks, to, out);
-  if (in.rows_together) return;
+  if (in.rows_together) {
+    return launch("attention_paged", grid, stream, attend<kDim, false>, in, partial.most_chunks, to,
+                  out);
+  }
+  launch("attention_paged", grid, stream, attend<kDim, true>, in, partial.most_chunks, to, out);
   const Grid queries{.x = (in.places.rows * in.heads + kWarps - 1) / kWarps};
   launch("attention_paged", queries, stream, merge<kDim>, in, partial.most_chunks, to, out);
 }
