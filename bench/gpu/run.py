@@ -119,18 +119,26 @@ class Run:
             "deterministic": self.deterministic,
             "activation_bytes": self.activation_bytes(),
             "token_budget": self.sizes.long,
-            "kv_tokens": self.sizes.kv_tokens if decodes else self.sizes.long,
+            "kv_tokens": self.kv_tokens() if decodes else self.sizes.long,
             "max_sequences": self.sizes.at_a_time,
             "prefill_tokens": self.sizes.long,
         }
 
-    def activation_bytes(self):
-        """Twice those of the largest step, for its recordings; the peer needs room beside them."""
+    def memory_bytes(self):
+        """Of the device; of a rehearsal as much as may be needed."""
         if self.rehearsal or self.device == "cpu":
-            return 32 << 30
+            return 256 << 30
         import torch
 
-        return min(32 << 30, torch.cuda.get_device_properties(0).total_memory // 4)
+        return torch.cuda.get_device_properties(0).total_memory
+
+    def activation_bytes(self):
+        """Twice those of the largest step, for its recordings; the peer needs room beside them."""
+        return min(32 << 30, self.memory_bytes() // 4)
+
+    def kv_tokens(self):
+        """19 GB of 4B's; 80 GB hold the peer beside G10's 64 sequences alone."""
+        return self.sizes.kv_tokens if self.memory_bytes() > 100 << 30 else 73728
 
     def alone(self, **options):
         """The same run with a process for each worker, and these options beside its own."""
