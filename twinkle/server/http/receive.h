@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "twinkle/server/bodies/zstd.h"
 #include "twinkle/server/http/server.h"
 #include "twinkle/server/worker.h"
 
@@ -29,19 +30,22 @@ class Receiver {
   Receiver(const HttpOptions& options, const std::shared_ptr<boost::asio::io_context>& context)
       : options_(options), context_(context) {}
 
-  // Into the parser's body; of one that is too long, admission.beginning_bytes. The refusal if it
-  // is longer than it may be (413), there was no room for it (503, 429) or it is not HTTP as it
-  // should be (422); a connection that is too slow is closed.
+  // Into the parser's body; of one that is too long, nothing: it is searched as it comes. The
+  // refusal if it is longer than it may be (413), there was no room for it (503, 429) or it is not
+  // HTTP as it should be (422); a connection that is too slow is closed.
   boost::asio::awaitable<std::optional<Response>> read(boost::beast::tcp_stream& stream,
                                                        boost::beast::flat_buffer& buffer,
                                                        Parser& parser, const Admission& admission);
 
   // In place, by its Content-Encoding. The refusal if it cannot be decoded, with what it decodes to
-  // is longer than `most` bytes (422), or there was no room for that (503, 429).
-  boost::asio::awaitable<std::optional<Response>> decode(Request& request, int64_t most);
+  // is longer than it may be (422), when it has been searched, or there was no room for that (503,
+  // 429).
+  boost::asio::awaitable<std::optional<Response>> decode(Request& request,
+                                                         const Admission& admission);
 
  private:
   boost::asio::awaitable<std::optional<Response>> room(HeldRoom& held, int64_t bytes);
+  boost::asio::awaitable<bool> search(std::shared_ptr<Search> search, std::string piece);
 
   const HttpOptions& options_;
   const std::weak_ptr<boost::asio::io_context> context_;
