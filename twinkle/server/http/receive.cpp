@@ -59,6 +59,7 @@ awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
   HeldRoom* const held = admission.held.get();
   std::shared_ptr<Search> searches;  // what is too long
   std::string& body = parser.get().body();
+  if (!is_too_long) body.reserve(parser.content_length().value_or(0));
   for (int64_t came = 0;;) {
     if (is_too_long) {
       if (!searches)

@@ -6,6 +6,7 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,7 +18,19 @@
 
 namespace twinkle::server {
 
-using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
+// A string for which no memory is taken because a head announces a length: that may be any number,
+// and Beast's own reader ends the process where there is not so much. Receiver::read() takes it for
+// what may come.
+struct TextBody : boost::beast::http::string_body {
+  class reader : public boost::beast::http::string_body::reader {
+   public:
+    using boost::beast::http::string_body::reader::reader;
+    void init(const boost::optional<std::uint64_t>&, boost::system::error_code& error) {
+      boost::beast::http::string_body::reader::init(boost::none, error);
+    }
+  };
+};
+using Parser = boost::beast::http::request_parser<TextBody>;
 
 // What the coroutine that waits is told where nobody can give the answer any more.
 inline const char* const kDropped = "the server dropped this request";

@@ -185,6 +185,24 @@ TEST_F(ReceiveTest, ABodyThatIsTooLongIsSearchedToItsEndOrTheLimitAndNotKept) {
   EXPECT_EQ(num_handled_, 2) << "nothing was found";
 }
 
+TEST_F(ReceiveTest, AnyLengthMayBeAnnouncedAndTakesNoMemory) {
+  bool is_numbered = true;
+  admission_ = [&] {
+    return Admission{.max_body_bytes = 100,
+                     .finder = is_numbered ? std::make_shared<Keeping>(2) : nullptr,
+                     .most_searched_bytes = 200};
+  };
+  start();
+  for (const char* length : {"1000000000000", "1000000000000000", "9223372036854775807",
+                             "9223372036854775808", "18446744073709551615"}) {
+    is_numbered = !is_numbered;
+    const std::string head = std::string("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: ");
+    EXPECT_TRUE(begins(Peer(port()).ask(head + length + "\r\n\r\nwell"), "HTTP/1.1 413")) << length;
+  }
+  EXPECT_EQ(num_handled_, 2);
+  EXPECT_NE(Peer(port()).ask(post("/", "well")).find("has well"), std::string::npos);
+}
+
 TEST_F(ReceiveTest, WhatIsCompressedAndNotTakenIsSearchedAsItDecodes) {
   admission_ = [] {
     return Admission{.max_body_bytes = 100,

@@ -209,7 +209,10 @@ class HttpServer::Impl {
     const std::string peer = error ? "" : remote.address().to_string();
     beast::flat_buffer buffer;
     streams_[&stream] = false;
-    while (!draining_ && co_await serve(stream, buffer, peer)) {
+    try {
+      while (!draining_ && co_await serve(stream, buffer, peer)) {
+      }
+    } catch (const std::bad_alloc&) {  // costs this connection alone
     }
     streams_.erase(&stream);
     stream.socket().shutdown(tcp::socket::shutdown_send, error);
