@@ -5,6 +5,7 @@
 #include "tests/fuzz/fuzz.h"
 #include "twinkle/server/bodies/zstd.h"
 #include "twinkle/server/null_backend_for_test.h"
+#include "twinkle/server/tinker/address.h"
 #include "twinkle/server/tinker/forward_backward_request.h"
 
 namespace twinkle::fuzz {
@@ -24,7 +25,25 @@ std::string repeated_frame(uint32_t count) {
   return kMagic + std::string("\x00\x58", 2) + raw(count << 3 | 3).substr(0, 3) + "x";
 }
 
+// What is found in a body that is not taken does not depend on the pieces in which it comes; of a
+// broken frame, more may be told in small ones.
+void search(const std::string& bytes, const std::string& encoding, bool is_protobuf) {
+  std::string whole;
+  for (const size_t piece : {bytes.size() + 1, size_t{3}}) {
+    const auto finder = server::tinker::address_finder(is_protobuf);
+    server::Search search(finder, encoding, kMaxBody);
+    for (size_t at = 0; at < bytes.size(); at += piece)
+      if (!search.read(std::string_view(bytes).substr(at, piece))) break;
+    if (piece > bytes.size())
+      whole = finder->found();
+    else if (encoding.empty() && whole != finder->found())
+      throw std::logic_error("in pieces another address is found");
+  }
+}
+
 void read_request(const std::string& bytes) {
+  search(bytes, "", true);
+  search(bytes, "", false);
   const server::tinker::Address address = server::tinker::address_of(bytes);
   const auto request = server::tinker::read_forward_backward(bytes);
   if (request.model_id != address.model_id || request.seq_id != address.seq_id)
@@ -32,6 +51,7 @@ void read_request(const std::string& bytes) {
 }
 
 void read_zstd(const std::string& bytes) {
+  search(bytes, "zstd", false);
   std::string body = bytes;
   const std::string wrong = server::decode_body(body, "zstd", kMaxBody);
   require(wrong.empty(), Code::kInvalid, wrong);
@@ -49,7 +69,8 @@ Reader forward_backward() {
                             "a\x11\0\0\0\0\0\0\xf0\x3f\x30\x01",
                      good + "\x3a\x08\x0a\x01"
                             "a\x12\x03\x12\x01x",
-                     good + "\x12\x03\x0a\x01x"},
+                     good + "\x12\x03\x0a\x01x",
+                     R"({"x": ["model_id"], "model_id": "run", "y": {"seq_id": 1}, "seq_id": 1})"},
           .words = {"\x1a", "\x12", "\x0a", std::string("\x1a\0", 2), "\x18\x02", "\x22\x01",
                     "\xff\xff\xff\xff\x0f", "\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "\x1b"},
           .read = read_request};

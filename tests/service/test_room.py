@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from service.wire import PROTO, Wire, memory
+from service.wire import JSON, PROTO, Wire, memory
 
 zstandard = pytest.importorskip("zstandard")
 message = pytest.importorskip("service.message")
@@ -141,7 +141,7 @@ def test_a_body_that_is_too_long_uses_its_number_up_and_the_run_goes_on(
     assert server.stop() == 0
 
 
-def in_one_chunk(wire, route, body, content_type):
+def in_one_chunk(wire, route, body, content_type, sent=5000):
     """What comes back for a body whose length comes with it, and of which no more is sent than
     tells its number."""
     head = (
@@ -150,7 +150,7 @@ def in_one_chunk(wire, route, body, content_type):
     )
     with wire.connect() as peer:
         peer.settimeout(60)
-        peer.sendall(head.encode() + body[:5000])
+        peer.sendall(head.encode() + body[:sent])
         return peer.recv(1000)
 
 
@@ -176,6 +176,43 @@ def test_long_chunks_and_long_json_use_their_numbers_up(start, tiny_llama_dir, t
     said = in_one_chunk(wire, "forward_backward", body, "application/x-protobuf")
     assert said.startswith(b"HTTP/1.1 413 "), said
     assert "longer than 268435456 bytes" in wire.result(wire.step(run, 7).json())["error"]
+    assert server.stop() == 0
+
+
+def test_a_number_behind_nine_megabytes_of_json_is_used_up_and_those_within_are_not(
+    start, tiny_llama_dir, tmp_path
+):
+    server = start(tiny_llama_dir, tmp_path / "state")
+    wire = Wire(server.url)
+    run = wire.run()
+    last = wire.step(run, 5).json()  # it comes first
+    inner = {"model_id": run, "seq_id": 6}
+    decoys = {
+        "x": "y" * (9 * MIB) + json.dumps(inner),
+        "adam_params": inner,
+        "z": [inner, "model_id", run, "seq_id", 6],
+    }
+
+    def body(seq_id):
+        return json.dumps(decoys | {"model_id": run, "seq_id": seq_id}).encode()
+
+    assert wire.post("optim_step", decoys).status == 413, "which is nobody's"
+    assert wire.post("optim_step", body(1)).status == 413
+    long = body(2)
+    said = in_one_chunk(wire, "optim_step", long, "application/json", len(long))
+    assert said.startswith(b"HTTP/1.1 413 "), said
+    packed = zstandard.ZstdCompressor().compress(body(3))  # which decodes to more
+    headers = JSON | {"content-encoding": "zstd"}
+    assert "is decoded" in wire.post("optim_step", packed, headers).detail
+    noise = random.Random(1).randbytes(13 * MIB).hex()  # which no encoding makes short
+    last_of_all = {"x": noise, "model_id": run, "seq_id": 4}
+    packed = zstandard.ZstdCompressor().compress(json.dumps(last_of_all).encode())
+    assert len(packed) > 9 * MIB
+    assert wire.post("optim_step", packed, headers).status == 413
+    assert "metrics" in wire.result(last)
+    for seq_id in (1, 2, 3, 4):
+        assert wire.step(run, seq_id).detail == f"server: seq_id {seq_id} of '{run}' was refused"
+    assert "metrics" in wire.result(wire.step(run, 6).json()), "within a text, or another object"
     assert server.stop() == 0
 
 

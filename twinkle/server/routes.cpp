@@ -10,7 +10,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
 #include "twinkle/server/replay/brief.h"
-#include "twinkle/server/tinker/forward_backward_request.h"
+#include "twinkle/server/tinker/address.h"
 #include "twinkle/store/keys/audit.h"
 
 namespace twinkle::server {
@@ -120,43 +120,9 @@ void let_go_of_long(Json& body, const Request& request) {
   if (std::ssize(request.body) > kLongBytes) body = nullptr;
 }
 
-// Whether a body tells a number of a run, most likely in its first bytes.
+// Whether a body tells a number of a run.
 bool is_numbered(const Route& route) {
   return route.kind == Kind::kJournalled && (route.touches & kRun);
-}
-
-// The members of an object that are whole in the beginning of its text; null: it is none.
-Json members_in(std::string_view beginning) {
-  int depth = 0;
-  size_t end = 0;  // of the last of them
-  bool is_text = false;
-  for (size_t at = 0; at < beginning.size(); ++at) {
-    const char c = beginning[at];
-    if (is_text && c == '\\') ++at;
-    if (c == '"') is_text = !is_text;
-    if (is_text) continue;
-    depth += (c == '{' || c == '[') - (c == '}' || c == ']');
-    if (c == ',' && depth == 1) end = at;
-  }
-  return json_in(std::string(beginning.substr(0, end)) + "}").value_or(Json());
-}
-
-// What the beginning of a body that is not taken tells of its run and number, as a body of that
-// alone; "": nothing.
-std::string address_in(const Request& request) {
-  if (is_protobuf(request)) {
-    const tinker::Address to = tinker::address_of(request.body);
-    return to.model_id.empty() || to.seq_id < 1 ? "" : tinker::bytes_of(to);
-  }
-  const Json told = members_in(request.body);
-  const Json *model_id = find(told, "model_id"), *seq_id = find(told, "seq_id");
-  if (!model_id || !model_id->is_string() || !seq_id || !seq_id->is_int64()) return "";
-  return boost::json::serialize(JsonObject{{"model_id", *model_id}, {"seq_id", *seq_id}});
-}
-
-// Of a body that is not taken: zstd tells nothing before its first block is whole, at most 128 KiB.
-int64_t beginning_bytes(const Head& head) {
-  return head.header("content-encoding").empty() ? 4096 : int64_t{256} << 10;
 }
 
 // Of a body. What is no protobuf is JSON, or is not read, and JSON takes many times its bytes.
@@ -288,15 +254,29 @@ void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& ser
   }
 }
 
-// Tells why a body is not taken, when the number in its beginning is used up: its run would wait
-// for it for ever. The command that is written down is what that beginning tells, and why.
+// As read_body(), but that a request whose number can be told is refused with it.
+void read_or_refuse(Asked& asked) {
+  try {
+    read_body(asked);
+  } catch (const Error& error) {
+    if (!is_numbered(*asked.route)) throw;
+    asked.refused = error.what();
+    asked.request.refused = response_of(std::current_exception());
+    const auto finder = tinker::address_finder(false);
+    finder->read(asked.request.body);
+    asked.request.body = finder->found();
+  }
+}
+
+// Tells why a body is not taken, when its number is used up: its run would wait for it for ever.
+// The command that is written down is what was found of that in it, and why.
 void refuse(const std::shared_ptr<Asked>& a, const Caller& caller, Services& services,
             const Reply& reply) {
   const Response why = std::move(*a->request.refused);
-  std::string address = is_numbered(*a->route) ? address_in(a->request) : "";
-  if (address.empty()) return reply(why);
-  a->refused = "server: " + get<std::string>(parse_json(why.body, "server: the refusal"), "detail");
-  a->request.body = std::move(address);
+  if (a->request.body.empty() || !is_numbered(*a->route)) return reply(why);
+  if (a->refused.empty())
+    a->refused =
+        "server: " + get<std::string>(parse_json(why.body, "server: the refusal"), "detail");
   accept(a, caller, services, [why, reply](const Response& response) {
     reply(response.status == 503 ? response : why);  // not written down: it comes again
   });
@@ -385,8 +365,11 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
     const auto& caller = std::get<Caller>(entered);
     Admission admission = room.admit(head, caller.owner);
     if (admission.max_body_bytes < 0) return refuse(std::move(admission.refused));
+    if (is_numbered(route)) {
+      admission.finder = tinker::address_finder(is_protobuf(head));
+      admission.most_searched_bytes = admission.max_body_bytes;
+    }
     admission.max_body_bytes = std::min(admission.max_body_bytes, most_bytes(route, head));
-    if (is_numbered(route)) admission.beginning_bytes = beginning_bytes(head);
     admission.tenant = caller.owner;
     admission.key_id = caller.key_id;
     admit(std::move(admission));
@@ -407,8 +390,8 @@ void route(Request request, Services& services, Reply answer) {
     const auto entered = enter(*a->route, a->request, services);
     if (const auto* refused = std::get_if<Response>(&entered)) return reply(*refused);
     const Caller caller = std::get<Caller>(entered);
+    if (!a->request.refused) read_or_refuse(*a);
     if (a->request.refused) return refuse(a, caller, services, reply);
-    read_body(*a);
     if (a->route->kind == Kind::kAnswered) {
       if (auto response = run(*a, caller, {}, 0, services, reply)) reply(std::move(*response));
       return;

@@ -3,10 +3,6 @@
 namespace twinkle::engine {
 namespace {
 
-// From here on a pass of its own costs a CPU less than a part of a shared one and its second
-// forward.
-constexpr int64_t kWorthAPass = 64;  // tokens
-
 nn::Rows rows_of(const TrainingOp& op, size_t first, size_t last) {
   nn::Rows out;
   for (size_t s = first; s < last; ++s)
@@ -16,16 +12,14 @@ nn::Rows rows_of(const TrainingOp& op, size_t first, size_t last) {
 
 }  // namespace
 
-bool KeptPasses::admit(const OpSlice& piece, bool alone) {
+bool KeptPasses::admit(const OpSlice& piece) {
   TrainingOp& op = *piece.op;
   if (op.forward() || !op.keeps) return false;
-  const bool is_large = with_.decoder.device().is_cpu() &&
-                        rows_of(op, piece.first, piece.last).num_tokens() >= kWorthAPass;
   const int64_t bytes = num_bytes(std::vector<OpSlice>{{&op, 0, op.sequences().size()}});
   const int64_t limit = with_.decoder.activation_limit();
   const auto kept = of_.find(op.id());
   const int64_t others = num_bytes_ - (kept == of_.end() ? 0 : kept->second.bytes);
-  op.keeps = (alone || is_large) && (limit == 0 || others + bytes <= limit);
+  op.keeps = limit == 0 || others + bytes <= limit;
   if (op.keeps)
     resize(of_[op.id()], bytes);
   else

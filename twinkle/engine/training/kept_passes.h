@@ -16,8 +16,8 @@ class KeptPasses {
   explicit KeptPasses(const PassContext& with) : with_(with) {}
 
   // True: the piece, the operation's next one, is to be kept. False: its operation keeps nothing,
-  // from here on. `alone`: a shared pass would hold nothing else.
-  bool admit(const OpSlice& piece, bool alone);
+  // from here on: it does not learn, or all of it does not fit beside what others keep.
+  bool admit(const OpSlice& piece);
   // As forward_pass, of a piece that was admitted.
   void forward(OpSlice& piece, const Stop& stop);
 

@@ -127,16 +127,22 @@ TEST_F(KeptPassesOnADecoder, GoWithAnOperationThatIsCancelledOrFails) {
   EXPECT_EQ(gradients("a"), before);
 }
 
-TEST_F(KeptPassesOnADecoder, ShareNoPassAndFewTokensThatHaveCompanyAreNotKept) {
-  for (const size_t num_tokens : {63, 64}) {
-    const Operation mine = pair("a", num_tokens), theirs = pair("b", 200);
-    const BatchOutcome outcome = run({{1, &mine, 0, 1}, {2, &theirs, 0, 1}});
-    EXPECT_EQ(outcome.num_passes, 2) << "theirs is kept, and either is alone in its pass";
-    EXPECT_FALSE(run_sequence(mine, 1));
-    training_.undo(2);
-    EXPECT_EQ(training_.num_kept_bytes() > 0, num_tokens == 64);
-    learn(mine);
-  }
+TEST_F(KeptPassesOnADecoder, ArePassesOfTheirOwnHoweverFewTokensHaveHoweverMuchCompany) {
+  const Operation alone = pair("a", 3);
+  const auto want = finish(alone);
+  const Operation forward =
+      Forward{.tenant = "b", .sequences = {drawn(5, 4)}, .loss = "cross_entropy"};
+  const Operation theirs = pair("b", 200);
+  const BatchOutcome outcome = run({{1, &alone, 0, 1}, {2, &theirs, 0, 1}, {3, &forward, 0, 1}});
+  EXPECT_EQ(outcome.num_passes, 3) << "either is kept, and the forward has a pass";
+  EXPECT_GT(training_.num_kept_bytes(), bytes_of(std::get<ForwardBackward>(alone)))
+      << "of both operations";
+  EXPECT_TRUE(training_.undo(2));
+  EXPECT_EQ(training_.num_kept_bytes(), bytes_of(std::get<ForwardBackward>(alone)));
+  EXPECT_FALSE(run_sequence(alone, 1));
+  EXPECT_EQ(run({{1, &alone, 0, 1}}).num_passes, 0) << "its forward was counted when it ran";
+  const std::pair got(run_sequence(alone, 1).value(), gradients("a"));
+  EXPECT_EQ(got, want);
 }
 
 }  // namespace

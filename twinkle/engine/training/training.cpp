@@ -74,7 +74,7 @@ void Training::run_forwards(std::span<OpSlice> pieces, const Stop& stop, BatchOu
   for (OpSlice& piece : pieces) {
     try {
       // Several ranks share every pass.
-      if (!with_.split.alone() || !kept_.admit(piece, pieces.size() == 1)) {
+      if (!with_.split.alone() || !kept_.admit(piece)) {
         shared.push_back(piece);
         continue;
       }

@@ -57,19 +57,48 @@ std::string decode_body(std::string& body, const std::string& encoding, int64_t 
   return wrong.empty() ? "" : "its Content-Encoding is zstd, but " + wrong;
 }
 
-std::string beginning_of(std::string_view body, const std::string& encoding, size_t most) {
-  if (encoding.empty() || encoding == "identity") return std::string(body.substr(0, most));
-  const Context context = encoding == "zstd" ? new_context() : Context(nullptr, ZSTD_freeDCtx);
-  std::string out(context ? most : 0, '\0');
-  ZSTD_inBuffer in{body.data(), body.size(), 0};
-  ZSTD_outBuffer to{out.data(), out.size(), 0};
-  for (bool goes_on = context != nullptr; goes_on && to.pos < to.size;) {
-    const size_t read = in.pos, written = to.pos;
-    const size_t left = ZSTD_decompressStream(context.get(), &to, &in);
-    goes_on = !ZSTD_isError(left) && (in.pos > read || to.pos > written);
+struct Search::Decoder {
+  Context context = new_context();
+  std::string out = std::string(ZSTD_DStreamOutSize(), '\0');
+};
+
+Search::Search(std::shared_ptr<Finder> finder, const std::string& encoding, int64_t most)
+    : finder_(std::move(finder)), left_(most), left_decoded_(most) {
+  if (!finder_ || encoding.empty() || encoding == "identity") return;
+  if (encoding == "zstd") decoder_ = std::make_unique<Decoder>();
+  if (!decoder_ || !decoder_->context) finder_.reset();
+}
+
+Search::~Search() = default;
+
+// A decoder keeps its window and some blocks of at most 128 KiB.
+int64_t Search::num_bytes() const {
+  return decoder_ ? (int64_t{1} << kWindowLog) + (int64_t{1} << 20) : 0;
+}
+
+bool Search::read(std::string_view more) {
+  if (!finder_) return false;
+  more = more.substr(0, static_cast<size_t>(left_));
+  left_ -= std::ssize(more);
+  bool goes_on = true;
+  if (!decoder_) goes_on = take(more);
+  ZSTD_inBuffer in{more.data(), more.size(), 0};
+  for (bool is_full = false; decoder_ && goes_on && (in.pos < in.size || is_full);) {
+    std::string& text = decoder_->out;
+    ZSTD_outBuffer out{text.data(), text.size(), 0};
+    const size_t read = in.pos, left = ZSTD_decompressStream(decoder_->context.get(), &out, &in);
+    if (!ZSTD_isError(left) && in.pos == read && out.pos == 0) break;
+    goes_on = !ZSTD_isError(left) && take({text.data(), out.pos});
+    is_full = out.pos == out.size;
   }
-  out.resize(to.pos);
-  return out;
+  if (!goes_on || left_ == 0) finder_.reset();
+  return finder_ != nullptr;
+}
+
+bool Search::take(std::string_view more) {
+  more = more.substr(0, static_cast<size_t>(left_decoded_));
+  left_decoded_ -= std::ssize(more);
+  return finder_->read(more) && left_decoded_ > 0;
 }
 
 int64_t decoded_bytes(std::string_view body, int64_t most) {

@@ -1,8 +1,11 @@
 // Bodies that came compressed (Content-Encoding), decoded within a limit.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
+
+#include "twinkle/server/http/message.h"
 
 namespace twinkle::server {
 
@@ -11,9 +14,27 @@ namespace twinkle::server {
 // or cut off, or more than max_bytes, of which no more is decoded.
 std::string decode_body(std::string& body, const std::string& encoding, int64_t max_bytes);
 
-// The beginning of what a body of decode_body() decodes to, at most `most` bytes: what can be told
-// where it is broken or cut off; "" of another encoding.
-std::string beginning_of(std::string_view body, const std::string& encoding, size_t most);
+// Looks through a body of decode_body() as it comes, whether or not it is whole or sound. One
+// thread at a time.
+class Search {
+ public:
+  // At most `most` bytes as they come, and as many decoded. Null `finder`, or another encoding: of
+  // nothing.
+  Search(std::shared_ptr<Finder> finder, const std::string& encoding, int64_t most);
+  ~Search();
+
+  int64_t num_bytes() const;  // of memory that it may take
+  // False: no more is looked at.
+  bool read(std::string_view more);
+
+ private:
+  bool take(std::string_view more);
+
+  struct Decoder;
+  std::shared_ptr<Finder> finder_;
+  std::unique_ptr<Decoder> decoder_;  // null: as it came
+  int64_t left_, left_decoded_;
+};
 
 // What a zstd body decodes to as its first frame says, if that is at most `most`; else `most`.
 int64_t decoded_bytes(std::string_view body, int64_t most);

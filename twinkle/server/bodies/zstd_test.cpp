@@ -35,17 +35,55 @@ TEST(Zstd, DecodesWhatTheLibraryCompressed) {
   EXPECT_EQ(two, "one, two");
 }
 
-TEST(Zstd, TheBeginningIsToldOfWhatIsCutOffBrokenOrTooLong) {
+// Keeps all that it is given, and needs no more than so much.
+struct Keeping : Finder {
+  explicit Keeping(size_t most = 1 << 30) : most(most) {}
+  bool read(std::string_view more) override { return (text += more).size() < most; }
+  std::string found() const override { return text; }
+  const size_t most;
+  std::string text;
+};
+
+std::string searched(std::string_view body, const std::string& encoding, int64_t most,
+                     size_t piece = 1000) {
+  const auto finder = std::make_shared<Keeping>();
+  Search search(finder, encoding, most);
+  bool goes_on = true;
+  for (size_t at = 0; at < body.size() && goes_on; at += piece)
+    goes_on = search.read(body.substr(at, piece));
+  return finder->text;
+}
+
+TEST(Zstd, ASearchIsToldAllThatCanBeDecodedOfWhatIsCutOffBrokenOrTooLongUpToItsLimit) {
   const std::string text = noise(300'000), whole = compressed(text);
-  EXPECT_EQ(beginning_of(whole, "zstd", 1000), text.substr(0, 1000));
-  EXPECT_EQ(beginning_of(std::string_view(whole).substr(0, 200'000), "zstd", 1000),
-            text.substr(0, 1000));
-  EXPECT_EQ(beginning_of(compressed("one") + "no frame", "zstd", 1000), "one");
-  EXPECT_EQ(beginning_of("no frame", "zstd", 1000), "");
-  EXPECT_EQ(beginning_of("", "zstd", 1000), "");
-  EXPECT_EQ(beginning_of("plain", "", 3), "pla");
-  EXPECT_EQ(beginning_of("plain", "identity", 30), "plain");
-  EXPECT_EQ(beginning_of("plain", "br", 30), "");
+  constexpr int64_t kMost = 400'000;
+  for (const size_t piece : {1000, 70'000, 1'000'000})
+    EXPECT_TRUE(searched(whole, "zstd", kMost, piece) == text) << piece;
+  // As many blocks, of 128 KiB, as are whole.
+  for (const std::string& part :
+       {searched(whole, "zstd", 200'000),
+        searched(std::string_view(whole).substr(0, 200'000), "zstd", kMost)})
+    EXPECT_TRUE(part.size() >= 128 << 10 && part.size() <= 200'000 && text.starts_with(part));
+  EXPECT_EQ(searched(compressed("one") + compressed("two") + "no frame", "zstd", kMost), "onetwo");
+  EXPECT_EQ(searched("no frame", "zstd", kMost), "");
+  EXPECT_EQ(searched(compressed(std::string(size_t{1} << 27, 'x')), "zstd", 5000),
+            std::string(5000, 'x'))
+      << "of a bomb";
+  EXPECT_EQ(searched("", "zstd", kMost), "");
+  EXPECT_EQ(searched("plain", "", 3), "pla");
+  EXPECT_EQ(searched("plain", "identity", 30, 2), "plain");
+  EXPECT_EQ(searched("plain", "br", 30), "");
+}
+
+TEST(Zstd, ASearchEndsWithItsFinder) {
+  const auto finder = std::make_shared<Keeping>(1000);
+  Search search(finder, "zstd", kLimit);
+  const std::string bomb = compressed(std::string(size_t{1} << 27, 'x'));
+  EXPECT_FALSE(search.read(bomb));
+  EXPECT_FALSE(search.read(bomb));
+  EXPECT_LT(finder->text.size(), size_t{1} << 18) << "the rest is not decoded";
+  EXPECT_GT(search.num_bytes(), 8 << 20);
+  EXPECT_FALSE(Search(nullptr, "", kLimit).read("x"));
 }
 
 TEST(Zstd, TheLimitIsExactAndABombIsNotDecoded) {

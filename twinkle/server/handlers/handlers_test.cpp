@@ -112,62 +112,6 @@ TEST_F(HandlersTest, ARequestThatCannotBeReadUsesItsNumberUpAndBreaksItsWindow) 
   EXPECT_EQ(answer(broken).status, 404);
 }
 
-TEST_F(HandlersTest, ABodyThatIsNotTakenUsesItsNumberUpThroughAStartToo) {
-  go_on();
-  const std::string id = run();
-  const auto refused = [&](const std::string& beginning, const std::string& key) {
-    Request r = request("/api/v1/forward_backward", beginning, key);
-    r.headers["content-type"] = "application/x-protobuf";
-    r.refused = refusal(413, "the body is too long");
-    const Response told = answer(r);
-    EXPECT_EQ(told.status, 413) << told.body;
-    EXPECT_EQ(text(told, "detail"), "the body is too long");
-  };
-  const auto bytes = [&](int64_t seq_id) {
-    return forward_backward_bytes(id, seq_id, "cross_entropy");
-  };
-  refused(bytes(1).substr(0, 80), "tml-b");  // another's
-  refused("", "tml-a");
-  const Response stepped = step(id, 2);
-  refused(bytes(1).substr(0, 80), "tml-a");
-  refused(bytes(1).substr(0, 80), "tml-a");
-  const std::string error = text(failure(stepped), "error");
-  EXPECT_NE(error.find("the body is too long"), std::string::npos) << error;
-  EXPECT_EQ(done(id).size(), 0U);
-  close();
-  open();
-  go_on();
-  EXPECT_EQ(text(failure(stepped), "error"), error);
-  EXPECT_NE(text(train(id, 1), "detail").find("seq_id 1 of"), std::string::npos) << "was refused";
-  const Response next = train(id, 3), ends = step(id, 4);
-  refused(bytes(3).substr(0, 80), "tml-a");  // which has come
-  EXPECT_EQ(result(next).status, 200);
-  EXPECT_TRUE(parse(result(ends)).contains("metrics"));
-}
-
-TEST_F(HandlersTest, LongJsonThatIsNotTakenUsesTheNumberInItsBeginningUp) {
-  const std::string id = run();
-  const auto refused = [&](const char* route, const std::string& beginning) {
-    Request r = request(route, beginning, "tml-a");
-    r.refused = refusal(413, "the body is too long");
-    EXPECT_EQ(text(answer(r), "detail"), "the body is too long");
-  };
-  const std::string model = R"("model_id": ")" + id + R"(")";
-  const char* const step_route = "/api/v1/optim_step";
-  // Not of the object itself, not whole, or nobody's.
-  refused(step_route, R"({"x": {"seq_id": 2, )" + model + R"(, "y": 1}, "z": "a)");
-  refused(step_route, R"({"x": "\"}, ", )" + model + R"(, "seq_id": 2)");
-  refused(step_route, R"({"model_id": "another", "seq_id": 2, "x)");
-  refused(step_route, R"([{"seq_id": 2}, 1)");
-  EXPECT_EQ(train(id, 1).status, 200);
-  const Response next = step(id, 5);
-  refused(step_route, R"({"x": "a\", {[", )" + model + R"(, "seq_id": 2, "adam_params": {"x": [)");
-  refused("/api/v1/save_weights", "{" + model + R"(, "seq_id": 3, "path": "a)");
-  refused("/api/v1/save_weights_for_sampler", R"({"seq_id": 4, )" + model + ",");
-  EXPECT_TRUE(parse(result(next)).contains("metrics")) << "with the gradients of 1";
-  EXPECT_EQ(text(step(id, 2), "detail"), "server: seq_id 2 of '" + id + "' was refused");
-}
-
 TEST_F(HandlersTest, NumbersThatAreNotFiniteAreRefusedByTheirField) {
   const std::string id = run();
   std::string bytes = forward_backward_bytes(id, 1, "cross_entropy");

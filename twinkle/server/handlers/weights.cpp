@@ -43,10 +43,11 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
   const auto [run, seq_id] = in_run(call);
   try {
     Services& s = call.services;
+    const bool is_new = !run.came(seq_id);
+    if (is_new) call.require_allowed();  // of a body that was too long nothing else is known
     const auto name = get<std::string>(call.body, "path");
     const std::string path = tinker_path(run, kind, name);
     const bool overwrite = get_or(call.body, "overwrite", false);
-    const bool is_new = !run.came(seq_id);
     const auto decided = run.folders.find(seq_id);  // when it came first
     const auto folder =
         decided != run.folders.end() ? decided->second : s.new_folder(run, seq_id, kind, name);
@@ -54,10 +55,7 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
             Code::kInvalid, "server: the checkpoint '", path,
             "' exists, or is being saved; choose another name",
             kind == "weights" ? ", or give overwrite=True" : "");
-    if (is_new) {
-      require_visible(s, name);
-      call.require_allowed();
-    }
+    if (is_new) require_visible(s, name);
     const auto counts =
         s.amounts.pend(run.owner, optimizer ? Amount::kCheckpoint : Amount::kAdapter);
     const Checkpoint made{.owner = run.owner,

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -65,10 +66,19 @@ class HeldRoom {
   virtual void shrink(int64_t bytes) = 0;
 };
 
+// Looks for something in a body that is not taken, and keeps no more of it than that.
+class Finder {
+ public:
+  virtual ~Finder() = default;
+  // The next bytes, decoded. False: it needs no more of them. Any thread.
+  virtual bool read(std::string_view more) = 0;
+  virtual std::string found() const = 0;  // as a body of that alone; "": it was not there
+};
+
 struct Request : Head {
   std::string body;                     // decoded, whatever its Content-Encoding
   std::shared_ptr<HeldRoom> held = {};  // or null
-  // Why the body is not taken; its answer. `body` is then the beginning of it, decoded, or less.
+  // Why the body is not taken; its answer. `body` is then what was found in it.
   std::optional<Response> refused = {};
   // For a handler that answers later, before it returns: what it gives here is called on the
   // service's thread if the client hangs up before it is answered. May be empty.
@@ -85,9 +95,11 @@ struct Admission {
   Response refused = {};       // where max_body_bytes is negative: the answer instead
   std::shared_ptr<HeldRoom> held = {};
   std::string tenant = {}, key_id = {};  // for the log: whose key it has, let in or not
-  // Bytes, as they come, of a body that is too long, or does not decode, with which the handler is
-  // asked before that is told; 0: it is told at once.
-  int64_t beginning_bytes = 0;
+  // Looks through a body that is too long, or does not decode, as far as so many bytes, as they
+  // come and decoded: with what it finds the handler is asked before that is told. Null: it is told
+  // at once.
+  std::shared_ptr<Finder> finder = {};
+  int64_t most_searched_bytes = 0;
 };
 using Admit = std::function<void(Admission)>;
 

@@ -54,25 +54,39 @@ awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
     left -= std::min(bytes, left);
   };
   parser.on_chunk_header(on_chunk);
-  const auto told = is_too_long ? admission.beginning_bytes
-                                : static_cast<int64_t>(parser.content_length().value_or(limit));
+  const auto told = static_cast<int64_t>(std::min(limit, parser.content_length().value_or(limit)));
   auto end = steady_clock::now() + options_.body_time;  // if no more came
-  while (!parser.is_done() &&
-         (!is_too_long || std::ssize(parser.get().body()) < admission.beginning_bytes)) {
-    const int64_t came = std::ssize(parser.get().body());
-    HeldRoom* const held = admission.held.get();
-    if (held && !held->grow(std::min(told, came + kReadBytes))) {
+  HeldRoom* const held = admission.held.get();
+  std::shared_ptr<Search> searches;  // what is too long
+  std::string& body = parser.get().body();
+  if (!is_too_long) body.reserve(parser.content_length().value_or(0));
+  for (int64_t came = 0;;) {
+    if (is_too_long) {
+      if (!searches)
+        searches = std::make_shared<Search>(admission.finder,
+                                            lower(parser.get()[http::field::content_encoding]),
+                                            admission.most_searched_bytes);
+      stream.expires_never();
+      if (!co_await search(searches, std::exchange(body, {}))) co_return too_long();
+      if (held) held->shrink(searches->num_bytes());
+    }
+    if (parser.is_done()) break;
+    const int64_t kept = std::ssize(body) + (searches ? searches->num_bytes() : 0);
+    const int64_t most_kept = searches ? kept + kReadBytes : told;
+    if (held && !held->grow(std::min(most_kept, kept + kReadBytes))) {
       const auto waits = steady_clock::now();
       stream.expires_never();
-      if (auto refused = co_await room(*held, std::min(told, came + kAfterWaiting)))
+      if (auto refused = co_await room(*held, std::min(most_kept, kept + kAfterWaiting)))
         co_return refused;
       end += steady_clock::now() - waits;
     }
     stream.expires_at(std::min(steady_clock::now() + options_.patience,
                                end + std::chrono::milliseconds(1000 * came / kMiB)));
     boost::system::error_code error;
+    came -= std::ssize(body);
     co_await http::async_read_some(stream, buffer, parser,
                                    boost::asio::redirect_error(boost::asio::use_awaitable, error));
+    came += std::ssize(body);
     if (error) co_return refusal(422, "the body is not HTTP as it should be: " + error.message());
   }
   if (is_too_long) co_return too_long();
@@ -80,7 +94,8 @@ awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
 }
 
 // What came is there until it is decoded, hence room for both.
-awaitable<std::optional<Response>> Receiver::decode(Request& request, int64_t most) {
+awaitable<std::optional<Response>> Receiver::decode(Request& request, const Admission& admission) {
+  const int64_t most = admission.max_body_bytes;
   const std::string encoding = lower(request.header("content-encoding"));
   const auto refused = [](const std::string& wrong) {
     return refusal(422, "the body cannot be read: " + wrong);
@@ -102,11 +117,24 @@ awaitable<std::optional<Response>> Receiver::decode(Request& request, int64_t mo
       Decoded out = co_await answer.wait();
       request.body = std::move(out.body);
       if (out.wrong.empty()) break;
-      if (bytes == left) co_return refused(out.wrong);
+      if (bytes < left) continue;
+      const auto searches =
+          std::make_shared<Search>(admission.finder, encoding, admission.most_searched_bytes);
+      co_await search(searches, std::move(request.body));
+      co_return refused(out.wrong);
     }
   }
   if (request.held) request.held->shrink(std::ssize(request.body));
   co_return std::nullopt;
+}
+
+// A decoder may make much of little, which must not hold up the thread that serves.
+awaitable<bool> Receiver::search(std::shared_ptr<Search> search, std::string piece) {
+  Answer<bool> answer(context_.lock(), false);
+  decoder_.run([search = std::move(search), piece = std::move(piece), told = answer.setter()] {
+    told(search->read(piece));
+  });
+  co_return co_await answer.wait();
 }
 
 awaitable<std::optional<Response>> Receiver::room(HeldRoom& held, int64_t bytes) {

@@ -6,17 +6,31 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "twinkle/server/bodies/zstd.h"
 #include "twinkle/server/http/server.h"
 #include "twinkle/server/worker.h"
 
 namespace twinkle::server {
 
-using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
+// A string for which no memory is taken because a head announces a length: that may be any number,
+// and Beast's own reader ends the process where there is not so much. Receiver::read() takes it for
+// what may come.
+struct TextBody : boost::beast::http::string_body {
+  class reader : public boost::beast::http::string_body::reader {
+   public:
+    using boost::beast::http::string_body::reader::reader;
+    void init(const boost::optional<std::uint64_t>&, boost::system::error_code& error) {
+      boost::beast::http::string_body::reader::init(boost::none, error);
+    }
+  };
+};
+using Parser = boost::beast::http::request_parser<TextBody>;
 
 // What the coroutine that waits is told where nobody can give the answer any more.
 inline const char* const kDropped = "the server dropped this request";
@@ -29,19 +43,22 @@ class Receiver {
   Receiver(const HttpOptions& options, const std::shared_ptr<boost::asio::io_context>& context)
       : options_(options), context_(context) {}
 
-  // Into the parser's body; of one that is too long, admission.beginning_bytes. The refusal if it
-  // is longer than it may be (413), there was no room for it (503, 429) or it is not HTTP as it
-  // should be (422); a connection that is too slow is closed.
+  // Into the parser's body; of one that is too long, nothing: it is searched as it comes. The
+  // refusal if it is longer than it may be (413), there was no room for it (503, 429) or it is not
+  // HTTP as it should be (422); a connection that is too slow is closed.
   boost::asio::awaitable<std::optional<Response>> read(boost::beast::tcp_stream& stream,
                                                        boost::beast::flat_buffer& buffer,
                                                        Parser& parser, const Admission& admission);
 
   // In place, by its Content-Encoding. The refusal if it cannot be decoded, with what it decodes to
-  // is longer than `most` bytes (422), or there was no room for that (503, 429).
-  boost::asio::awaitable<std::optional<Response>> decode(Request& request, int64_t most);
+  // is longer than it may be (422), when it has been searched, or there was no room for that (503,
+  // 429).
+  boost::asio::awaitable<std::optional<Response>> decode(Request& request,
+                                                         const Admission& admission);
 
  private:
   boost::asio::awaitable<std::optional<Response>> room(HeldRoom& held, int64_t bytes);
+  boost::asio::awaitable<bool> search(std::shared_ptr<Search> search, std::string piece);
 
   const HttpOptions& options_;
   const std::weak_ptr<boost::asio::io_context> context_;

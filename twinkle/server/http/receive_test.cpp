@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <zstd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -62,7 +64,7 @@ class ReceiveTest : public testing::Test {
                              [this](const Request& request, const Reply& reply) {
                                ++num_handled_;
                                if (request.refused) {
-                                 beginning_ = request.body;
+                                 found_ = request.body;
                                  return reply(*request.refused);
                                }
                                reply({.body = "has " + request.body});
@@ -72,7 +74,7 @@ class ReceiveTest : public testing::Test {
 
   std::function<Admission()> admission_ = [] { return Admission{.max_body_bytes = 100}; };
   std::atomic<int> num_handled_ = 0;
-  std::string beginning_;  // of the last that was not taken, before its answer
+  std::string found_;  // in the last that was not taken, before its answer
   std::optional<HttpServer> server_;
 };
 
@@ -129,10 +131,105 @@ TEST_F(ReceiveTest, WhatDecodesToMoreThanThereIsRoomForIsNotDecoded) {
   EXPECT_TRUE(begins(peer.ask(post("/", "1")), "HTTP/1.1 200")) << "the connection stays";
 }
 
-TEST_F(ReceiveTest, TheHandlerIsAskedWithTheBeginningOfABodyThatIsNotTaken) {
-  admission_ = [] { return Admission{.max_body_bytes = 100, .beginning_bytes = 32}; };
+// Keeps what it is given, until that ends with an '!' or is `most` bytes.
+struct Keeping : Finder {
+  explicit Keeping(size_t most) : most(most) {}
+  bool read(std::string_view more) override {
+    text += more;
+    return text.size() < most && !text.ends_with('!');
+  }
+  std::string found() const override {
+    return text.size() >= most || text.ends_with('!') ? text : "";
+  }
+  const size_t most;
+  std::string text;
+};
+
+TEST_F(ReceiveTest, ABodyThatIsTooLongIsSearchedToItsEndOrTheLimitAndNotKept) {
+  RoomForTest::Noted noted;
+  constexpr int64_t kMost = 10 << 20;
+  const auto admission = [&](std::shared_ptr<Finder> finder) {
+    return Admission{.max_body_bytes = 100,
+                     .held = std::make_shared<RoomForTest>(noted, kMost),
+                     .finder = std::move(finder),
+                     .most_searched_bytes = kMost};
+  };
+  admission_ = [&] { return admission(std::make_shared<Keeping>(kMost * 2)); };
   start();
-  const std::string text(150, 'x'), begins_with = text.substr(0, 32);
+  const auto chunked = [](const std::string& text) {
+    const auto chunk = [](std::string_view part) {
+      char size[20];
+      std::snprintf(size, sizeof size, "%zx\r\n", part.size());
+      return size + std::string(part) + "\r\n";
+    };
+    return "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" +
+           chunk(std::string_view(text).substr(0, 80)) + chunk(std::string_view(text).substr(80)) +
+           "0\r\n\r\n";
+  };
+  std::string text(9 << 20, 'x');
+  text.back() = '!';
+  for (const std::string& request : {post("/", text), chunked(text)}) {
+    found_.clear();
+    Peer peer(port());
+    EXPECT_TRUE(begins(peer.ask(request), "HTTP/1.1 413"));
+    EXPECT_TRUE(found_ == text) << found_.size();
+  }
+  {
+    const std::lock_guard lock(noted.mutex);
+    EXPECT_LE(*std::ranges::max_element(noted.sizes), (64 << 10) + 100);
+  }
+  EXPECT_EQ(num_handled_, 2);
+  const std::string longer(kMost, 'x');
+  Peer peer(port());
+  EXPECT_TRUE(begins(peer.ask(post("/", longer + "!")), "HTTP/1.1 413")) << "beyond the limit";
+  EXPECT_EQ(num_handled_, 2) << "nothing was found";
+}
+
+TEST_F(ReceiveTest, AnyLengthMayBeAnnouncedAndTakesNoMemory) {
+  bool is_numbered = true;
+  admission_ = [&] {
+    return Admission{.max_body_bytes = 100,
+                     .finder = is_numbered ? std::make_shared<Keeping>(2) : nullptr,
+                     .most_searched_bytes = 200};
+  };
+  start();
+  for (const char* length : {"1000000000000", "1000000000000000", "9223372036854775807",
+                             "9223372036854775808", "18446744073709551615"}) {
+    is_numbered = !is_numbered;
+    const std::string head = std::string("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: ");
+    EXPECT_TRUE(begins(Peer(port()).ask(head + length + "\r\n\r\nwell"), "HTTP/1.1 413")) << length;
+  }
+  EXPECT_EQ(num_handled_, 2);
+  EXPECT_NE(Peer(port()).ask(post("/", "well")).find("has well"), std::string::npos);
+}
+
+TEST_F(ReceiveTest, WhatIsCompressedAndNotTakenIsSearchedAsItDecodes) {
+  admission_ = [] {
+    return Admission{.max_body_bytes = 100,
+                     .finder = std::make_shared<Keeping>(1 << 24),
+                     .most_searched_bytes = 1 << 20};
+  };
+  start();
+  std::string noise(5000, '\0');
+  for (size_t i = 0; i < noise.size(); ++i) noise[i] = static_cast<char>(i * i * 31 / 7 + i % 11);
+  noise.back() = '!';
+  const std::string much = compressed(noise), little = compressed(std::string(5000, 'x') + "!");
+  ASSERT_GT(much.size(), 100U);
+  ASSERT_LT(little.size(), 100U);
+  EXPECT_TRUE(begins(Peer(port()).ask(packed(much)), "HTTP/1.1 413"));
+  EXPECT_TRUE(found_ == noise);
+  EXPECT_TRUE(begins(Peer(port()).ask(packed(little)), "HTTP/1.1 422"));
+  EXPECT_EQ(found_, std::string(5000, 'x') + "!");
+  EXPECT_EQ(num_handled_, 2);
+}
+
+TEST_F(ReceiveTest, TheHandlerIsAskedWithWhatWasFoundInABodyThatIsNotTaken) {
+  admission_ = [] {
+    return Admission{
+        .max_body_bytes = 100, .finder = std::make_shared<Keeping>(2), .most_searched_bytes = 200};
+  };
+  start();
+  const std::string text(150, 'x');
   const std::string chunked =
       "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n32\r\n" +
       text.substr(0, 50) + "\r\n60\r\n" + text.substr(0, 96) + "\r\n0\r\n\r\n";
@@ -142,23 +239,23 @@ TEST_F(ReceiveTest, TheHandlerIsAskedWithTheBeginningOfABodyThatIsNotTaken) {
   int num_handled = 0;
   for (const std::string& request :  // the second and the last are not all sent
        {post("/", text), post("/", text).substr(0, 100), chunked, first}) {
-    beginning_.clear();
+    found_.clear();
     Peer peer(port());
     EXPECT_TRUE(begins(peer.ask(request), "HTTP/1.1 413"));
-    EXPECT_EQ(beginning_.substr(0, 32), begins_with);
+    EXPECT_GE(found_.size(), 2U);
+    EXPECT_EQ(found_, text.substr(0, found_.size()));
     EXPECT_EQ(peer.receive(), "") << "the connection ends";
     EXPECT_EQ(num_handled_, ++num_handled);
   }
   Peer peer(port());
   EXPECT_TRUE(begins(peer.ask(packed(compressed(text))), "HTTP/1.1 422"));
-  EXPECT_EQ(beginning_, text.substr(0, beginning_.size())) << "decoded";
-  EXPECT_FALSE(beginning_.empty());
+  EXPECT_EQ(found_, text.substr(0, found_.size())) << "decoded";
+  EXPECT_FALSE(found_.empty());
   EXPECT_TRUE(begins(peer.ask(packed("no frame")), "HTTP/1.1 422"));
-  EXPECT_EQ(beginning_, "");
-  EXPECT_EQ(num_handled_, 6);
+  EXPECT_EQ(num_handled_, 5) << "nothing was found";
   Peer(port()).send(post("/", text.substr(0, 90)).substr(0, 100));  // and hangs up: it comes again
   EXPECT_NE(peer.ask(post("/", "well")).find("has well"), std::string::npos);
-  EXPECT_EQ(num_handled_, 7);
+  EXPECT_EQ(num_handled_, 6);
 }
 
 TEST_F(ReceiveTest, ABodyThatComesSlowerThanItMayClosesItsConnection) {

@@ -28,7 +28,6 @@
 #include "twinkle/base/fault/fault.h"
 #include "twinkle/base/json.h"
 #include "twinkle/server/bodies/sending.h"
-#include "twinkle/server/bodies/zstd.h"
 #include "twinkle/server/http/answer.h"
 #include "twinkle/server/http/receive.h"
 #include "twinkle/store/keys/keys.h"
@@ -210,7 +209,10 @@ class HttpServer::Impl {
     const std::string peer = error ? "" : remote.address().to_string();
     beast::flat_buffer buffer;
     streams_[&stream] = false;
-    while (!draining_ && co_await serve(stream, buffer, peer)) {
+    try {
+      while (!draining_ && co_await serve(stream, buffer, peer)) {
+      }
+    } catch (const std::bad_alloc&) {  // costs this connection alone
     }
     streams_.erase(&stream);
     stream.socket().shutdown(tcp::socket::shutdown_send, error);
@@ -278,14 +280,13 @@ class HttpServer::Impl {
     const bool is_read = !refused;
     if (is_read) {
       stream.expires_never();
-      refused = co_await receiver_.decode(request, admission.max_body_bytes);
+      refused = co_await receiver_.decode(request, admission);
     }
     if (refused) {
-      std::string beginning = request.body.substr(0, admission.beginning_bytes);
-      request = {};  // nothing more is kept while its peer reads why
+      request = {};  // nothing is kept while its peer reads why
       // What was broken off, or had no room, comes again.
-      if (refused->status == (is_read ? 422 : 413))
-        refused = co_await told_why(stream, head, std::move(beginning), std::move(*refused));
+      if (refused->status == (is_read ? 422 : 413) && admission.finder)
+        refused = co_await told_why(stream, head, admission.finder->found(), std::move(*refused));
       Response why = noted(std::move(*refused), head, told);
       if (!is_read) co_return co_await refuse_unread(stream, std::move(why));
       co_return co_await write(stream, std::move(why), keep_alive);
@@ -296,14 +297,12 @@ class HttpServer::Impl {
     co_return co_await write(stream, std::move(response), stays, head.method == "HEAD");
   }
 
-  // What is answered to a request whose body is never taken: the handler is told first, where it
-  // wants to know what the beginning says.
-  awaitable<Response> told_why(beast::tcp_stream& stream, const Head& head, std::string beginning,
+  // What is answered to a request whose body is never taken: the handler is told first, where
+  // something was found for it.
+  awaitable<Response> told_why(beast::tcp_stream& stream, const Head& head, std::string found,
                                Response refused) {
-    if (beginning.empty()) co_return refused;
-    Request request{head};
-    request.body =
-        beginning_of(beginning, lower(request.header("content-encoding")), beginning.size());
+    if (found.empty()) co_return refused;
+    Request request{head, std::move(found)};
     request.refused = std::move(refused);
     stream.expires_never();
     co_return co_await answered(stream, std::move(request));

@@ -1,0 +1,114 @@
+// Numbers of requests whose bodies are not taken: too long, or not JSON.
+#include "twinkle/server/service_for_test.h"
+#include "twinkle/server/tinker/address.h"
+
+namespace twinkle::server {
+namespace {
+
+using UsedUpTest = ServiceTest;
+
+// What the server asks with of a body that begins so and is not taken.
+std::string found_in(const std::string& beginning, bool is_protobuf) {
+  const auto finder = tinker::address_finder(is_protobuf);
+  finder->read(beginning);
+  return finder->found();
+}
+
+TEST_F(UsedUpTest, ABodyThatIsNotTakenUsesItsNumberUpThroughAStartToo) {
+  go_on();
+  const std::string id = run();
+  const auto refused = [&](const std::string& beginning, const std::string& key) {
+    Request r = request("/api/v1/forward_backward", found_in(beginning, true), key);
+    r.headers["content-type"] = "application/x-protobuf";
+    r.refused = refusal(413, "the body is too long");
+    const Response told = answer(r);
+    EXPECT_EQ(told.status, 413) << told.body;
+    EXPECT_EQ(text(told, "detail"), "the body is too long");
+  };
+  const auto bytes = [&](int64_t seq_id) {
+    return forward_backward_bytes(id, seq_id, "cross_entropy");
+  };
+  refused(bytes(1).substr(0, 80), "tml-b");  // another's
+  refused("", "tml-a");
+  const Response stepped = step(id, 2);
+  refused(bytes(1).substr(0, 80), "tml-a");
+  refused(bytes(1).substr(0, 80), "tml-a");
+  const std::string error = text(failure(stepped), "error");
+  EXPECT_NE(error.find("the body is too long"), std::string::npos) << error;
+  EXPECT_EQ(done(id).size(), 0U);
+  close();
+  open();
+  go_on();
+  EXPECT_EQ(text(failure(stepped), "error"), error);
+  EXPECT_NE(text(train(id, 1), "detail").find("seq_id 1 of"), std::string::npos) << "was refused";
+  const Response next = train(id, 3), ends = step(id, 4);
+  refused(bytes(3).substr(0, 80), "tml-a");  // which has come
+  EXPECT_EQ(result(next).status, 200);
+  EXPECT_TRUE(parse(result(ends)).contains("metrics"));
+}
+
+TEST_F(UsedUpTest, LongJsonThatIsNotTakenUsesItsNumberUp) {
+  const std::string id = run();
+  const auto refused = [&](const char* route, const std::string& beginning) {
+    Request r = request(route, found_in(beginning, false), "tml-a");
+    r.refused = refusal(413, "the body is too long");
+    EXPECT_EQ(text(answer(r), "detail"), "the body is too long");
+  };
+  const std::string model = R"("model_id": ")" + id + R"(")";
+  const char* const step_route = "/api/v1/optim_step";
+  // Not of the object itself, not whole, or nobody's.
+  refused(step_route, R"({"x": {"seq_id": 2, )" + model + R"(, "y": 1}, "z": "a)");
+  refused(step_route, R"({"x": "\"}, ", )" + model + R"(, "seq_id": 2)");
+  refused(step_route, R"({"model_id": "another", "seq_id": 2, "x)");
+  refused(step_route, R"([{"seq_id": 2}, 1)");
+  EXPECT_EQ(train(id, 1).status, 200);
+  const Response next = step(id, 5);
+  refused(step_route, R"({"x": "a\", {[", )" + model + R"(, "seq_id": 2, "adam_params": {"x": [)");
+  refused("/api/v1/save_weights", "{" + model + R"(, "seq_id": 3, "path": "a)");
+  refused("/api/v1/save_weights_for_sampler", R"({"seq_id": 4, )" + model + ",");
+  EXPECT_TRUE(parse(result(next)).contains("metrics")) << "with the gradients of 1";
+  EXPECT_EQ(text(step(id, 2), "detail"), "server: seq_id 2 of '" + id + "' was refused");
+}
+
+TEST_F(UsedUpTest, JsonThatCannotBeReadUsesItsNumberUpThroughAStartToo) {
+  go_on();
+  const std::string id = run(), model = R"({"model_id": ")" + id + R"(", "seq_id": )";
+  const auto post_text = [&](const char* route, const std::string& body) {
+    return answer(request(route, body, "tml-a"));
+  };
+  const char* const step_route = "/api/v1/optim_step";
+  for (const std::string& nobodys : {"{\"x\": NaN, " + model.substr(1) + "1}", std::string("[1"),
+                                     std::string(R"({"model_id": "another", "seq_id": 1, )")}) {
+    const Response told = post_text(step_route, nobodys);
+    EXPECT_EQ(told.status, 422) << told.body;
+    EXPECT_NE(text(told, "detail").find("json: server: the body line 1"), std::string::npos);
+  }
+  const Response next = step(id, 3);
+  EXPECT_EQ(post_text(step_route, model + "1, \"adam_params\": {\"learning_rate\": NaN}}").status,
+            422);
+  const Response told = post_text("/api/v1/save_weights", model + "2, \"path\": \"a");
+  EXPECT_EQ(told.status, 422);
+  EXPECT_NE(text(told, "detail").find("json: server: the body line 1"), std::string::npos);
+  EXPECT_TRUE(parse(result(next)).contains("metrics"));
+  close();
+  open();
+  go_on();
+  EXPECT_EQ(text(step(id, 1), "detail"), "server: seq_id 1 of '" + id + "' was refused");
+  EXPECT_EQ(text(step(id, 2), "detail"), "server: seq_id 2 of '" + id + "' was refused");
+}
+
+TEST_F(UsedUpTest, TheReasonOfANumberThatWasUsedUpIsTheOneThatWasTold) {
+  const std::string id = run(), model = R"({"model_id": ")" + id + R"(", )";
+  int64_t seq_id = 2;  // behind one that does not come: until then reasons are kept
+  for (const char* route : {"optim_step", "save_weights", "save_weights_for_sampler"}) {
+    Request r =
+        request(std::string("/api/v1/") + route,
+                found_in(model + R"("seq_id": )" + std::to_string(seq_id) + ",", false), "tml-a");
+    r.refused = refusal(413, "the body is too long");
+    EXPECT_EQ(answer(r).status, 413);
+    EXPECT_EQ(services_->runs.find(id)->refused.at(seq_id++).why, "server: the body is too long");
+  }
+}
+
+}  // namespace
+}  // namespace twinkle::server
