@@ -146,6 +146,28 @@ def internlm3_config(fields):
     }
 
 
+def qwen3_5_tensors(tensors, config):
+    return {
+        "model.language_model." + n.removeprefix("model.") if n.startswith("model.") else n: t
+        for n, t in tensors.items()
+    }
+
+
+def qwen3_5_config(fields):
+    """As the hub has it: the text model's fields are nested."""
+    rope = {**fields["rope_parameters"], "mrope_interleaved": True, "mrope_section": [11, 11, 10]}
+    text = {k: v for k, v in fields.items() if k != "architectures"} | {"rope_parameters": rope}
+    text |= {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1}
+    return {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "tie_word_embeddings": fields["tie_word_embeddings"],
+        "text_config": text,
+        "vision_config": {"model_type": "qwen3_5", "depth": 1},
+        "image_token_id": 1,
+    }
+
+
 @dataclass
 class Family:
     config: type  # of the twin
@@ -179,6 +201,19 @@ FAMILIES = {
         internlm2_tensors,
         internlm2_config,
         alien=True,
+    ),
+    "qwen3_5": Family(
+        transformers.Qwen3_5TextConfig,
+        {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.25}, "tie_word_embeddings": True}
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+        | {"linear_value_head_dim": 12, "layer_types": ["linear_attention", "full_attention"]},
+        qwen3_5_tensors,
+        qwen3_5_config,
+        {
+            "mtp.fc.weight": torch.ones(64, 128),
+            "model.visual.patch_embed.proj.weight": torch.ones(8, 3, 2, 4, 4),
+        },
+        alien=True,  # it does, but as a text model, whose modules have other paths
     ),
     "internlm3": Family(
         transformers.InternLM3Config, {"rope_parameters": ROPE}, hub=internlm3_config

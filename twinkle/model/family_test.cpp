@@ -38,7 +38,7 @@ TEST(Family, TheListHoldsEveryFamilyOnceWithAnArchitecture) {
     EXPECT_TRUE(family.spec) << family.name;
   }
   EXPECT_EQ(names, (std::set<std::string>{"llama", "qwen2", "qwen3", "mistral", "glm", "glm4",
-                                          "chatglm", "internlm2", "internlm3"}));
+                                          "chatglm", "internlm2", "internlm3", "qwen3_5"}));
 }
 
 // All families, as an error lists them.
