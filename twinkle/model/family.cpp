@@ -121,6 +121,8 @@ constexpr std::string_view kRopeKeys[] = {"rope_type",
                                           "mscale",
                                           "mscale_all_dim",
                                           "partial_rotary_factor",
+                                          "mrope_section",  // text has one position, not three
+                                          "mrope_interleaved",
                                           "finetuned"};  // a remark of some yarn checkpoints
 
 void check_rope_keys(const Json& rope) {
