@@ -73,6 +73,19 @@ TEST_F(AdapterTest, NamesMatchWholeEndingsOfPaths) {
             "gate_proj, up_proj, down_proj, lm_head");
 }
 
+TEST_F(AdapterTest, APathIsKnownByTheNameInsideAModelWithPicturesToo) {
+  EXPECT_EQ(other_path("model.layers.0.mlp"), "model.language_model.layers.0.mlp");
+  EXPECT_EQ(other_path("model.language_model.layers.0.mlp"), "model.layers.0.mlp");
+  EXPECT_EQ(other_path("lm_head"), "");
+  EXPECT_EQ(targets(Names{"model.language_model.layers.0.self_attn.k_proj"}),
+            Names{"model.layers.0.self_attn.k_proj"});
+  EXPECT_EQ(targets(std::string(R"(model\.language_model\..*\.1\..*up_proj)")),
+            Names{"model.layers.1.mlp.up_proj"});
+  const PeftConfig config{
+      .rank = 2, .rank_pattern = {{"model.language_model.layers.0.mlp.up_proj", 5}}};
+  EXPECT_EQ(Sizes(config).rank("model.layers.0.mlp.up_proj"), 5);
+}
+
 TEST_F(AdapterTest, ATextIsARegexOfWholePathsOrAllLinear) {
   EXPECT_EQ(targets(std::string("all-linear")).size(), 14u);
   EXPECT_EQ(targets(std::string(R"(.*\.1\..*(up|down)_proj)")),

@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "twinkle/io/peft/peft.h"
@@ -16,6 +17,11 @@ struct LinearShape {
   std::string path;
   int64_t inputs, outputs;
 };
+// The module's path in the other one of the two classes that transformers has of some models: of
+// text alone ("model.layers.0"), and with pictures ("model.language_model.layers.0"). Adapters are
+// read under both. Empty: it has none.
+std::string other_path(std::string_view path);
+
 std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linears);
 
 // The indices of the linears that the config targets, by its modules or its parameters. An expert

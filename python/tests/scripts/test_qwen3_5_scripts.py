@@ -1,11 +1,12 @@
-"""The source documents' script for a single GPU, on a tiny Qwen3.5 in the hub's layout."""
+"""The source documents' Qwen3.5 scripts for one device, on a tiny Qwen3.5 in the hub's layout."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 import seed_scripts
-from scripts.test_seed_scripts import self_cognition
+from scripts.test_seed_scripts import BEST_PRACTICES, RESUMING, self_cognition
 
 pytestmark = pytest.mark.usefixtures("engine_built")
 
@@ -62,3 +63,25 @@ def rows():
 
 def test_single_gpu_script(run, tiny_qwen3_5_dir):
     run(seed_scripts.SINGLE_GPU, rows(), model=tiny_qwen3_5_dir)
+
+
+def test_best_practices_script_saves_what_peft_loads_into_the_class_with_pictures(
+    run, tmp_path, tiny_qwen3_5_dir
+):
+    out = run(BEST_PRACTICES, self_cognition(), model=tiny_qwen3_5_dir)
+    assert "Total steps: 125" in out.stderr and "Eval metric" in out.stderr
+    adapter = tmp_path / "output" / "last-checkpoint"
+    targets = json.loads((adapter / "adapter_config.json").read_text())["target_modules"]
+    assert {"in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"} <= set(targets)
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    base = transformers.Qwen3_5ForConditionalGeneration.from_pretrained(tiny_qwen3_5_dir)
+    model = peft.PeftModel.from_pretrained(base, adapter)
+    text = model.base_model.model.model.language_model
+    learned = [p for n, p in text.named_parameters() if "lora_B" in n]
+    assert len(learned) == 5 + 4 + 2 * 3
+    assert all(bool(p.abs().max() > 0) for p in learned)
+
+
+def test_a_run_cut_in_two_equals_one_that_was_not(run, tiny_qwen3_5_dir):
+    assert "equal" in run(RESUMING, self_cognition(64), model=tiny_qwen3_5_dir).stdout

@@ -147,7 +147,7 @@ def internlm3_config(fields):
 
 
 MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
-ROUTED = ("qwen3_moe", "qwen2_moe", "mixtral", "deepseek", "glm4_moe")
+ROUTED = ("qwen3_moe", "qwen2_moe", "mixtral", "deepseek", "glm4_moe", "qwen3_next", "qwen3_5_moe")
 DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -225,10 +225,28 @@ def margin(model, sequences):
     return min(closest)
 
 
+def stacked(tensors):
+    """The experts' as one tensor each, [E, 2F, D] and [E, D, F]."""
+    out, experts = {}, {}
+    for name, value in tensors.items():
+        head, _, rest = name.partition(".experts.")
+        number, _, linear = rest.partition(".")
+        if number.isdigit():
+            experts.setdefault(head, {})[int(number), linear.split("_")[0]] = value
+        else:
+            out[name] = value
+    for head, of in experts.items():
+        each = range(len(of) // 3)
+        pairs = [torch.cat([of[e, "gate"], of[e, "up"]]) for e in each]
+        out[f"{head}.experts.gate_up_proj"] = torch.stack(pairs)
+        out[f"{head}.experts.down_proj"] = torch.stack([of[e, "down"] for e in each])
+    return out
+
+
 def qwen3_5_tensors(tensors, config):
     return {
         "model.language_model." + n.removeprefix("model.") if n.startswith("model.") else n: t
-        for n, t in tensors.items()
+        for n, t in stacked(tensors).items()
     }
 
 
@@ -237,12 +255,14 @@ def qwen3_5_config(fields):
     rope = {**fields["rope_parameters"], "mrope_interleaved": True, "mrope_section": [11, 11, 10]}
     text = {k: v for k, v in fields.items() if k != "architectures"} | {"rope_parameters": rope}
     text |= {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1}
+    kind = fields["model_type"].removesuffix("_text")
+    name = "Qwen3_5Moe" if kind == "qwen3_5_moe" else "Qwen3_5"
     return {
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "model_type": "qwen3_5",
+        "architectures": [f"{name}ForConditionalGeneration"],
+        "model_type": kind,
         "tie_word_embeddings": fields["tie_word_embeddings"],
         "text_config": text,
-        "vision_config": {"model_type": "qwen3_5", "depth": 1},
+        "vision_config": {"model_type": kind, "depth": 1},
         "image_token_id": 1,
     }
 
@@ -316,7 +336,7 @@ FAMILIES = {
         | {"use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 2.5}
         | {"rope_parameters": HALF},
     ),
-    # transformers reads it, but as a text model, whose modules have other paths.
+    # transformers reads these two, but as text models, whose modules have other paths.
     "qwen3_5": Family(
         transformers.Qwen3_5TextConfig,
         DELTA | {"tie_word_embeddings": True},
@@ -324,6 +344,20 @@ FAMILIES = {
         qwen3_5_config,
         UNREAD,
         alien=True,
+        zero_centred=True,
+    ),
+    "qwen3_5_moe": Family(
+        transformers.Qwen3_5MoeTextConfig,
+        MOE | DELTA | {"num_experts": 8, "shared_expert_intermediate_size": 40},
+        qwen3_5_tensors,
+        qwen3_5_config,
+        UNREAD,
+        alien=True,
+        zero_centred=True,
+    ),
+    "qwen3_next": Family(
+        transformers.Qwen3NextConfig,
+        MOE | DELTA | {"num_experts": 8, "shared_expert_intermediate_size": 40},
         zero_centred=True,
     ),
 }

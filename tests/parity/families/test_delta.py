@@ -1,5 +1,5 @@
-"""Families with the gated delta rule: saves that both of transformers' classes load, the flag of a
-tied head, and sampling in any order of work.
+"""Families with the gated delta rule: adapters under both of transformers' names, saves that both of
+its classes load, decays that stay float32, and sampling in any order of work.
 
 Scores, gradients, text, saves in their own layout, tenants: test_families.py.
 """
@@ -7,17 +7,21 @@ Scores, gradients, text, saves in their own layout, tenants: test_families.py.
 import json
 from pathlib import Path
 
+import peft
 import pytest
 import safetensors.torch
 import torch
 import transformers
 from parity import models, ours
 from parity.families import recipes as families
+from parity.families.test_experts import PARAMETERS
 from parity.families.test_families import FIELDS, expect_scores, learn, tensors_in
+from parity.test_gradients import adapted
 
 from twinkle.engine import Engine
 
-NESTED = ALL = ["qwen3_5"]
+NESTED = ["qwen3_5", "qwen3_5_moe"]
+ALL = [*NESTED, "qwen3_next"]
 VISION = {  # of the tensor that recipes.UNREAD has of it; transformers draws the others
     "depth": 1,
     "hidden_size": 8,
@@ -70,6 +74,59 @@ def test_a_text_model_that_transformers_saved_is_read_and_saved_as_one(name, tmp
     assert saved.keys() == tensors_in(case.twin).keys()
     assert "model.layers.0.linear_attn.A_log" in saved
     expect_scores(made, models.load_reference(str(tmp_path)), case)
+
+
+def lora_config(name):
+    if name == "qwen3_5":
+        return peft.LoraConfig(**FIELDS)
+    return peft.LoraConfig(
+        r=4, lora_alpha=6, target_modules=["q_proj", "in_proj_qkv"], target_parameters=PARAMETERS
+    )
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_an_adapter_of_the_text_class_is_read_and_saved_under_the_checkpoints_names(name, tmp_path):
+    case = families.case(name)
+    model = adapted(case, tmp_path / "theirs", lora_config(name))
+    nested = ours.engine(case.directory, directory=str(tmp_path / "theirs"))
+    expect_scores(nested, model, case)
+    flat = ours.engine(case.twin, directory=str(tmp_path / "theirs"))
+    equal_scores(nested, flat, case)
+    learn(nested, case)
+    nested.save(tenant=ours.TENANT, directory=str(tmp_path / "mine")).result()
+    keys = safetensors.torch.load_file(tmp_path / "mine" / "adapter_model.safetensors")
+    assert all(key.startswith("base_model.model.model.language_model.layers.") for key in keys)
+    base = with_pictures(case.directory)
+    expect_scores(nested, peft.PeftModel.from_pretrained(base, tmp_path / "mine"), case)
+    flat.load(tenant=ours.TENANT, directory=str(tmp_path / "mine")).result()
+    equal_scores(nested, flat, case)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_decays_stay_float32_while_a_bfloat16_model_learns(name, tmp_path):
+    case = families.case(name)
+    made = ours.engine(case.directory, precision="bf16")
+    before, _ = ours.scores(made, case.sequences)
+    made.save(tenant=ours.TENANT, directory=str(tmp_path / "untouched")).result()
+    learn(made, case)
+    made.save(tenant=ours.TENANT, directory=str(tmp_path / "saved")).result()
+    given, untouched, saved = (
+        tensors_in(folder) for folder in (case.directory, tmp_path / "untouched", tmp_path / "saved")
+    )
+    decays = [key for key in saved if key.endswith((".A_log", ".dt_bias"))]
+    assert len(decays) == 2
+    for key in decays:
+        assert saved[key].dtype == torch.float32, key
+        assert torch.equal(untouched[key], given[key])
+        assert not torch.equal(saved[key], given[key])
+        assert not torch.equal(saved[key], saved[key].bfloat16().float())
+    assert saved[decays[0].replace("A_log", "norm.weight")].dtype == torch.bfloat16
+    again = ours.engine(str(tmp_path / "saved"), precision="bf16", frozen=True)
+    equal_scores(again, made, case)
+    made.delete(tenant=ours.TENANT).result()  # the base comes back
+    made.create(tenant=ours.TENANT, frozen=True).result()
+    for mine, first in zip(ours.scores(made, case.sequences)[0], before, strict=True):
+        assert torch.equal(mine, first)
 
 
 @pytest.mark.parametrize(("outer", "inner"), [(False, True), (True, False), (None, True)])

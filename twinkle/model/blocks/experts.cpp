@@ -22,7 +22,8 @@ RoutedExperts::RoutedExperts(const DecoderSpec& decoder, const ExpertsSpec& spec
           "model: experts run on the CPU alone in this version: use device 'cpu'");
   experts_.cut();
   for (size_t i = 0; i < experts_.each.size(); ++i) {
-    const std::string path = parts.path + "mlp.experts." + std::to_string(i) + ".";
+    const std::string path =
+        decoder.layout.name(parts.path + "mlp.experts." + std::to_string(i)) + ".";
     nn::Expert& expert = experts_.each[i];
     parts.linears.push_back({path + "gate_up_proj", &expert.gate_up});
     parts.linears.push_back({path + "gate_proj", &expert.gate});

@@ -1,87 +1,19 @@
 // Qwen3.5, dense: most layers mix by the gated delta rule, the others by attention with a gate on
 // its output; norms are zero-centred, but for the one behind the rule. The checkpoints' pictures
 // and further predictions are not read.
-#include <algorithm>
-
-#include "twinkle/model/family.h"
+#include "twinkle/model/delta_families/gated_delta.h"
 
 namespace twinkle::model {
-namespace {
-
-// The key must have this value, which is also meant where it is absent.
-template <class T>
-void require_value(const Json& config, std::string_view key, const T& only) {
-  const T value = get_or<T>(config, key, only);
-  const auto text = [](const T& x) { return boost::json::serialize(Json(x)); };
-  require(value == only, Code::kInvalid, "model: config field '", key, "' is ", text(value),
-          ", model_type 'qwen3_5' is computed with ", text(only), " only");
-}
-
-// True for each layer with attention.
-std::vector<bool> attention_layers(const Json& config, size_t count) {
-  std::vector<bool> out(count);
-  const Json* types = find(config, "layer_types");
-  if (!types) {
-    const auto interval = static_cast<size_t>(
-        find(config, "full_attention_interval") ? read_size(config, "full_attention_interval") : 4);
-    for (size_t i = 0; i < count; ++i) out[i] = (i + 1) % interval == 0;
-    return out;
-  }
-  require(types->is_array() && types->get_array().size() == count, Code::kInvalid,
-          "model: config field 'layer_types' must list ", count, " layers");
-  for (size_t i = 0; i < count; ++i) {
-    const Json& type = types->get_array()[i];
-    require(type == "full_attention" || type == "linear_attention", Code::kInvalid,
-            "model: config field 'layer_types' holds ", boost::json::serialize(type),
-            "; known: \"full_attention\", \"linear_attention\"");
-    out[i] = type == "full_attention";
-  }
-  return out;
-}
-
-DecoderSpec spec_of(const Json& whole) {
-  const Json& config = text_of(whole);
-  require_value(config, "attn_output_gate", true);
-  require_value<int64_t>(config, "linear_conv_kernel_dim", 4);
-  require_value<std::string>(config, "mamba_ssm_dtype", "float32");
-  DecoderSpec spec = llama_like(config);
-  spec.tied_head = get_or(whole, "tie_word_embeddings", spec.tied_head);
-  spec.norm.zero_centred = true;
-  const DeltaSpec delta{.num_key_heads = read_size(config, "linear_num_key_heads"),
-                        .num_value_heads = read_size(config, "linear_num_value_heads"),
-                        .key_dim = read_size(config, "linear_key_head_dim"),
-                        .value_dim = read_size(config, "linear_value_head_dim")};
-  require(delta.num_value_heads % delta.num_key_heads == 0, Code::kInvalid,
-          "model: linear_num_value_heads is ", delta.num_value_heads,
-          ", it must be a multiple of linear_num_key_heads, ", delta.num_key_heads);
-  const std::vector<bool> attends = attention_layers(config, spec.layers.size());
-  const int64_t head_dim = spec.layers[0].attention().head_dim;
-  for (size_t i = 0; i < spec.layers.size(); ++i) {
-    if (!attends[i]) {
-      spec.layers[i].mixer = delta;
-      continue;
-    }
-    AttentionSpec& a = spec.layers[i].attention();
-    a.qk_norm = a.output_gate = true;
-    a.qkv_bias = a.o_bias = get_or(config, "attention_bias", false);
-  }
-  spec.rope.rotary_dim =
-      static_cast<int64_t>(static_cast<double>(head_dim) * read_rotary_share(config, 0.25));
-  require(spec.rope.rotary_dim > 0 && spec.rope.rotary_dim % 2 == 0, Code::kInvalid,
-          "model: partial_rotary_factor of head_dim ", head_dim, " are ", spec.rope.rotary_dim,
-          " dims, rope needs an even number");
-  if (find(whole, "text_config")) spec.layout.model = {{"model", "model.language_model"}};
-  spec.layout.skipped = {"mtp.", "model.visual."};
-  return spec;
-}
-
-}  // namespace
 
 Family qwen3_5() {
   return {.name = "qwen3_5",
           .architectures = {"Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"},
           .keys = {"attn_output_gate", "partial_rotary_factor"},
-          .spec = spec_of,
+          .spec = [](const Json& config) {
+            DecoderSpec spec = delta_like(text_of(config), "qwen3_5");
+            nest(spec, config);
+            return spec;
+          },
           .also = {"qwen3_5_text"},
           .nested = true};
 }

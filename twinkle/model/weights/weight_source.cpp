@@ -71,6 +71,10 @@ bool WeightSource::is_zero(const std::string& name) const {
   return std::ranges::find(zeros_, name) != zeros_.end() && !contains(name);
 }
 
+at::ScalarType WeightSource::dtype_of(const std::string& name) const {
+  return dtype_ == at::kBFloat16 && layout_.is_in_float32(name) ? at::kFloat : dtype_;
+}
+
 std::vector<std::string> WeightSource::tensors_of(const std::string& name,
                                                   const std::vector<int64_t>& shape) const {
   if (contains(name)) return {name};
@@ -117,13 +121,14 @@ at::Tensor WeightSource::read_run(const std::string& name, const std::vector<int
 
 at::Tensor WeightSource::taken(const StoredTensor& from, const TensorSlice& slice,
                                WeightMemory* memory) const {
-  const bool converts = scalar_type_of(from) != dtype_;
+  const at::ScalarType dtype = dtype_of(from.name);
+  const bool converts = scalar_type_of(from) != dtype;
   const at::Tensor taken = read_tensor(from, slice, converts ? nullptr : memory);
   require(is_finite(taken), Code::kInvalid, "model: tensor ", from.name, " of ",
           checkpoint_.path().string(), " holds NaN or infinity; fetch the checkpoint again");
   if (!converts) return taken;
-  const at::Tensor converted = taken.to(dtype_);
-  return memory ? memory->empty(converted.sizes(), dtype_).copy_(converted) : converted;
+  const at::Tensor converted = taken.to(dtype);
+  return memory ? memory->empty(converted.sizes(), dtype).copy_(converted) : converted;
 }
 
 }  // namespace twinkle::model

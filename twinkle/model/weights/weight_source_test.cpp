@@ -37,6 +37,22 @@ TEST(WeightSource, EveryFloatTypeIsReadInTheTypeThatIsAskedFor) {
   }
 }
 
+TEST(WeightSource, WhatTheLayoutSaysStaysFloat32InABfloat16Model) {
+  const ScratchDir dir;
+  const at::Tensor value = at::rand({5}) + 1;
+  write_safetensors(dir / "model.safetensors",
+                    std::vector{view_of("a.log", value), view_of("analog", value)});
+  const Layout layout{.in_float32 = {"log"}};
+  const auto read = [&](at::ScalarType dtype, const char* name) {
+    const WeightSource source(Checkpoint::open(dir / "model.safetensors"), dtype, {}, layout);
+    EXPECT_TRUE(at::equal(source.read_run(name, {5}, 1, 3), source.read(name, {5}).slice(0, 1, 3)));
+    return source.read(name, {5});
+  };
+  EXPECT_TRUE(at::equal(read(at::kBFloat16, "a.log"), value));
+  EXPECT_TRUE(at::equal(read(at::kBFloat16, "analog"), value.to(at::kBFloat16)));
+  EXPECT_TRUE(at::equal(read(at::kDouble, "a.log"), value.to(at::kDouble)));
+}
+
 TEST(WeightSource, ASliceOfAnyDimIsThatOfTheWhole) {
   const at::Tensor whole = at::randn({4, 6, 5});
   const OfOne stored(whole);

@@ -1,6 +1,8 @@
+#include "twinkle/model/delta_families/gated_delta.h"
+
 #include <gtest/gtest.h>
 
-#include "twinkle/model/family.h"
+#include "twinkle/model/decoder.h"
 #include "twinkle/model/tiny_model.h"
 
 namespace twinkle::model {
@@ -48,10 +50,11 @@ TEST(Qwen35, MixesEveryFourthLayerByGatedAttentionAndTheOthersByTheDeltaRule) {
   EXPECT_TRUE(spec.norm.zero_centred);
   EXPECT_EQ(spec.rope.rotary_dim, 4);
   EXPECT_TRUE(spec.tied_head) << "the outer flag counts";
-  const DecoderSpec listed = read_spec(
-      with("layer_types", parse_json(R"(["full_attention", "linear_attention",
+  const DecoderSpec listed =
+      read_spec(with("layer_types", parse_json(R"(["full_attention", "linear_attention",
       "linear_attention", "linear_attention", "linear_attention", "linear_attention",
-      "linear_attention", "linear_attention"])", "types")));
+      "linear_attention", "linear_attention"])",
+                                               "types")));
   EXPECT_TRUE(std::holds_alternative<AttentionSpec>(listed.layers[0].mixer));
   EXPECT_TRUE(std::holds_alternative<DeltaSpec>(listed.layers[3].mixer));
 }
@@ -73,9 +76,10 @@ TEST(Qwen35, FieldsThatWouldChangeTheArithmeticAreRefused) {
   const auto refusal = [](const char* key, const Json& value) {
     return error_of([&] { read_spec(with(key, value)); });
   };
-  EXPECT_EQ(refusal("attn_output_gate", false),
-            "model: config field 'attn_output_gate' is false, model_type 'qwen3_5' is computed with "
-            "true only");
+  EXPECT_EQ(
+      refusal("attn_output_gate", false),
+      "model: config field 'attn_output_gate' is false, model_type 'qwen3_5' is computed with "
+      "true only");
   EXPECT_EQ(refusal("linear_conv_kernel_dim", 3),
             "model: config field 'linear_conv_kernel_dim' is 3, model_type 'qwen3_5' is computed "
             "with 4 only");
@@ -90,6 +94,80 @@ TEST(Qwen35, FieldsThatWouldChangeTheArithmeticAreRefused) {
             "model: config field 'layer_types' holds \"sliding_attention\"; known: "
             "\"full_attention\", \"linear_attention\"");
   EXPECT_EQ(refusal("linear_value_head_dim", nullptr).substr(0, 13), "config field ");
+  EXPECT_EQ(refusal("num_experts", 8),
+            "model: config field 'num_experts' is 8; it changes the arithmetic, and model_type "
+            "'qwen3_5' is computed without it");
+}
+
+TEST(Qwen35, DecaysAreFloat32InABfloat16Model) {
+  const JsonObject config = hub_config();
+  const ScratchDir dir;
+  write_tiny(dir.path(), config, drawn_weights(config));
+  const Checkpoint files = Checkpoint::open(dir.path());
+  Decoder decoder(read_spec(config), files, at::kBFloat16);
+  int64_t count = 0;
+  for (const NamedWeight& w : decoder.weights()) {
+    const bool decays = w.name.ends_with(".A_log") || w.name.ends_with(".dt_bias");
+    EXPECT_EQ(w.value->scalar_type(), decays ? at::kFloat : at::kBFloat16) << w.name;
+    if (!decays) continue;
+    ++count;
+    EXPECT_TRUE(at::equal(*w.value, to_float32(files.at(w.name)))) << w.name;
+  }
+  EXPECT_EQ(count, 2 * 6);
+}
+
+JsonObject moe_config() {
+  JsonObject config = hub_config();
+  config["model_type"] = "qwen3_5_moe";
+  config["architectures"] = JsonArray{"Qwen3_5MoeForConditionalGeneration"};
+  JsonObject& text = config["text_config"].as_object();
+  text["model_type"] = "qwen3_5_moe_text";
+  text.erase("intermediate_size");
+  text["num_experts"] = 8;
+  text["num_experts_per_tok"] = 3;
+  text["moe_intermediate_size"] = 24;
+  text["shared_expert_intermediate_size"] = 40;
+  text["norm_topk_prob"] = false;
+  return config;
+}
+
+TEST(Qwen35Moe, HasExpertsWithNormedWeightsAndAGatedSharedOneInEveryLayer) {
+  const DecoderSpec spec = read_spec(moe_config());
+  ExpertsSpec want{.num_experts = 8, .intermediate_size = 24};
+  want.route.top_k = 3;
+  want.route.normalise = true;
+  want.shared_size = 40;
+  want.shared_gate = true;
+  for (const LayerSpec& layer : spec.layers) EXPECT_EQ(std::get<ExpertsSpec>(layer.mlp), want);
+  EXPECT_TRUE(std::holds_alternative<DeltaSpec>(spec.layers[0].mixer));
+  JsonObject text = moe_config()["text_config"].as_object();
+  text["architectures"] = JsonArray{"Qwen3_5MoeForCausalLM"};
+  EXPECT_EQ(read_spec(text).layout.name("model.norm.weight"), "model.norm.weight");
+}
+
+TEST(Qwen35Moe, LinearsOfExpertsHaveTheCheckpointsPaths) {
+  const JsonObject config = moe_config();
+  const ScratchDir dir;
+  write_tiny(dir.path(), config, drawn_weights(config));
+  Decoder decoder(read_spec(config), Checkpoint::open(dir.path()), at::kFloat);
+  for (const NamedLinear& linear : decoder.linears()) {
+    EXPECT_TRUE(linear.path == kHead || linear.path.starts_with("model.language_model.layers."))
+        << linear.path;
+  }
+}
+
+TEST(Qwen3Next, HasTheRulesProjectionsByKeyHeadAndTheLayersThatAreRouted) {
+  JsonObject config = moe_config()["text_config"].as_object();
+  config["model_type"] = "qwen3_next";
+  config["architectures"] = JsonArray{"Qwen3NextForCausalLM"};
+  config["intermediate_size"] = 80;
+  config["mlp_only_layers"] = JsonArray{1};
+  const DecoderSpec spec = read_spec(config);
+  EXPECT_TRUE(std::get<DeltaSpec>(spec.layers[0].mixer).by_key_head);
+  EXPECT_FALSE(std::get<ExpertsSpec>(spec.layers[0].mlp).route.normalise);
+  EXPECT_EQ(spec.layers[1].gated_mlp().intermediate_size, 80);
+  config.erase("norm_topk_prob");
+  EXPECT_TRUE(std::get<ExpertsSpec>(read_spec(config).layers[0].mlp).route.normalise);
 }
 
 }  // namespace
