@@ -1,6 +1,6 @@
-// The mixer of Qwen3.5's and Qwen3-Next's linear layers: the gated delta rule over convolved queries, keys and
-// values (nn/delta). When it samples it keeps a state of fixed size, whatever the sequence's
-// length.
+// The mixer of Qwen3.5's and Qwen3-Next's linear layers: the gated delta rule over convolved
+// queries, keys and values (nn/delta). When it samples it keeps a state of fixed size, whatever the
+// sequence's length.
 #pragma once
 #include "twinkle/model/blocks/block.h"
 #include "twinkle/model/blocks/parts.h"

@@ -9,11 +9,12 @@ Family qwen3_5() {
   return {.name = "qwen3_5",
           .architectures = {"Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"},
           .keys = {"attn_output_gate", "partial_rotary_factor"},
-          .spec = [](const Json& config) {
-            DecoderSpec spec = delta_like(text_of(config), "qwen3_5");
-            nest(spec, config);
-            return spec;
-          },
+          .spec =
+              [](const Json& config) {
+                DecoderSpec spec = delta_like(text_of(config), "qwen3_5");
+                nest(spec, config);
+                return spec;
+              },
           .also = {"qwen3_5_text"},
           .nested = true};
 }
