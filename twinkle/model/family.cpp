@@ -121,8 +121,6 @@ constexpr std::string_view kRopeKeys[] = {"rope_type",
                                           "mscale",
                                           "mscale_all_dim",
                                           "partial_rotary_factor",
-                                          "mrope_section",  // text has one position, not three
-                                          "mrope_interleaved",
                                           "finetuned"};  // a remark of some yarn checkpoints
 
 void check_rope_keys(const Json& rope) {
@@ -335,6 +333,10 @@ DecoderSpec read_spec(const Json& config, bool value_head) {
             "model: value_head is set, but model_type '", type,
             "' has no token classifier in transformers, as which it would be saved");
     refuse_foreign(family.nested ? text_of(config) : config, family);
+    // It stands beside text_config.
+    require(!find(config, "quantization_config") || !family.nested, Code::kInvalid,
+            "model: quantization_config is not supported for model_type '", type,
+            "'; use an unquantised checkpoint");
     DecoderSpec spec = family.spec(config);
     spec.family = family.name;
     spec.value_head = value_head;

@@ -1,5 +1,5 @@
-"""Families with the gated delta rule: adapters under both of transformers' names, saves that both of
-its classes load, decays that stay float32, and sampling in any order of work.
+"""Families with the gated delta rule: adapters under both of transformers' names, saves that both
+of its classes load, decays that stay float32, and sampling in any order of work.
 
 Scores, gradients, text, saves in their own layout, tenants: test_families.py.
 """
@@ -111,7 +111,8 @@ def test_decays_stay_float32_while_a_bfloat16_model_learns(name, tmp_path):
     learn(made, case)
     made.save(tenant=ours.TENANT, directory=str(tmp_path / "saved")).result()
     given, untouched, saved = (
-        tensors_in(folder) for folder in (case.directory, tmp_path / "untouched", tmp_path / "saved")
+        tensors_in(folder)
+        for folder in (case.directory, tmp_path / "untouched", tmp_path / "saved")
     )
     decays = [key for key in saved if key.endswith((".A_log", ".dt_bias"))]
     assert len(decays) == 2

@@ -50,13 +50,24 @@ DeltaSpec read_delta(const Json& config) {
   return delta;
 }
 
+// Positions of pictures are three each; a text's are one, and mrope is then plain rope.
+Json without_mrope(const Json& config) {
+  Json out = config;
+  for (const char* place : {"rope_parameters", "rope_scaling"}) {
+    Json* rope = out.as_object().if_contains(place);
+    if (!rope || !rope->is_object()) continue;
+    for (const char* key : {"mrope_section", "mrope_interleaved"}) rope->as_object().erase(key);
+  }
+  return out;
+}
+
 }  // namespace
 
 DecoderSpec delta_like(const Json& config, std::string_view family) {
   require_value(config, "attn_output_gate", true, family);
   require_value<int64_t>(config, "linear_conv_kernel_dim", 4, family);
   require_value<std::string>(config, "mamba_ssm_dtype", "float32", family);
-  DecoderSpec spec = llama_like(config);
+  DecoderSpec spec = llama_like(without_mrope(config));
   spec.norm.zero_centred = true;
   rotate_share(spec, read_rotary_share(config, 0.25));
   const DeltaSpec delta = read_delta(config);

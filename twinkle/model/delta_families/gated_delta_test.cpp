@@ -93,7 +93,13 @@ TEST(Qwen35, FieldsThatWouldChangeTheArithmeticAreRefused) {
   EXPECT_EQ(refusal("layer_types", JsonArray(8, "sliding_attention")),
             "model: config field 'layer_types' holds \"sliding_attention\"; known: "
             "\"full_attention\", \"linear_attention\"");
-  EXPECT_EQ(refusal("linear_value_head_dim", nullptr).substr(0, 13), "config field ");
+  EXPECT_EQ(refusal("linear_value_head_dim", nullptr),
+            "json: field 'linear_value_head_dim' is null, expected an integer");
+  JsonObject quantised = hub_config();
+  quantised["quantization_config"] = JsonObject{{"quant_method", "fp8"}};
+  EXPECT_EQ(error_of([&] { read_spec(quantised); }),
+            "model: quantization_config is not supported for model_type 'qwen3_5'; use an "
+            "unquantised checkpoint");
   EXPECT_EQ(refusal("num_experts", 8),
             "model: config field 'num_experts' is 8; it changes the arithmetic, and model_type "
             "'qwen3_5' is computed without it");
@@ -114,6 +120,26 @@ TEST(Qwen35, DecaysAreFloat32InABfloat16Model) {
     EXPECT_TRUE(at::equal(*w.value, to_float32(files.at(w.name)))) << w.name;
   }
   EXPECT_EQ(count, 2 * 6);
+}
+
+// By the layer that is made; no weight has numbers.
+std::string refusal_on_a_device(const Json& config, size_t layer) {
+  const DecoderSpec spec = read_spec(config);
+  Parts parts(
+      [](const std::string&, const std::vector<int64_t>& shape) {
+        return at::empty(shape, at::device(at::kMeta));
+      },
+      spec.layout);
+  return error_of([&] { Layer(spec, spec.layers[layer], parts); });
+}
+
+TEST(Qwen35, AnotherDeviceThanTheCpuIsRefusedByTheFamilysName) {
+  EXPECT_EQ(refusal_on_a_device(hub_config(), 0),
+            "model: device is meta, but linear attention (qwen3_5) runs on the CPU only in this "
+            "version; set the device to cpu");
+  EXPECT_EQ(refusal_on_a_device(hub_config(), 3),
+            "model: device is meta, but attention with a gate on its output (qwen3_5) runs on the "
+            "CPU only in this version; set the device to cpu");
 }
 
 JsonObject moe_config() {
@@ -168,6 +194,21 @@ TEST(Qwen3Next, HasTheRulesProjectionsByKeyHeadAndTheLayersThatAreRouted) {
   EXPECT_EQ(spec.layers[1].gated_mlp().intermediate_size, 80);
   config.erase("norm_topk_prob");
   EXPECT_TRUE(std::get<ExpertsSpec>(read_spec(config).layers[0].mlp).route.normalise);
+}
+
+TEST(Qwen35Moe, AnotherDeviceThanTheCpuIsRefusedByTheFamilysName) {
+  JsonObject next = moe_config()["text_config"].as_object();
+  next["model_type"] = "qwen3_next";
+  next["architectures"] = JsonArray{"Qwen3NextForCausalLM"};
+  next["intermediate_size"] = 80;
+  for (const auto& [config, name] :
+       {std::pair{moe_config(), "(qwen3_5_moe)"}, std::pair{next, "(qwen3_next)"}}) {
+    for (const size_t layer : {0, 3}) {
+      const std::string text = refusal_on_a_device(config, layer);
+      EXPECT_TRUE(text.starts_with("model: device is meta, ") && text.find(name) != text.npos)
+          << text;
+    }
+  }
 }
 
 }  // namespace

@@ -96,8 +96,9 @@ const StoredTensor& WeightSource::of_shape(const std::string& name,
   require(contains(name), Code::kInvalid, "model: ", checkpoint_.path().string(), " has no tensor ",
           name, ", which config.json asks for");
   const StoredTensor& found = checkpoint_.at(name);
-  require(found.shape == shape, Code::kInvalid, "model: tensor ", name, " has shape ",
-          shape_text(found.shape), ", config.json asks for ", shape_text(shape));
+  require(found.shape == shape, Code::kInvalid, "model: tensor ", name, " of ",
+          checkpoint_.path().string(), " has shape ", shape_text(found.shape),
+          ", config.json asks for ", shape_text(shape));
   return found;
 }
 

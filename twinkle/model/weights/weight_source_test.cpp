@@ -139,8 +139,8 @@ TEST(WeightSource, AStackIsReadFromItsPartsWholeAndInSlicesAndRuns) {
                 " has no tensor model.layers.7.mlp.experts.3.gate_proj.weight"
                 ", which config.json asks for");
   EXPECT_EQ(error_of([&] { source.check(name, {3, 6, 5}); }),
-            "model: tensor model.layers.7.mlp.experts.0.gate_proj.weight has shape [2, 5], "
-            "config.json asks for [3, 5]");
+            "model: tensor model.layers.7.mlp.experts.0.gate_proj.weight of " + file.string() +
+                " has shape [2, 5], config.json asks for [3, 5]");
   const at::Tensor half = matrices[5].to(at::kBFloat16);
   views.back() = view_of(views.back().name, half);
   write_safetensors(file, views);
@@ -161,12 +161,14 @@ TEST(WeightSource, WhatIsMissingOrOfAnotherShapeOrTypeIsNamed) {
   const WeightSource source(Checkpoint::open(file), at::kFloat);
   EXPECT_EQ(error_of([&] { source.read("b", {2}); }),
             "model: " + file.string() + " has no tensor b, which config.json asks for");
-  EXPECT_EQ(error_of([&] { source.read("w", {3, 2}); }),
-            "model: tensor w has shape [2, 3], config.json asks for [3, 2]");
+  EXPECT_EQ(
+      error_of([&] { source.read("w", {3, 2}); }),
+      "model: tensor w of " + file.string() + " has shape [2, 3], config.json asks for [3, 2]");
   EXPECT_EQ(error_of([&] { source.read("ids", {2}); }),
             "model: tensor ids is I64; weights are F32, F16, BF16 or F64");
-  EXPECT_EQ(error_of([&] { source.check("w", {3, 2}); }),
-            "model: tensor w has shape [2, 3], config.json asks for [3, 2]");
+  EXPECT_EQ(
+      error_of([&] { source.check("w", {3, 2}); }),
+      "model: tensor w of " + file.string() + " has shape [2, 3], config.json asks for [3, 2]");
 }
 
 TEST(WeightSource, OneNumberThatIsNotFiniteIsFoundWhereverItIs) {
