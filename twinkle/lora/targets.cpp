@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <optional>
 #include <set>
 #include <utility>
@@ -181,8 +182,7 @@ std::vector<size_t> match_targets(const PeftConfig& config, std::span<const Line
   std::vector<bool> used(names ? names->size() : 0, false);
   for (size_t i = 0; i < linears.size(); ++i) {
     const std::string &path = linears[i].path, other = other_path(path);
-    bool hit =
-        !names && (pattern ? matches_by_a_name(path, *pattern) : is_among_all(linears[i]));
+    bool hit = !names && (pattern ? matches_by_a_name(path, *pattern) : is_among_all(linears[i]));
     for (size_t t = 0; t < used.size(); ++t) {
       if (ends_with_target(path, (*names)[t]) || other == (*names)[t]) used[t] = hit = true;
     }
@@ -216,8 +216,18 @@ bool targets_head(const PeftConfig& config) {
 }
 
 PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears) {
-  const auto* text = std::get_if<std::string>(&config.target_modules);
-  if (text == nullptr || *text != "all-linear") return config;
+  std::map<std::string, std::string> here;  // by the other path
+  for (const LinearShape& linear : linears) here[other_path(linear.path)] = linear.path;
+  const auto rename = [&](std::string& name) {
+    if (const auto found = here.find(name); found != here.end()) name = found->second;
+  };
+  for (auto& [name, rank] : config.rank_pattern) rename(name);
+  for (auto& [name, alpha] : config.alpha_pattern) rename(name);
+  if (auto* names = std::get_if<std::vector<std::string>>(&config.target_modules)) {
+    std::ranges::for_each(*names, rename);
+    return config;
+  }
+  if (std::get<std::string>(config.target_modules) != "all-linear") return config;
   std::vector<LinearShape> all;
   std::ranges::copy_if(linears, std::back_inserter(all), is_among_all);
   config.target_modules = endings(all);

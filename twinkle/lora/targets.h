@@ -30,8 +30,9 @@ std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linear
 // linear, with what there is.
 std::vector<size_t> match_targets(const PeftConfig& config, std::span<const LinearShape> linears);
 
-// The config with "all-linear" replaced by the names of the modules that it stands for here, as
-// peft writes it and as an Adapter's config() has it.
+// The config as an Adapter's config() has it, which is saved: "all-linear" replaced by the names of
+// the modules that it stands for here, as peft writes it, and modules that are named by their other
+// path by that of here.
 PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears);
 
 // True if such an adapter works on the model's head.
