@@ -73,6 +73,33 @@ TEST_F(AdapterTest, NamesMatchWholeEndingsOfPaths) {
             "gate_proj, up_proj, down_proj, lm_head");
 }
 
+TEST_F(AdapterTest, APathIsKnownByTheNameInsideAModelWithPicturesToo) {
+  EXPECT_EQ(other_path("model.layers.0.mlp"), "model.language_model.layers.0.mlp");
+  EXPECT_EQ(other_path("model.language_model.layers.0.mlp"), "model.layers.0.mlp");
+  EXPECT_EQ(other_path("lm_head"), "");
+  EXPECT_EQ(targets(Names{"model.language_model.layers.0.self_attn.k_proj"}),
+            Names{"model.layers.0.self_attn.k_proj"});
+  EXPECT_EQ(targets(std::string(R"(model\.language_model\..*\.1\..*up_proj)")),
+            Names{"model.layers.1.mlp.up_proj"});
+  const PeftConfig config{.rank = 2,
+                          .rank_pattern = {{"model.language_model.layers.0.mlp.up_proj", 5}}};
+  EXPECT_EQ(Sizes(config).rank("model.layers.0.mlp.up_proj"), 5);
+}
+
+// What is saved beside weights by the checkpoint's paths has these paths, too.
+TEST_F(AdapterTest, ModulesThatAreNamedByTheirOtherPathAreSavedByTheCheckpoints) {
+  const std::string other = "model.language_model.layers.0.mlp.up_proj",
+                    here = "model.layers.0.mlp.up_proj";
+  const PeftConfig config = with_named_targets({.target_modules = Names{"k_proj", other},
+                                                .rank_pattern = {{other, 5}, {".*other", 6}},
+                                                .alpha_pattern = {{other, 2}}},
+                                               shapes_of(linears_));
+  EXPECT_EQ(std::get<Names>(config.target_modules), (Names{"k_proj", here}));
+  EXPECT_EQ(config.rank_pattern,
+            (std::vector<std::pair<std::string, int64_t>>{{here, 5}, {".*other", 6}}));
+  EXPECT_EQ(config.alpha_pattern, (std::vector<std::pair<std::string, double>>{{here, 2}}));
+}
+
 TEST_F(AdapterTest, ATextIsARegexOfWholePathsOrAllLinear) {
   EXPECT_EQ(targets(std::string("all-linear")).size(), 14u);
   EXPECT_EQ(targets(std::string(R"(.*\.1\..*(up|down)_proj)")),

@@ -109,6 +109,13 @@ class Reader {
   }
 
  private:
+  using Entries = std::map<std::string_view, const StoredPeftEntry*>;
+
+  Entries::node_type taken(const std::string& module) {
+    Entries::node_type node = entries_.extract(module);
+    return node.empty() ? entries_.extract(other_path(module)) : std::move(node);
+  }
+
   void add(size_t linear, const Source& source) {
     const std::string& path = linears_[linear].path;
     if (target_sizes_) check_scale(sizes_, *target_sizes_, path);
@@ -118,7 +125,7 @@ class Reader {
 
   void add_stacks() {
     for (StackedPair& pair : stacked_pairs(linears_, match_parameters(saved_.config, linears_))) {
-      const auto node = entries_.extract(pair.module);
+      const auto node = taken(pair.module);
       if (node.empty()) continue;
       const LinearShape& expert = linears_[pair.linears[0]];
       Stack stack{
@@ -134,7 +141,7 @@ class Reader {
   void add_modules() {
     for (size_t i = 0; i < linears_.size(); ++i) {
       const LinearShape& linear = linears_[i];
-      const auto node = entries_.extract(linear.path);
+      const auto node = taken(linear.path);
       if (node.empty()) continue;
       const StoredPeftEntry& entry = *node.mapped();
       add(i, {&entry});
@@ -148,8 +155,8 @@ class Reader {
   std::span<const LinearShape> linears_;
   const Sizes sizes_;
   std::optional<Sizes> target_sizes_;
-  std::map<std::string_view, const StoredPeftEntry*> entries_;  // that nobody has taken
-  std::map<size_t, Source> sources_;                            // by linear
+  Entries entries_;                   // that nobody has taken
+  std::map<size_t, Source> sources_;  // by linear
   std::vector<Stack> stacks_;
   int64_t size_ = 0;  // numbers
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <optional>
 #include <set>
 #include <utility>
@@ -27,6 +28,11 @@ bool matches(const std::string& path, const boost::regex& pattern) {
   } catch (const std::runtime_error& e) {
     fail(Code::kInvalid, "lora: the pattern '", pattern.str(), "' cannot be matched: ", e.what());
   }
+}
+
+bool matches_by_a_name(const std::string& path, const boost::regex& pattern) {
+  const std::string other = other_path(path);
+  return matches(path, pattern) || (!other.empty() && matches(other, pattern));
 }
 
 // The last names of the paths, each once: q_proj, k_proj, ...
@@ -115,7 +121,7 @@ T first_match(const std::vector<std::pair<boost::regex, T>>& patterns, const std
   const auto expert = expert_path(path);
   const std::string stack = expert ? expert->parameter() : path;
   for (const auto& [pattern, value] : patterns) {
-    if (matches(path, pattern) || matches(stack, pattern)) return value;
+    if (matches_by_a_name(path, pattern) || matches(stack, pattern)) return value;
   }
   return otherwise;
 }
@@ -144,6 +150,13 @@ double Sizes::scale(const std::string& path) const {
          (config_.use_rslora ? std::sqrt(r) : r);
 }
 
+std::string other_path(std::string_view path) {
+  constexpr std::string_view text = "model.", inner = "model.language_model.";
+  if (path.starts_with(inner)) return std::string(text) + std::string(path.substr(inner.size()));
+  if (path.starts_with(text)) return std::string(inner) + std::string(path.substr(text.size()));
+  return {};
+}
+
 std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linears) {
   std::vector<LinearShape> out;
   for (const auto& l : linears)
@@ -168,9 +181,10 @@ std::vector<size_t> match_targets(const PeftConfig& config, std::span<const Line
   }
   std::vector<bool> used(names ? names->size() : 0, false);
   for (size_t i = 0; i < linears.size(); ++i) {
-    bool hit = !names && (pattern ? matches(linears[i].path, *pattern) : is_among_all(linears[i]));
+    const std::string &path = linears[i].path, other = other_path(path);
+    bool hit = !names && (pattern ? matches_by_a_name(path, *pattern) : is_among_all(linears[i]));
     for (size_t t = 0; t < used.size(); ++t) {
-      if (ends_with_target(linears[i].path, (*names)[t])) used[t] = hit = true;
+      if (ends_with_target(path, (*names)[t]) || other == (*names)[t]) used[t] = hit = true;
     }
     if (hit) out.push_back(i);
   }
@@ -202,8 +216,18 @@ bool targets_head(const PeftConfig& config) {
 }
 
 PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears) {
-  const auto* text = std::get_if<std::string>(&config.target_modules);
-  if (text == nullptr || *text != "all-linear") return config;
+  std::map<std::string, std::string> here;  // by the other path
+  for (const LinearShape& linear : linears) here[other_path(linear.path)] = linear.path;
+  const auto rename = [&](std::string& name) {
+    if (const auto found = here.find(name); found != here.end()) name = found->second;
+  };
+  for (auto& [name, rank] : config.rank_pattern) rename(name);
+  for (auto& [name, alpha] : config.alpha_pattern) rename(name);
+  if (auto* names = std::get_if<std::vector<std::string>>(&config.target_modules)) {
+    std::ranges::for_each(*names, rename);
+    return config;
+  }
+  if (std::get<std::string>(config.target_modules) != "all-linear") return config;
   std::vector<LinearShape> all;
   std::ranges::copy_if(linears, std::back_inserter(all), is_among_all);
   config.target_modules = endings(all);

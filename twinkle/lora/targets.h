@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "twinkle/io/peft/peft.h"
@@ -16,6 +17,11 @@ struct LinearShape {
   std::string path;
   int64_t inputs, outputs;
 };
+// The module's path in the other one of the two classes that transformers has of some models: of
+// text alone ("model.layers.0"), and with pictures ("model.language_model.layers.0"). Adapters are
+// read under both. Empty: it has none.
+std::string other_path(std::string_view path);
+
 std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linears);
 
 // The indices of the linears that the config targets, by its modules or its parameters. An expert
@@ -24,8 +30,9 @@ std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linear
 // linear, with what there is.
 std::vector<size_t> match_targets(const PeftConfig& config, std::span<const LinearShape> linears);
 
-// The config with "all-linear" replaced by the names of the modules that it stands for here, as
-// peft writes it and as an Adapter's config() has it.
+// The config as an Adapter's config() has it, which is saved: "all-linear" replaced by the names of
+// the modules that it stands for here, as peft writes it, and modules that are named by their other
+// path by that of here.
 PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears);
 
 // True if such an adapter works on the model's head.

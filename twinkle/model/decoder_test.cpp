@@ -278,8 +278,8 @@ TEST(Decoder, MissingAndMisshapenTensorsAreNamed) {
             "model: DIR has no tensor model.norm.weight, which config.json asks for");
   EXPECT_EQ(
       error_with([](Weights& w) { w["model.layers.1.mlp.up_proj.weight"] = at::zeros({80, 47}); }),
-      "model: tensor model.layers.1.mlp.up_proj.weight has shape [80, 47], config.json asks "
-      "for [80, 48]");
+      "model: tensor model.layers.1.mlp.up_proj.weight of DIR has shape [80, 47], config.json "
+      "asks for [80, 48]");
   EXPECT_EQ(error_with([](Weights& w) { w["model.layers.1.mlp.up_proj.bias"] = at::zeros({80}); }),
             "model: the checkpoint has tensor model.layers.1.mlp.up_proj.bias, which config.json "
             "does not "

@@ -333,6 +333,10 @@ DecoderSpec read_spec(const Json& config, bool value_head) {
             "model: value_head is set, but model_type '", type,
             "' has no token classifier in transformers, as which it would be saved");
     refuse_foreign(family.nested ? text_of(config) : config, family);
+    // It stands beside text_config.
+    require(!find(config, "quantization_config") || !family.nested, Code::kInvalid,
+            "model: quantization_config is not supported for model_type '", type,
+            "'; use an unquantised checkpoint");
     DecoderSpec spec = family.spec(config);
     spec.family = family.name;
     spec.value_head = value_head;

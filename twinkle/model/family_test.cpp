@@ -39,7 +39,8 @@ TEST(Family, TheListHoldsEveryFamilyOnceWithAnArchitecture) {
   }
   EXPECT_EQ(names, (std::set<std::string>{"llama", "qwen2", "qwen3", "mistral", "glm", "glm4",
                                           "chatglm", "internlm2", "internlm3", "qwen3_moe",
-                                          "qwen2_moe", "mixtral", "deepseek", "glm4_moe"}));
+                                          "qwen2_moe", "mixtral", "deepseek", "glm4_moe", "qwen3_5",
+                                          "qwen3_5_moe", "qwen3_next"}));
 }
 
 // All families, as an error lists them.

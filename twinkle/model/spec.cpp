@@ -56,6 +56,7 @@ void compare(const DeltaSpec& a, const DeltaSpec& b, const Check& check) {
   check("linear_num_value_heads", a.num_value_heads, b.num_value_heads);
   check("linear_key_head_dim", a.key_dim, b.key_dim);
   check("linear_value_head_dim", a.value_dim, b.value_dim);
+  check("in_proj_qkvz", a.by_key_head, b.by_key_head);
 }
 
 template <class Check>

@@ -50,6 +50,10 @@ struct AttentionSpec {
 struct DeltaSpec {
   int64_t num_key_heads = 0, num_value_heads = 0;  // a multiple of num_key_heads
   int64_t key_dim = 0, value_dim = 0;
+  // Two linears, of each key head side by side: "in_proj_qkvz" has its query and its key, and of
+  // its value heads the values and then z; "in_proj_ba" has their b and then their a. Else four:
+  // all of q, of k, of v in "in_proj_qkv", and z, b and a.
+  bool by_key_head = false;
 };
 
 struct GatedMlpSpec {

@@ -125,7 +125,10 @@ void TrainedWeights::share() {
 void TrainedWeights::share(const Piece& piece, const Held& held) {
   const int n = comm_.size(), me = comm_.rank();
   const Run mine = ownership_.run(piece, me);
-  at::Tensor chunk = at::zeros({mine.size()}, decoder_.dtype());
+  at::ScalarType type = decoder_.dtype();  // the widest of the members'
+  for (const Ownership::Member& member : piece.members)
+    type = c10::promoteTypes(type, decoder_.weights()[member.weight].value->scalar_type());
+  at::Tensor chunk = at::zeros({mine.size()}, type);
   for (const auto& [weight, at] : piece.members) {
     const Run both = at.in(mine);
     if (both.size() > 0)

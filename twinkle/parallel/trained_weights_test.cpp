@@ -123,6 +123,41 @@ TEST(TrainedWeights, AddUpWhatRanksComputeAndTellTheirValues) {
   }
 }
 
+TEST(TrainedWeights, WhatStaysFloat32InABfloat16ModelIsToldWithoutRounding) {
+  JsonObject config = model::tiny_config("qwen3_5");
+  config["linear_num_key_heads"] = 2;
+  config["linear_num_value_heads"] = 4;
+  config["linear_key_head_dim"] = 8;
+  config["linear_value_head_dim"] = 12;
+  config["partial_rotary_factor"] = 0.5;
+  const model::TinyModel model(config);
+  auto data = mesh::thread_comms(2);
+  const auto script = [&](int rank) {
+    const Checkpoint files = Checkpoint::open(model.path());
+    model::Decoder decoder(model::read_spec(config), files, at::kBFloat16);
+    const Ownership owned(decoder, 2, 1);
+    TrainedWeights trained(decoder, owned, *data[static_cast<size_t>(rank)], nullptr);
+    std::vector<at::Tensor> want;
+    for (size_t i = 0; i < trained.masters().size(); ++i) {
+      trained.masters()[i].mul_(1.001);
+      want.push_back(trained.whole(i, trained.masters()[i]));
+    }
+    trained.share();
+    int64_t count = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+      const model::NamedWeight& w = decoder.weights()[i];
+      EXPECT_TRUE(at::equal(*w.value, want[i].to(w.value->scalar_type()))) << w.name;
+      if (w.value->scalar_type() != at::kFloat) continue;
+      ++count;
+      EXPECT_FALSE(at::equal(want[i], want[i].to(at::kBFloat16).to(at::kFloat))) << w.name;
+    }
+    EXPECT_EQ(count, 4);
+  };
+  std::thread other(script, 1);
+  script(0);
+  other.join();
+}
+
 // Counts the bytes of gradients that this rank holds where ranks add them up.
 class HeldGrads : public mesh::CountingComm {
  public:

@@ -147,7 +147,19 @@ def internlm3_config(fields):
 
 
 MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
-ROUTED = ("qwen3_moe", "qwen2_moe", "mixtral", "deepseek", "glm4_moe")
+ROUTED = ("qwen3_moe", "qwen2_moe", "mixtral", "deepseek", "glm4_moe", "qwen3_next", "qwen3_5_moe")
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25},
+}
+UNREAD = {  # of qwen3_5's checkpoints
+    "mtp.fc.weight": torch.ones(64, 128),
+    "model.visual.patch_embed.proj.weight": torch.ones(8, 3, 2, 4, 4),
+}
 MARGIN = 5e-5  # of every choice of experts from a tie: float32 moves scores by 1e-6
 
 
@@ -213,6 +225,48 @@ def margin(model, sequences):
     return min(closest)
 
 
+def stacked(tensors):
+    """The experts' as one tensor each, [E, 2F, D] and [E, D, F]."""
+    out, experts = {}, {}
+    for name, value in tensors.items():
+        head, _, rest = name.partition(".experts.")
+        number, _, linear = rest.partition(".")
+        if number.isdigit():
+            experts.setdefault(head, {})[int(number), linear.split("_")[0]] = value
+        else:
+            out[name] = value
+    for head, of in experts.items():
+        each = range(len(of) // 3)
+        pairs = [torch.cat([of[e, "gate"], of[e, "up"]]) for e in each]
+        out[f"{head}.experts.gate_up_proj"] = torch.stack(pairs)
+        out[f"{head}.experts.down_proj"] = torch.stack([of[e, "down"] for e in each])
+    return out
+
+
+def qwen3_5_tensors(tensors, config):
+    return {
+        "model.language_model." + n.removeprefix("model.") if n.startswith("model.") else n: t
+        for n, t in stacked(tensors).items()
+    }
+
+
+def qwen3_5_config(fields):
+    """As the hub has it: the text model's fields are nested."""
+    rope = {**fields["rope_parameters"], "mrope_interleaved": True, "mrope_section": [11, 11, 10]}
+    text = {k: v for k, v in fields.items() if k != "architectures"} | {"rope_parameters": rope}
+    text |= {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1}
+    kind = fields["model_type"].removesuffix("_text")
+    name = "Qwen3_5Moe" if kind == "qwen3_5_moe" else "Qwen3_5"
+    return {
+        "architectures": [f"{name}ForConditionalGeneration"],
+        "model_type": kind,
+        "tie_word_embeddings": fields["tie_word_embeddings"],
+        "text_config": text,
+        "vision_config": {"model_type": kind, "depth": 1},
+        "image_token_id": 1,
+    }
+
+
 @dataclass
 class Family:
     config: type  # of the twin
@@ -221,6 +275,7 @@ class Family:
     hub: object = None  # the twin's config.json -> the family's; None: it is the same
     more: dict = field(default_factory=dict)  # tensors that no causal model reads
     alien: bool = False  # transformers does not read it
+    zero_centred: bool = False  # norms multiply by 1 + weight, but for the delta rule's
 
 
 FAMILIES = {
@@ -281,6 +336,30 @@ FAMILIES = {
         | {"use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 2.5}
         | {"rope_parameters": HALF},
     ),
+    # transformers reads these two, but as text models, whose modules have other paths.
+    "qwen3_5": Family(
+        transformers.Qwen3_5TextConfig,
+        DELTA | {"tie_word_embeddings": True},
+        qwen3_5_tensors,
+        qwen3_5_config,
+        UNREAD,
+        alien=True,
+        zero_centred=True,
+    ),
+    "qwen3_5_moe": Family(
+        transformers.Qwen3_5MoeTextConfig,
+        MOE | DELTA | {"num_experts": 8, "shared_expert_intermediate_size": 40},
+        qwen3_5_tensors,
+        qwen3_5_config,
+        UNREAD,
+        alien=True,
+        zero_centred=True,
+    ),
+    "qwen3_next": Family(
+        transformers.Qwen3NextConfig,
+        MOE | DELTA | {"num_experts": 8, "shared_expert_intermediate_size": 40},
+        zero_centred=True,
+    ),
 }
 
 
@@ -307,6 +386,13 @@ class FamilyCase(Case):
         return self.family.tensors(tensors, config)
 
 
+@torch.no_grad()
+def centre_norms(model):
+    for name, value in model.named_parameters():
+        if name.endswith("norm.weight") and ".linear_attn." not in name:
+            value.sub_(1)
+
+
 @functools.cache
 def case(name):
     family = FAMILIES[name]
@@ -322,6 +408,8 @@ def case(name):
             config, dtype=torch.float32, attn_implementation="eager"
         )
         randomise(model)
+        if family.zero_centred:
+            centre_norms(model)
         if name not in ROUTED or margin(model, sequences) > MARGIN:
             break
     model.config.eos_token_id = model.generation_config.eos_token_id = None  # glm's are beyond 160

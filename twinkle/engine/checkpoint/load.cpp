@@ -96,9 +96,10 @@ lora::SavedAdapter read_adapter(const fs::path& directory, const BaseModel& base
     const Checkpoint checkpoint = Checkpoint::open(base.directory);
     const model::Layout& layout = base.spec.layout;
     // A tied head need not be in the files.
-    return model::is_copy(copy, checkpoint.at(checkpoint.contains(layout.name(name))
-                                                  ? layout.name(name)
-                                                  : layout.name("model.embed_tokens.weight")));
+    std::string there = layout.name("model.embed_tokens.weight");
+    for (const std::string& known : {layout.name(name), name, lora::other_path(name)})
+      if (checkpoint.contains(known)) there = known;
+    return model::is_copy(copy, checkpoint.at(there));
   };
   return lora::read_adapter(directory, base.linears, reserve, target, is_base_weight);
 }

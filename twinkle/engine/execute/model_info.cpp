@@ -11,6 +11,7 @@
 #include "twinkle/base/json.h"
 #include "twinkle/kernels/linear/linear_bf16.h"
 #include "twinkle/kernels/linear/linear_f32_product.h"
+#include "twinkle/model/family.h"
 
 namespace twinkle::engine {
 namespace {
@@ -30,7 +31,7 @@ std::vector<int32_t> read_eos(const std::filesystem::path& path, const Json& con
       out.push_back(static_cast<int32_t>(id.get_int64()));
     }
   };
-  add(config);
+  add(model::text_of(config));
   const auto generation = path / "generation_config.json";
   if (is_there(generation)) add(read_json(generation));
   std::sort(out.begin(), out.end());

@@ -6,7 +6,6 @@
 #include <array>
 
 #include "twinkle/base/error.h"
-#include "twinkle/kernels/delta/sigmoid_gate.h"
 
 namespace twinkle::kernels {
 namespace {
@@ -135,24 +134,6 @@ TEST_P(AroundDelta, ARowOfTheGatedNormHasTheSameBitsAlone) {
     EXPECT_TRUE(at::equal(part.x, mine(all.x)) && at::equal(part.gate, mine(all.gate)));
   }
   EXPECT_TRUE(at::equal(sum, expected));
-}
-
-TEST_P(AroundDelta, TheSigmoidGateIsThePlainOneWhereverAnElementStands) {
-  const at::Tensor x = random({7, 33}), gate = 5 * random({7, 33}), grad = random({7, 33});
-  const at::Tensor xs = leaf(x), gs = leaf(gate), y = xs * at::sigmoid(gs);
-  y.backward(grad.to(at::kDouble));
-  for (const Simd* simd : supported_simd()) {
-    SCOPED_TRACE(simd->name);
-    expect_close(sigmoid_gate(x, gate, *simd), y);
-    const auto grads = sigmoid_gate_backward(grad, x, gate, *simd);
-    expect_close(grads.x, xs.grad());
-    expect_close(grads.gate, gs.grad());
-  }
-  const at::Tensor all = sigmoid_gate(x, gate);
-  for (int64_t i = 0; i < 33; ++i) {
-    EXPECT_TRUE(at::equal(sigmoid_gate(x.slice(1, i), gate.slice(1, i)), all.slice(1, i)));
-  }
-  EXPECT_THROW(sigmoid_gate(x, gate.slice(0, 1)), Error);
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, AroundDelta,

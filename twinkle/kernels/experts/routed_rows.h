@@ -42,13 +42,4 @@ struct RoutedSwigluGrads {
 RoutedSwigluGrads routed_swiglu_backward(const at::Tensor& grad, const at::Tensor& gate_up,
                                          const at::Tensor& weights, const RoutedRows& rows);
 
-// sigmoid(gate) y, rounded once, of y [T, D] and gate [T, 1] of its type.
-at::Tensor gate_rows(const at::Tensor& y, const at::Tensor& gate);
-
-struct GateRowsGrads {
-  at::Tensor y, gate;
-};
-GateRowsGrads gate_rows_backward(const at::Tensor& grad, const at::Tensor& y,
-                                 const at::Tensor& gate);
-
 }  // namespace twinkle::kernels

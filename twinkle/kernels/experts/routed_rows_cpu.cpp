@@ -1,7 +1,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
-#include <cmath>
 #include <cstring>
 #include <numeric>
 
@@ -96,11 +95,6 @@ std::vector<A> by_row(const at::Tensor& weights, const RoutedRows& rows) {
   for (size_t i = 0; i < rows.places.size(); ++i)
     out[static_cast<size_t>(rows.places[i])] = weight[i];
   return out;
-}
-
-template <class A>
-A sigmoid(A x) {
-  return 1 / (1 + std::exp(-x));
 }
 
 }  // namespace
@@ -205,43 +199,6 @@ RoutedSwigluGrads routed_swiglu_backward(const at::Tensor& grad, const at::Tenso
     A* dweight = out.weights.mutable_data_ptr<A>();
     for (size_t i = 0; i < rows.places.size(); ++i)
       dweight[i] = dots[static_cast<size_t>(rows.places[i])];
-  });
-  return out;
-}
-
-at::Tensor gate_rows(const at::Tensor& y, const at::Tensor& gate) {
-  const at::Tensor out = at::empty_like(y);
-  const int64_t width = y.size(1);
-  with_type(y, "the shared expert's output", [&]<class T>(T) {
-    using A = Wide<T>;
-    const T *from = y.const_data_ptr<T>(), *gates = gate.const_data_ptr<T>();
-    T* to = out.mutable_data_ptr<T>();
-    each_row<A>(y.size(0), width, width, [&](int64_t t, A* row) {
-      read(from + t * width, width, row);
-      scale(row, width, sigmoid(static_cast<A>(gates[t])));
-      write(row, width, to + t * width);
-    });
-  });
-  return out;
-}
-
-GateRowsGrads gate_rows_backward(const at::Tensor& grad, const at::Tensor& y,
-                                 const at::Tensor& gate) {
-  GateRowsGrads out{at::empty_like(y), at::empty_like(gate)};
-  const int64_t width = y.size(1);
-  with_type(y, "the shared expert's output", [&]<class T>(T) {
-    using A = Wide<T>;
-    const T *from = y.const_data_ptr<T>(), *slope = grad.const_data_ptr<T>(),
-            *gates = gate.const_data_ptr<T>();
-    T *dy = out.y.mutable_data_ptr<T>(), *dgate = out.gate.mutable_data_ptr<T>();
-    each_row<A>(y.size(0), 2 * width, 2 * width, [&](int64_t t, A* row) {
-      const A s = sigmoid(static_cast<A>(gates[t]));
-      read(from + t * width, width, row);
-      read(slope + t * width, width, row + width);
-      dgate[t] = static_cast<T>(dot(row, row + width, width) * s * (1 - s));
-      scale(row + width, width, s);
-      write(row + width, width, dy + t * width);
-    });
   });
   return out;
 }

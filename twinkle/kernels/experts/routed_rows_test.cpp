@@ -121,22 +121,5 @@ TEST(RoutedRows, ARowHasItsBitsInAnyCompany) {
   }
 }
 
-TEST(GateRows, AndItsGradientsEqualTorchs) {
-  at::manual_seed(5);
-  const at::Tensor y = leaf({40, 23}), gate = leaf({40, 1}),
-                   grad = at::randn({40, 23}, at::kDouble);
-  const at::Tensor want = y * at::sigmoid(gate);
-  want.backward(grad);
-  EXPECT_TRUE(at::allclose(gate_rows(y.detach(), gate.detach()), want, 1e-13, 1e-14));
-  const auto got = gate_rows_backward(grad, y.detach(), gate.detach());
-  EXPECT_TRUE(at::allclose(got.y, y.grad(), 1e-12, 1e-13));
-  EXPECT_TRUE(at::allclose(got.gate, gate.grad(), 1e-12, 1e-13));
-  const at::Tensor narrow = y.detach().to(at::kFloat), gates = gate.detach().to(at::kFloat);
-  const at::Tensor all = gate_rows(narrow, gates);
-  EXPECT_TRUE(at::allclose(all.to(at::kDouble), want, 1e-5, 1e-6));
-  EXPECT_TRUE(
-      at::equal(gate_rows(narrow.narrow(0, 7, 1), gates.narrow(0, 7, 1)), all.narrow(0, 7, 1)));
-}
-
 }  // namespace
 }  // namespace twinkle::kernels

@@ -6,8 +6,9 @@
 #include <cmath>
 #include <tuple>
 
+#include "twinkle/base/error.h"
 #include "twinkle/nn/attention/attention.h"
-#include "twinkle/nn/delta/output_gate.h"
+#include "twinkle/nn/gate/sigmoid_gate.h"
 
 namespace twinkle::model {
 
@@ -23,6 +24,9 @@ Attention::Attention(const DecoderSpec& decoder, const AttentionSpec& spec, Part
     parts.linear("self_attn.qkv_proj", {q + 2 * kv, d, spec.qkv_bias}, qkv_);
   }
   parts.linear("self_attn.o_proj", {d, q, spec.o_bias}, o_);
+  require(!spec.output_gate || o_.weight.is_cpu(), Code::kInvalid, "model: device is ",
+          o_.weight.device(), ", but attention with a gate on its output (", decoder.family,
+          ") runs on the CPU only in this version; set the device to cpu");
   if (!spec.qk_norm) return;
   parts.norm("self_attn.q_norm", head_dim_, decoder.norm, q_norm_);
   parts.norm("self_attn.k_norm", head_dim_, decoder.norm, k_norm_);

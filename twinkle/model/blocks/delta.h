@@ -1,6 +1,6 @@
-// The mixer of Qwen3.5's linear layers: the gated delta rule over convolved queries, keys and
-// values (nn/delta). When it samples it keeps a state of fixed size, whatever the sequence's
-// length.
+// The mixer of Qwen3.5's and Qwen3-Next's linear layers: the gated delta rule over convolved
+// queries, keys and values (nn/delta). When it samples it keeps a state of fixed size, whatever the
+// sequence's length.
 #pragma once
 #include "twinkle/model/blocks/block.h"
 #include "twinkle/model/blocks/parts.h"
@@ -19,7 +19,10 @@ class Delta final : public Mixer {
   StateSpec state() const override;
 
  private:
-  nn::Linear qkv_, z_, b_, a_, out_;
+  nn::DeltaProjections project(const at::Tensor& x_TD, const nn::Rows& rows) const;
+
+  bool by_key_head_;
+  nn::Linear qkv_, z_, b_, a_, out_;  // by key head: qkv_ has z's rows, b_ has a's
   nn::GatedDelta rule_;
 };
 

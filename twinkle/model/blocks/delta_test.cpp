@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <map>
 #include <memory>
@@ -40,7 +41,7 @@ struct Made {
 
 // Token by token, of one sequence.
 at::Tensor plain_delta(const Weights& w, const at::Tensor& x, double eps) {
-  const auto& [nk, nv, dk, dv] = kTinyDelta;
+  const auto& [nk, nv, dk, dv, by_key_head] = kTinyDelta;
   const auto weight = [&](const char* name) { return w.at(std::string("linear_attn.") + name); };
   const auto project = [&](const char* name) { return at::linear(x, weight(name)); };
   const int64_t tokens = x.size(0);
@@ -92,6 +93,45 @@ TEST(DeltaBlock, IsItsFormulaSpelledOutOfEachSequence) {
     const at::Tensor want = plain_delta(weights, x.slice(0, begin, end), eps);
     EXPECT_LT((y.slice(0, begin, end) - want).abs().max().item<double>(), 1e-12);
   }
+}
+
+// The four projections' rows as the two of a checkpoint that has them by key head.
+Weights by_key_head(const Weights& flat) {
+  const auto& [nk, nv, dk, dv, _] = kTinyDelta;
+  Weights out = flat;
+  const auto rows = [&](const char* name, int64_t begin, int64_t count) {
+    const std::string whole = std::string("linear_attn.") + name + ".weight";
+    return flat.at(whole).slice(0, begin, begin + count).view({nk, count / nk, kWidth});
+  };
+  const int64_t keys = nk * dk, values = nv * dv;
+  out["linear_attn.in_proj_qkvz.weight"] =
+      at::cat({rows("in_proj_qkv", 0, keys), rows("in_proj_qkv", keys, keys),
+               rows("in_proj_qkv", 2 * keys, values), rows("in_proj_z", 0, values)},
+              1)
+          .flatten(0, 1);
+  out["linear_attn.in_proj_ba.weight"] =
+      at::cat({rows("in_proj_b", 0, nv), rows("in_proj_a", 0, nv)}, 1).flatten(0, 1);
+  return out;
+}
+
+TEST(DeltaBlock, ProjectionsByKeyHeadAreTheSameOnesInAnotherOrder) {
+  at::manual_seed(4);
+  const Weights flat = delta_weights();
+  DeltaSpec spec = kTinyDelta;
+  spec.by_key_head = true;
+  const Made<Delta, DeltaSpec> made(kTinyDelta, flat), other(spec, by_key_head(flat));
+  EXPECT_EQ(other.parts.linears.size(), 3u);
+  const nn::Rows rows = nn::pack(std::vector<int64_t>{70, 3});
+  const at::Tensor x = at::randn({73, kWidth}, at::kDouble).requires_grad_();
+  const auto with_grad = [&](const Delta& mixer) {
+    const at::Tensor y = mixer.forward(x, context_of(rows, {}));
+    return std::pair(y, torch::autograd::grad({y.square().sum()}, {x})[0]);
+  };
+  const auto [y, dx] = with_grad(made.mixer);
+  const auto [same_y, same_dx] = with_grad(other.mixer);
+  EXPECT_LT((y - same_y).abs().max().item<double>(), 1e-12);
+  EXPECT_LT((dx - same_dx).abs().max().item<double>(), 1e-10);
+  EXPECT_GT(dx.abs().max().item<double>(), 0.1);
 }
 
 // One sequence's state.

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "twinkle/base/error.h"
+#include "twinkle/nn/gate/sigmoid_gate.h"
 #include "twinkle/nn/mlp.h"
 
 namespace twinkle::model {
@@ -18,11 +19,15 @@ RoutedExperts::RoutedExperts(const DecoderSpec& decoder, const ExpertsSpec& spec
   parts.weight("mlp.experts.gate_up_proj", {e, 2 * f, d}, true, experts_.gate_up,
                experts_.gate_up_grad);
   parts.weight("mlp.experts.down_proj", {e, d, f}, true, experts_.down, experts_.down_grad);
-  require(experts_.down.is_cpu(), Code::kInvalid,
-          "model: experts run on the CPU alone in this version: use device 'cpu'");
+  require(experts_.down.is_cpu(), Code::kInvalid, "model: device is ", experts_.down.device(),
+          ", but routed experts (", decoder.family,
+          ") run on the CPU only in this version; set the device to cpu");
   experts_.cut();
+  // Adapters know transformers' modules, which are "mlp.experts" whatever the checkpoint calls
+  // them.
+  const Layout modules{.model = decoder.layout.model};
   for (size_t i = 0; i < experts_.each.size(); ++i) {
-    const std::string path = parts.path + "mlp.experts." + std::to_string(i) + ".";
+    const std::string path = modules.name(parts.path + "mlp.experts." + std::to_string(i)) + ".";
     nn::Expert& expert = experts_.each[i];
     parts.linears.push_back({path + "gate_up_proj", &expert.gate_up});
     parts.linears.push_back({path + "gate_proj", &expert.gate});
@@ -42,7 +47,7 @@ at::Tensor RoutedExperts::shared(const at::Tensor& x, const nn::Rows& rows) cons
   nn::prefetch(shared_down_);
   const at::Tensor y = nn::swiglu_linear(gate, up, shared_down_, rows);
   if (!shared_share_.weight.defined()) return y;
-  return nn::gate_rows(y, nn::linear(x, shared_share_, rows));
+  return nn::sigmoid_gate(y, nn::linear(x, shared_share_, rows));
 }
 
 at::Tensor RoutedExperts::forward(const at::Tensor& x, const Context& context) const {

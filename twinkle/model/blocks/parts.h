@@ -24,7 +24,7 @@ struct NamedLinear {
 
 struct NamedWeight {
   std::string name;       // as in the checkpoint: "model.norm.weight"
-  at::Tensor* value;      // in the decoder's dtype
+  at::Tensor* value;      // in the decoder's dtype, or float32 where the layout says so
   bool decay;             // whether weight decay applies: not to norms and biases
   nn::WeightGrad** grad;  // its buffer's place in the linear or norm; the decoder fills it
 };

@@ -36,6 +36,11 @@ bool Layout::skips(std::string_view name) const {
                              [&](const std::string& begin) { return name.starts_with(begin); });
 }
 
+bool Layout::is_in_float32(std::string_view name) const {
+  return std::ranges::any_of(in_float32,
+                             [&](const std::string& end) { return name.ends_with("." + end); });
+}
+
 std::vector<std::string> Layout::parts_of(std::string_view name, int64_t num) const {
   for (const Stack& stack : stacks) {
     if (!name.ends_with("." + stack.name)) continue;

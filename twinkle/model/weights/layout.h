@@ -30,11 +30,14 @@ struct Layout {
   // Beginnings of the names, as in the checkpoint, of tensors that no causal decoder reads
   // (vision, heads that predict further tokens). They survive a save.
   std::vector<std::string> skipped = {};
+  // Ends of the names of weights that are float32 where the others are bfloat16.
+  std::vector<std::string> in_float32 = {};
 
   // The checkpoint's name of a weight, or path of a linear.
   std::string name(const std::string& ours) const;
   // True if the decoder does not read the tensor of this name, and is right not to.
   bool skips(std::string_view name) const;
+  bool is_in_float32(std::string_view name) const;
   // The names of the tensors of `num` matrices that a weight may be stored as; empty: it has one.
   std::vector<std::string> parts_of(std::string_view name, int64_t num) const;
 };

@@ -71,6 +71,10 @@ bool WeightSource::is_zero(const std::string& name) const {
   return std::ranges::find(zeros_, name) != zeros_.end() && !contains(name);
 }
 
+at::ScalarType WeightSource::dtype_of(const std::string& name) const {
+  return dtype_ == at::kBFloat16 && layout_.is_in_float32(name) ? at::kFloat : dtype_;
+}
+
 std::vector<std::string> WeightSource::tensors_of(const std::string& name,
                                                   const std::vector<int64_t>& shape) const {
   if (contains(name)) return {name};
@@ -92,8 +96,9 @@ const StoredTensor& WeightSource::of_shape(const std::string& name,
   require(contains(name), Code::kInvalid, "model: ", checkpoint_.path().string(), " has no tensor ",
           name, ", which config.json asks for");
   const StoredTensor& found = checkpoint_.at(name);
-  require(found.shape == shape, Code::kInvalid, "model: tensor ", name, " has shape ",
-          shape_text(found.shape), ", config.json asks for ", shape_text(shape));
+  require(found.shape == shape, Code::kInvalid, "model: tensor ", name, " of ",
+          checkpoint_.path().string(), " has shape ", shape_text(found.shape),
+          ", config.json asks for ", shape_text(shape));
   return found;
 }
 
@@ -117,13 +122,14 @@ at::Tensor WeightSource::read_run(const std::string& name, const std::vector<int
 
 at::Tensor WeightSource::taken(const StoredTensor& from, const TensorSlice& slice,
                                WeightMemory* memory) const {
-  const bool converts = scalar_type_of(from) != dtype_;
+  const at::ScalarType dtype = dtype_of(from.name);
+  const bool converts = scalar_type_of(from) != dtype;
   const at::Tensor taken = read_tensor(from, slice, converts ? nullptr : memory);
   require(is_finite(taken), Code::kInvalid, "model: tensor ", from.name, " of ",
           checkpoint_.path().string(), " holds NaN or infinity; fetch the checkpoint again");
   if (!converts) return taken;
-  const at::Tensor converted = taken.to(dtype_);
-  return memory ? memory->empty(converted.sizes(), dtype_).copy_(converted) : converted;
+  const at::Tensor converted = taken.to(dtype);
+  return memory ? memory->empty(converted.sizes(), dtype).copy_(converted) : converted;
 }
 
 }  // namespace twinkle::model

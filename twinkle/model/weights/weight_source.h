@@ -17,8 +17,9 @@ namespace twinkle::model {
 
 class WeightSource {
  public:
-  // Gives weights in `dtype`. `zeros`: names of weights that are zero where the checkpoint has no
-  // such tensor. Names are the checkpoint's: of `layout` only the stacks count here.
+  // Gives weights in `dtype`; where that is bfloat16, those that the layout says in float32.
+  // `zeros`: names of weights that are zero where the checkpoint has no such tensor. Names are the
+  // checkpoint's: the layout's renames do not count here.
   WeightSource(Checkpoint checkpoint, at::ScalarType dtype, std::vector<std::string> zeros = {},
                Layout layout = {});
 
@@ -47,6 +48,7 @@ class WeightSource {
  private:
   at::Tensor taken(const StoredTensor& from, const TensorSlice& slice, WeightMemory* memory) const;
   bool is_zero(const std::string& name) const;
+  at::ScalarType dtype_of(const std::string& name) const;
   StoredTensor stored(const std::string& name, const std::vector<int64_t>& shape) const;
   const StoredTensor& of_shape(const std::string& name, const std::vector<int64_t>& shape) const;
 

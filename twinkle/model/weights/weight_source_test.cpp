@@ -37,6 +37,22 @@ TEST(WeightSource, EveryFloatTypeIsReadInTheTypeThatIsAskedFor) {
   }
 }
 
+TEST(WeightSource, WhatTheLayoutSaysStaysFloat32InABfloat16Model) {
+  const ScratchDir dir;
+  const at::Tensor value = at::rand({5}) + 1;
+  write_safetensors(dir / "model.safetensors",
+                    std::vector{view_of("a.log", value), view_of("analog", value)});
+  const Layout layout{.in_float32 = {"log"}};
+  const auto read = [&](at::ScalarType dtype, const char* name) {
+    const WeightSource source(Checkpoint::open(dir / "model.safetensors"), dtype, {}, layout);
+    EXPECT_TRUE(at::equal(source.read_run(name, {5}, 1, 3), source.read(name, {5}).slice(0, 1, 3)));
+    return source.read(name, {5});
+  };
+  EXPECT_TRUE(at::equal(read(at::kBFloat16, "a.log"), value));
+  EXPECT_TRUE(at::equal(read(at::kBFloat16, "analog"), value.to(at::kBFloat16)));
+  EXPECT_TRUE(at::equal(read(at::kDouble, "a.log"), value.to(at::kDouble)));
+}
+
 TEST(WeightSource, ASliceOfAnyDimIsThatOfTheWhole) {
   const at::Tensor whole = at::randn({4, 6, 5});
   const OfOne stored(whole);
@@ -123,8 +139,8 @@ TEST(WeightSource, AStackIsReadFromItsPartsWholeAndInSlicesAndRuns) {
                 " has no tensor model.layers.7.mlp.experts.3.gate_proj.weight"
                 ", which config.json asks for");
   EXPECT_EQ(error_of([&] { source.check(name, {3, 6, 5}); }),
-            "model: tensor model.layers.7.mlp.experts.0.gate_proj.weight has shape [2, 5], "
-            "config.json asks for [3, 5]");
+            "model: tensor model.layers.7.mlp.experts.0.gate_proj.weight of " + file.string() +
+                " has shape [2, 5], config.json asks for [3, 5]");
   const at::Tensor half = matrices[5].to(at::kBFloat16);
   views.back() = view_of(views.back().name, half);
   write_safetensors(file, views);
@@ -145,12 +161,14 @@ TEST(WeightSource, WhatIsMissingOrOfAnotherShapeOrTypeIsNamed) {
   const WeightSource source(Checkpoint::open(file), at::kFloat);
   EXPECT_EQ(error_of([&] { source.read("b", {2}); }),
             "model: " + file.string() + " has no tensor b, which config.json asks for");
-  EXPECT_EQ(error_of([&] { source.read("w", {3, 2}); }),
-            "model: tensor w has shape [2, 3], config.json asks for [3, 2]");
+  EXPECT_EQ(
+      error_of([&] { source.read("w", {3, 2}); }),
+      "model: tensor w of " + file.string() + " has shape [2, 3], config.json asks for [3, 2]");
   EXPECT_EQ(error_of([&] { source.read("ids", {2}); }),
             "model: tensor ids is I64; weights are F32, F16, BF16 or F64");
-  EXPECT_EQ(error_of([&] { source.check("w", {3, 2}); }),
-            "model: tensor w has shape [2, 3], config.json asks for [3, 2]");
+  EXPECT_EQ(
+      error_of([&] { source.check("w", {3, 2}); }),
+      "model: tensor w of " + file.string() + " has shape [2, 3], config.json asks for [3, 2]");
 }
 
 TEST(WeightSource, OneNumberThatIsNotFiniteIsFoundWhereverItIs) {

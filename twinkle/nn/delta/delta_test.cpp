@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "twinkle/kernels/finite_difference_for_test.h"
-#include "twinkle/nn/delta/output_gate.h"
 #include "twinkle/nn/rows_for_test.h"
 
 namespace twinkle::nn {
@@ -126,11 +125,6 @@ TEST(GatedDelta, SamplingHasTheBitsOfTrainingHoweverTheSequenceIsCut) {
       ASSERT_TRUE(at::equal(at::cat({head, part(cut, 131)}), trained)) << cut;
     }
   }
-}
-
-TEST(SigmoidGate, GradientsEqualFiniteDifferences) {
-  const at::Tensor x = kernels::leaf({3, 2, 5}), gate = kernels::leaf({3, 2, 5});
-  kernels::expect_gradients([&] { return sigmoid_gate(x, gate); }, {x, gate});
 }
 
 TEST(GatedDelta, SavedBytesAreThoseOfItsTensors) {

@@ -227,19 +227,6 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
   }
 };
 
-struct GateRows : torch::autograd::Function<GateRows> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& y, const at::Tensor& gate) {
-    ctx->save_for_backward({y, gate});
-    return kernels::gate_rows(y, gate);
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    auto out = kernels::gate_rows_backward(grads[0].contiguous(), saved[0], saved[1]);
-    return {std::move(out.y), std::move(out.gate)};
-  }
-};
-
 }  // namespace
 
 void Experts::cut() {
@@ -283,11 +270,6 @@ at::Tensor experts(const at::Tensor& x, const Routes& routes, const Experts& of,
     y = call.down_of(call.gate_up_of(x), routes.weights);
   });
   return y;
-}
-
-at::Tensor gate_rows(const at::Tensor& y, const at::Tensor& gate) {
-  if (!at::GradMode::is_enabled()) return kernels::gate_rows(y, gate);
-  return GateRows::apply(y, gate);
 }
 
 }  // namespace twinkle::nn

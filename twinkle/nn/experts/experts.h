@@ -42,7 +42,4 @@ struct Experts {
 at::Tensor experts(const at::Tensor& x_TD, const Routes& routes, const Experts& experts,
                    const Rows& rows);
 
-// sigmoid(gate) y, the shared expert's share: y [T, D], gate [T, 1]. Differentiable in both.
-at::Tensor gate_rows(const at::Tensor& y_TD, const at::Tensor& gate_T1);
-
 }  // namespace twinkle::nn

@@ -213,10 +213,5 @@ TEST_F(ExpertsTest, the_bytes_that_backward_keeps_are_those_of_the_routed_rows) 
   EXPECT_TRUE(some.needs_input());
 }
 
-TEST_F(ExpertsTest, the_shared_experts_gate_equals_finite_differences) {
-  const at::Tensor y = kernels::leaf({5, kWidth}), gate = kernels::leaf({5, 1});
-  kernels::expect_gradients([&] { return gate_rows(y, gate); }, {y, gate});
-}
-
 }  // namespace
 }  // namespace twinkle::nn

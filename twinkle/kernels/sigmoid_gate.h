@@ -1,7 +1,9 @@
-// x sigmoid(gate), elementwise, and its derivatives: how a mixer's output is gated. x, gate and the
-// results have one shape and one type, bf16, float32 or float64. Over tensors, no autograd; bf16
-// and float32 are computed in float32, float64 in float64. An element's bits depend on it alone.
-// CPU only. Error kInvalid of each: shapes or types that are not one, a tensor on a device.
+// x sigmoid(gate) and its derivatives: how a mixer's or a shared expert's output is gated. x is
+// [..., D]; the gate has its shape, or one column, [..., 1], for all of a row. All have one type,
+// bf16, float32 or float64. Over tensors, no autograd; bf16 and float32 are computed in float32,
+// float64 in float64. An element's bits depend on it and its gate alone, those of a column's
+// gradient on its row. CPU only. Error kInvalid of each: shapes or types that do not fit, a tensor
+// on a device.
 #pragma once
 #include <ATen/core/Tensor.h>
 

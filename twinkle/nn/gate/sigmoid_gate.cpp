@@ -1,8 +1,8 @@
-#include "twinkle/nn/delta/output_gate.h"
+#include "twinkle/nn/gate/sigmoid_gate.h"
 
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "twinkle/kernels/delta/sigmoid_gate.h"
+#include "twinkle/kernels/sigmoid_gate.h"
 
 namespace twinkle::nn {
 namespace {

@@ -1,0 +1,95 @@
+#include "twinkle/model/delta_families/gated_delta.h"
+
+#include <vector>
+
+#include "twinkle/base/error.h"
+
+namespace twinkle::model {
+namespace {
+
+// The key must have this value, which is also meant where it is absent.
+template <class T>
+void require_value(const Json& config, std::string_view key, const T& only,
+                   std::string_view family) {
+  const T value = get_or<T>(config, key, only);
+  const auto text = [](const T& x) { return boost::json::serialize(Json(x)); };
+  require(value == only, Code::kInvalid, "model: config field '", key, "' is ", text(value),
+          ", model_type '", family, "' is computed with ", text(only), " only");
+}
+
+// True for each layer with attention.
+std::vector<bool> attention_layers(const Json& config, size_t count) {
+  std::vector<bool> out(count);
+  const Json* types = find(config, "layer_types");
+  if (!types) {
+    const auto interval = static_cast<size_t>(
+        find(config, "full_attention_interval") ? read_size(config, "full_attention_interval") : 4);
+    for (size_t i = 0; i < count; ++i) out[i] = (i + 1) % interval == 0;
+    return out;
+  }
+  require(types->is_array() && types->get_array().size() == count, Code::kInvalid,
+          "model: config field 'layer_types' must list ", count, " layers");
+  for (size_t i = 0; i < count; ++i) {
+    const Json& type = types->get_array()[i];
+    require(type == "full_attention" || type == "linear_attention", Code::kInvalid,
+            "model: config field 'layer_types' holds ", boost::json::serialize(type),
+            "; known: \"full_attention\", \"linear_attention\"");
+    out[i] = type == "full_attention";
+  }
+  return out;
+}
+
+DeltaSpec read_delta(const Json& config) {
+  const DeltaSpec delta{.num_key_heads = read_size(config, "linear_num_key_heads"),
+                        .num_value_heads = read_size(config, "linear_num_value_heads"),
+                        .key_dim = read_size(config, "linear_key_head_dim"),
+                        .value_dim = read_size(config, "linear_value_head_dim")};
+  require(delta.num_value_heads % delta.num_key_heads == 0, Code::kInvalid,
+          "model: linear_num_value_heads is ", delta.num_value_heads,
+          ", it must be a multiple of linear_num_key_heads, ", delta.num_key_heads);
+  return delta;
+}
+
+// Positions of pictures are three each; a text's are one, and mrope is then plain rope.
+Json without_mrope(const Json& config) {
+  Json out = config;
+  for (const char* place : {"rope_parameters", "rope_scaling"}) {
+    Json* rope = out.as_object().if_contains(place);
+    if (!rope || !rope->is_object()) continue;
+    for (const char* key : {"mrope_section", "mrope_interleaved"}) rope->as_object().erase(key);
+  }
+  return out;
+}
+
+}  // namespace
+
+DecoderSpec delta_like(const Json& config, std::string_view family) {
+  require_value(config, "attn_output_gate", true, family);
+  require_value<int64_t>(config, "linear_conv_kernel_dim", 4, family);
+  require_value<std::string>(config, "mamba_ssm_dtype", "float32", family);
+  DecoderSpec spec = llama_like(without_mrope(config));
+  spec.norm.zero_centred = true;
+  rotate_share(spec, read_rotary_share(config, 0.25));
+  const DeltaSpec delta = read_delta(config);
+  const std::vector<bool> attends = attention_layers(config, spec.layers.size());
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    if (!attends[i]) {
+      spec.layers[i].mixer = delta;
+      continue;
+    }
+    AttentionSpec& a = spec.layers[i].attention();
+    a.qk_norm = a.output_gate = true;
+    a.qkv_bias = a.o_bias = get_or(config, "attention_bias", false);
+  }
+  spec.layout.skipped = {"mtp."};
+  spec.layout.in_float32 = {"linear_attn.A_log", "linear_attn.dt_bias"};
+  return spec;
+}
+
+void nest(DecoderSpec& spec, const Json& whole) {
+  spec.tied_head = get_or(whole, "tie_word_embeddings", spec.tied_head);
+  spec.layout.skipped.emplace_back("model.visual.");
+  if (find(whole, "text_config")) spec.layout.model = {{"model", "model.language_model"}};
+}
+
+}  // namespace twinkle::model
