@@ -57,7 +57,8 @@ struct Ones {
 };
 
 TEST(Fp8, BlocksAtTheEdgesAreCut) {
-  const Checkpoint checkpoint = Ones().open();
+  Ones ones;
+  const Checkpoint checkpoint = ones.open();
   EXPECT_EQ(checkpoint.names(), std::vector<std::string>{"w"});
   const StoredTensor& w = checkpoint.at("w");
   EXPECT_EQ(w.dtype, Dtype::kF32);

@@ -188,6 +188,7 @@ MLA = MOE | {
     "kv_lora_rank": 24,
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
+    "head_dim": 8,  # transformers' V3 takes rope's size from it
     "v_head_dim": 12,
     "rms_norm_eps": 1e-5,  # the inner norms' is another
 }

@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 
+#include "twinkle/base/error_for_test.h"
 #include "twinkle/kernels/allocation_meter_for_test.h"
 
 namespace twinkle::model {
@@ -131,6 +132,19 @@ TEST(Latent, TheBytesForBackwardAreThoseThatAreAllocated) {
           << q_rank << train;
     }
   }
+}
+
+TEST(Latent, AnotherDeviceThanTheCpuIsRefusedByTheFamilysName) {
+  Parts parts([](const std::string&, const std::vector<int64_t>& shape) {
+    return at::empty(shape, at::device(at::kMeta));
+  });
+  DecoderSpec decoder;
+  decoder.family = "deepseek_v2";
+  decoder.hidden_size = kWidth;
+  EXPECT_EQ(
+      invalid_of([&] { Latent(decoder, some_spec(0), parts); }),
+      "model: device is meta, but latent attention (deepseek_v2) runs on the CPU only in this "
+      "version; set the device to cpu");
 }
 
 TEST(Latent, AdaptersHaveNoDropoutOnKvBAlone) {

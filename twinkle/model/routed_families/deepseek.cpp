@@ -1,5 +1,6 @@
 // The first DeepSeek with experts (Dai et al. 2024, DeepSeekMoE): llama's attention, small experts
 // by the softmax of all, and shared ones that every token passes.
+#include "twinkle/model/routed_families/latent.h"
 #include "twinkle/model/routed_families/routed.h"
 
 namespace twinkle::model {
@@ -7,14 +8,16 @@ namespace twinkle::model {
 Family deepseek() {
   return {.name = "deepseek",
           .architectures = {"DeepseekForCausalLM"},
-          .keys = {"n_routed_experts", "scoring_func"},
+          .keys = {"n_routed_experts", "scoring_func", "topk_method", "kv_lora_rank"},
           .spec = [](const Json& config) {
+            if (find(config, "kv_lora_rank")) return deepseek_v2_spec(config);
             DecoderSpec spec = llama_like(config);
             for (LayerSpec& layer : spec.layers) {
               AttentionSpec& a = layer.attention();
               a.qkv_bias = a.o_bias = get_or(config, "attention_bias", false);
             }
             require_word(config, "scoring_func", "softmax");
+            require_word(config, "topk_method", "greedy");
             ExpertsSpec experts = read_experts(config);
             experts.route.normalise = get_or(config, "norm_topk_prob", false);
             experts.route.norm_eps = 1e-20;

@@ -28,18 +28,20 @@ ExpertsSpec experts_of(const Json& config) {
 
 }  // namespace
 
+DecoderSpec deepseek_v2_spec(const Json& config) {
+  require_word(config, "scoring_func", "softmax");
+  DecoderSpec spec = latent_like(config);
+  route_layers(spec, experts_of(config), deepseek_routed(config, 0));
+  spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
+  return spec;
+}
+
 Family deepseek_v2() {
   return {.name = "deepseek_v2",
           .architectures = {"DeepseekV2ForCausalLM"},
           .keys = {"kv_lora_rank", "n_routed_experts", "num_experts", "rope_interleave",
                    "scoring_func", "topk_method"},
-          .spec = [](const Json& config) {
-            require_word(config, "scoring_func", "softmax");
-            DecoderSpec spec = latent_like(config);
-            route_layers(spec, experts_of(config), deepseek_routed(config, 0));
-            spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
-            return spec;
-          }};
+          .spec = deepseek_v2_spec};
 }
 
 }  // namespace twinkle::model

@@ -9,4 +9,7 @@ namespace twinkle::model {
 // which moe_layer_freq leaves out some.
 DecoderSpec latent_like(const Json& config);
 
+// That of deepseek_v2, whose first files had the model_type of the model before it.
+DecoderSpec deepseek_v2_spec(const Json& config);
+
 }  // namespace twinkle::model

@@ -79,6 +79,16 @@ TEST(DeepseekV2, TheScaleHasYarnsFactorTwice) {
             std::string::npos);
 }
 
+TEST(DeepseekV2, ItsFirstFilesHaveTheNameOfTheModelBeforeIt) {
+  JsonObject c = v2_config();
+  const DecoderSpec spec = read_spec(c);
+  c["model_type"] = "deepseek";
+  c["architectures"] = JsonArray{Json("DeepseekForCausalLM")};
+  DecoderSpec early = read_spec(c);
+  early.family = spec.family;
+  EXPECT_EQ(difference(early, spec), "");
+}
+
 TEST(DeepseekV2, WhatWouldChangeTheArithmeticIsRefused) {
   const auto refusal = [](const char* key, Json value) {
     JsonObject c = v2_config();
