@@ -12,7 +12,6 @@ constexpr size_t kTenants = 3;
 
 JsonObject latent_config() {
   JsonObject c = smallest_config("deepseek_v3");
-  c.erase("head_dim");
   c["num_hidden_layers"] = 2;
   c["num_key_value_heads"] = 2;
   c["q_lora_rank"] = nullptr;
@@ -38,20 +37,28 @@ EngineOptions options_of(const model::TinyModel& model, uint64_t seed) {
                       .prefill_tokens = 1 + static_cast<int64_t>(draw(key, 12))}};
 }
 
+// Without dropout, which kv_b_proj's adapters don't have.
+std::vector<Owned> schedule_of(uint64_t seed, const std::string& folder) {
+  std::vector<Owned> out = some_schedule(seed, folder, kTenants, 12 + key_of(seed, "length") % 24);
+  for (Owned& item : out) {
+    auto* create = std::get_if<Create>(&item.operation);
+    const size_t at = create ? create->lora_json.find("0.2") : std::string::npos;
+    if (at != std::string::npos) create->lora_json.replace(at, 3, "0.0");
+  }
+  return out;
+}
+
 TEST(LatentSchedules, GiveEachTenantWhatASerialReferenceGivesIt) {
   const model::TinyModel model(latent_config());
   int operations = 0, errors = 0;
   size_t heard = 0, pinned = 0;
   for (uint64_t seed = 1; seed <= kSchedules; ++seed) {
-    const auto schedule = [&](const std::string& folder) {
-      return some_schedule(seed, folder, kTenants, 12 + key_of(seed, "length") % 24);
-    };
     const ScratchDir scratch, parked;
     const std::string folder = scratch.path().string();
     EngineOptions options = options_of(model, seed);
     options.parking.directory = parked.path().string();
     Engine engine(options, in_letters);
-    const Outcomes got = at_once(engine, schedule(folder), folder, seed);
+    const Outcomes got = at_once(engine, schedule_of(seed, folder), folder, seed);
 
     options = options_of(model, seed);
     options.scheduling.token_budget = 4096;
@@ -59,8 +66,8 @@ TEST(LatentSchedules, GiveEachTenantWhatASerialReferenceGivesIt) {
     for (size_t t = 0; t < kTenants; ++t) {
       const ScratchDir own;
       Engine alone(options, in_letters);
-      const auto want =
-          one_by_one(alone, t, schedule(own.path().string()), own.path().string(), got.cancelled);
+      const std::string there = own.path().string();
+      const auto want = one_by_one(alone, t, schedule_of(seed, there), there, got.cancelled);
       ASSERT_EQ(got.of[t], want) << "seed " << seed;
       operations += static_cast<int>(want.size());
       for (const std::string& text : want) errors += text.starts_with("engine:") ? 1 : 0;
