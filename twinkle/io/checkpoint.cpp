@@ -6,7 +6,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/io/checkpoint_source.h"
-#include "twinkle/io/fp8.h"
+#include "twinkle/io/fp8/fp8.h"
 #include "twinkle/io/safetensors.h"
 
 namespace twinkle {

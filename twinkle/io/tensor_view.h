@@ -13,7 +13,7 @@
 
 namespace twinkle {
 
-// kF8E4M3: of checkpoints that io/fp8.h reads, which no reader of a Checkpoint sees.
+// kF8E4M3: of checkpoints that io/fp8/fp8.h reads, which no reader of a Checkpoint sees.
 enum class Dtype { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8, kBool, kF8E4M3 };
 
 // Bytes of one element.

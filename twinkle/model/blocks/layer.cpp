@@ -4,7 +4,7 @@
 #include "twinkle/model/blocks/delta.h"
 #include "twinkle/model/blocks/experts.h"
 #include "twinkle/model/blocks/gated_mlp.h"
-#include "twinkle/model/blocks/latent.h"
+#include "twinkle/model/mixers/latent.h"
 
 namespace twinkle::model {
 namespace {

@@ -1,6 +1,6 @@
 // DeepSeek-V3 and R1 (DeepSeek-AI 2024, 2025): latent attention, experts by sigmoids with a
-// correction of the choice, of the best groups, and a shared one. Its FP8 weights: io/fp8.h. Layers
-// behind the last one predict further tokens; they are not read.
+// correction of the choice, of the best groups, and a shared one. Its FP8 weights: io/fp8/fp8.h.
+// Layers behind the last one predict further tokens; they are not read.
 #include <algorithm>
 
 #include "twinkle/model/routed_families/latent.h"

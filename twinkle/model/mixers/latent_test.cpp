@@ -1,4 +1,4 @@
-#include "twinkle/model/blocks/latent.h"
+#include "twinkle/model/mixers/latent.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "twinkle/io/fp8.h"
+#include "twinkle/io/fp8/fp8.h"
 
 #include <algorithm>
 #include <array>
