@@ -18,6 +18,10 @@ void print(const std::string& model) {
   model::AttentionSpec attention;
   for (const model::LayerSpec& layer : spec.layers) {
     if (const auto* a = std::get_if<model::AttentionSpec>(&layer.mixer)) attention = *a;
+    if (const auto* a = std::get_if<model::LatentSpec>(&layer.mixer)) {
+      attention.num_heads = a->num_heads, attention.num_kv_heads = 1;  // one latent for all
+      attention.head_dim = a->kv_rank + a->rope_dim;
+    }
   }
   std::printf("family %s\nlayers %lld, width %lld, heads %lld (%lld for keys), head size %lld\n",
               spec.family.c_str(), static_cast<long long>(spec.num_layers()),

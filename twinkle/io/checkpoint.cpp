@@ -6,6 +6,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/io/checkpoint_source.h"
+#include "twinkle/io/fp8/fp8.h"
 #include "twinkle/io/safetensors.h"
 
 namespace twinkle {
@@ -119,6 +120,7 @@ std::unique_ptr<Source> open_source(const fs::path& path) {
 Checkpoint Checkpoint::open(const fs::path& dir_or_file) {
   std::unique_ptr<Source> source = open_source(dir_or_file);
   source->path = dir_or_file;
+  dequantise_fp8(*source);
   std::sort(source->names.begin(), source->names.end());
   return Checkpoint(std::move(source));
 }

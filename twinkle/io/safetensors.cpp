@@ -86,7 +86,7 @@ Entry entry_of(std::string_view name, const Json& value, int64_t data_size,
   const std::string_view spelled = dtype->get_string();
   const std::optional<Dtype> known = dtype_named(spelled);
   require(known.has_value(), Code::kInvalid, where, ": dtype is ", in_quotes(spelled),
-          ", it must be one of F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL");
+          ", it must be one of F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL, F8_E4M3");
   Entry entry{.tensor = {.name = std::string(name),
                          .dtype = *known,
                          .shape = integers(value, "shape", where)}};

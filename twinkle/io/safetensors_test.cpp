@@ -168,9 +168,9 @@ TEST(Safetensors, NamesWhatIsWrongWithATensor) {
     return error_of_file(file_of(R"({"w":{)" + fields + "}}", 8));
   };
   EXPECT_EQ(tensor(R"("dtype":3)"), "io: tensor 'w': 'dtype' must be a string");
-  EXPECT_EQ(tensor(R"("dtype":"F8_E4M3")"),
-            "io: tensor 'w': dtype is 'F8_E4M3', it must be one of F64, F32, F16, BF16, I64, I32, "
-            "I16, I8, U8, BOOL");
+  EXPECT_EQ(tensor(R"("dtype":"F8_E5M2")"),
+            "io: tensor 'w': dtype is 'F8_E5M2', it must be one of F64, F32, F16, BF16, I64, I32, "
+            "I16, I8, U8, BOOL, F8_E4M3");
   EXPECT_EQ(tensor(R"("dtype":"F32")"), "io: tensor 'w': 'shape' must be a list of integers");
   EXPECT_EQ(tensor(R"("dtype":"F32","shape":[-1])"),
             "io: tensor 'w': 'shape' holds -1, it must hold integers from 0 to 2^63-1");

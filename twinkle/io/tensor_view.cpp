@@ -11,7 +11,7 @@ struct Row {
   int64_t size;
 };
 
-constexpr std::array<Row, 10> kRows = {{{Dtype::kF64, "F64", 8},
+constexpr std::array<Row, 11> kRows = {{{Dtype::kF64, "F64", 8},
                                         {Dtype::kF32, "F32", 4},
                                         {Dtype::kF16, "F16", 2},
                                         {Dtype::kBF16, "BF16", 2},
@@ -20,7 +20,8 @@ constexpr std::array<Row, 10> kRows = {{{Dtype::kF64, "F64", 8},
                                         {Dtype::kI16, "I16", 2},
                                         {Dtype::kI8, "I8", 1},
                                         {Dtype::kU8, "U8", 1},
-                                        {Dtype::kBool, "BOOL", 1}}};
+                                        {Dtype::kBool, "BOOL", 1},
+                                        {Dtype::kF8E4M3, "F8_E4M3", 1}}};
 
 }  // namespace
 

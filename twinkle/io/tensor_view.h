@@ -13,12 +13,14 @@
 
 namespace twinkle {
 
-enum class Dtype { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8, kBool };
+// kF8E4M3: of checkpoints that io/fp8/fp8.h reads, which no reader of a Checkpoint sees.
+enum class Dtype { kF64, kF32, kF16, kBF16, kI64, kI32, kI16, kI8, kU8, kBool, kF8E4M3 };
 
 // Bytes of one element.
 int64_t size_of(Dtype dtype);
 
-// The safetensors spelling: "F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL".
+// The safetensors spelling: "F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL",
+// "F8_E4M3".
 std::string_view name_of(Dtype dtype);
 
 // The inverse of name_of; nothing for any other text.

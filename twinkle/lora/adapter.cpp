@@ -66,6 +66,10 @@ Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linea
   config_ = with_named_targets(config, shapes);
   auto places = std::make_shared<Places>(Places{std::vector<int>(linears.size(), -1), {}});
   for (const size_t i : match_targets(config, shapes)) {
+    require(linears[i].drops || config.dropout == 0, Code::kInvalid, "lora: lora_dropout is ",
+            config.dropout, ", but ", linears[i].path,
+            " has none: its input is that of every later token; set it to 0, or leave the module "
+            "out of target_modules");
     const nn::Linear& linear = *linears[i].linear;
     const int64_t out = linear.weight.size(0), in = linear.weight.size(1),
                   r = sizes.rank(linears[i].path);

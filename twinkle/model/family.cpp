@@ -102,9 +102,12 @@ void refuse_foreign(const Json& config, const Family& family) {
               family.name, "' is computed without it");
     }
   }
-  require(
-      !find(config, "quantization_config"), Code::kInvalid,
-      "model: quantization_config is not supported; use an unquantised checkpoint or a GGUF file");
+  const Json* quantised = find(config, "quantization_config");
+  const Json* method = quantised ? find(*quantised, "quant_method") : nullptr;
+  require(!quantised, Code::kInvalid, "model: quantization_config has the quant_method ",
+          method ? boost::json::serialize(*method) : "null",
+          " for these weights, which is not supported; use an unquantised checkpoint, fp8 weights "
+          "with weight_block_size or a GGUF file");
 }
 
 constexpr std::string_view kRopeKeys[] = {"rope_type",

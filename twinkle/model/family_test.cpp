@@ -40,7 +40,8 @@ TEST(Family, TheListHoldsEveryFamilyOnceWithAnArchitecture) {
   EXPECT_EQ(names, (std::set<std::string>{"llama", "qwen2", "qwen3", "mistral", "glm", "glm4",
                                           "chatglm", "internlm2", "internlm3", "qwen3_moe",
                                           "qwen2_moe", "mixtral", "deepseek", "glm4_moe", "qwen3_5",
-                                          "qwen3_5_moe", "qwen3_next"}));
+                                          "qwen3_5_moe", "qwen3_next", "deepseek_v2",
+                                          "deepseek_v3"}));
 }
 
 // All families, as an error lists them.
@@ -116,9 +117,16 @@ TEST(Family, WhatWouldChangeTheArithmeticIsRefused) {
             "model: attention_dropout is 0.1; only 0 is supported: set it to 0 in config.json");
   EXPECT_EQ(refusal(with("pretraining_tp", 2)),
             "model: pretraining_tp other than 1 is not supported");
-  EXPECT_EQ(refusal(with("quantization_config", JsonObject{{"bits", 4}})),
-            "model: quantization_config is not supported; use an unquantised checkpoint or a GGUF "
-            "file");
+  EXPECT_EQ(
+      refusal(with("quantization_config", JsonObject{{"bits", 4}})),
+      "model: quantization_config has the quant_method null for these weights, which is not "
+      "supported; use an unquantised checkpoint, fp8 weights with weight_block_size or a GGUF "
+      "file");
+  EXPECT_EQ(
+      refusal(with("quantization_config", JsonObject{{"quant_method", "awq"}})),
+      "model: quantization_config has the quant_method \"awq\" for these weights, which is not "
+      "supported; use an unquantised checkpoint, fp8 weights with weight_block_size or a GGUF "
+      "file");
   EXPECT_EQ(refusal(with("partial_rotary_factor", 0.5, with_rope("rope_scaling", "{}"))),
             "model: config field 'partial_rotary_factor' is 5E-1; it changes the arithmetic, and "
             "model_type 'llama' is computed without it");

@@ -16,7 +16,7 @@ class KvCache {
  public:
   virtual ~KvCache() = default;
   // q [T, H, d], k and v [T, K, d], after rope; segment s of the rows continues the cache's
-  // sequence s. [T, H, d].
+  // sequence s. [T, H, d]. A layer whose state is latent gives its keys as v, too.
   virtual at::Tensor attend(size_t layer, const at::Tensor& q_THd, const at::Tensor& k_TKd,
                             const at::Tensor& v_TKd, const nn::Rows& rows,
                             const nn::AttentionOptions& options) = 0;

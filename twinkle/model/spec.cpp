@@ -32,6 +32,7 @@ std::string kind_of(const nn::RopeSpec& rope) {
 
 std::string kind_of(const AttentionSpec&) { return "attention"; }
 std::string kind_of(const DeltaSpec&) { return "linear attention"; }
+std::string kind_of(const LatentSpec&) { return "latent attention"; }
 std::string kind_of(const GatedMlpSpec&) { return "gated"; }
 std::string kind_of(const ExpertsSpec&) { return "experts"; }
 
@@ -57,6 +58,18 @@ void compare(const DeltaSpec& a, const DeltaSpec& b, const Check& check) {
   check("linear_key_head_dim", a.key_dim, b.key_dim);
   check("linear_value_head_dim", a.value_dim, b.value_dim);
   check("in_proj_qkvz", a.by_key_head, b.by_key_head);
+}
+
+template <class Check>
+void compare(const LatentSpec& a, const LatentSpec& b, const Check& check) {
+  check("num_attention_heads", a.num_heads, b.num_heads);
+  check("q_lora_rank", a.q_rank, b.q_rank);
+  check("kv_lora_rank", a.kv_rank, b.kv_rank);
+  check("qk_nope_head_dim", a.nope_dim, b.nope_dim);
+  check("qk_rope_head_dim", a.rope_dim, b.rope_dim);
+  check("v_head_dim", a.value_dim, b.value_dim);
+  check("attention_bias", a.bias, b.bias);
+  check("mscale_all_dim (the scores' scale)", a.scale, b.scale);
 }
 
 template <class Check>

@@ -18,8 +18,9 @@ struct StateSpec {
   int64_t num_heads = 0, head_dim = 0;
   int64_t num_bytes = 0;     // of a state
   int64_t closed_bytes = 0;  // its first ones, which are all that counts at a multiple of 64 tokens
+  bool latent = false;       // a key is its own value, and is kept once
 
-  int64_t token_size() const { return 2 * num_heads * head_dim; }  // numbers a token
+  int64_t token_size() const { return (latent ? 1 : 2) * num_heads * head_dim; }  // numbers a token
 };
 
 struct NormSpec {
@@ -46,6 +47,19 @@ struct AttentionSpec {
   bool output_gate = false;
 };
 
+// Latent attention: keys and values of all heads are linear in one vector a token, and one rotated
+// key part is shared by the heads. (DeepSeek-V2, section 2.1)
+struct LatentSpec {
+  int64_t num_heads = 0;
+  int64_t q_rank = 0;     // of the queries' latent; 0: one linear, "q_proj"
+  int64_t kv_rank = 0;    // of the latent
+  int64_t nope_dim = 0;   // of a head's query and key, without rope
+  int64_t rope_dim = 0;   // with it: all of the decoder's rotary_dim
+  int64_t value_dim = 0;  // of a head's value
+  bool bias = false;      // of q_a_proj, kv_a_proj_with_mqa and o_proj
+  double scale = 1;       // of the scores
+};
+
 // The gated delta rule, with a convolution of four taps.
 struct DeltaSpec {
   int64_t num_key_heads = 0, num_value_heads = 0;  // a multiple of num_key_heads
@@ -63,7 +77,7 @@ struct GatedMlpSpec {
 };
 
 // One struct of each kind of block: blocks/layer.cpp makes the block that its type stands for.
-using MixerSpec = std::variant<AttentionSpec, DeltaSpec>;
+using MixerSpec = std::variant<AttentionSpec, DeltaSpec, LatentSpec>;
 using MlpSpec = std::variant<GatedMlpSpec, ExpertsSpec>;
 
 struct LayerSpec {

@@ -14,10 +14,13 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-template <class T>
-const T* pointer(AutogradContext* ctx, const char* name) {
-  return reinterpret_cast<const T*>(ctx->saved_data.at(name).toInt());
-}
+// What backward needs besides the input. The Linear itself may be a copy on the caller's stack.
+struct LinearCall : torch::CustomClassHolder {
+  LinearCall(const Linear& linear, const Rows& batch) : w(linear), rows(batch) {}
+  Linear w;
+  Rows rows;
+  std::vector<at::Tensor> saved;
+};
 
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const Linear* w,
@@ -38,41 +41,28 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 at::Tensor linear_forward(AutogradContext* ctx, const at::Tensor& x, const Linear& w,
                           const Rows& rows) {
   at::Tensor y = product(x, w);
-  c10::List<at::Tensor> saved;
-  if (w.delta) {
-    for (at::Tensor& t : w.delta->forward(x, rows, y)) saved.push_back(std::move(t));
-  }
-  ctx->saved_data["saved"] = saved;
-  ctx->saved_data["weight"] = w.weight;
-  ctx->saved_data["exact"] = w.exact;
-  // The Linear itself may be a copy on the caller's stack: what is kept are the objects it points
-  // to.
-  ctx->saved_data["delta"] = reinterpret_cast<int64_t>(w.delta);
-  ctx->saved_data["weight_grad"] = reinterpret_cast<int64_t>(w.weight_grad);
-  ctx->saved_data["bias_grad"] = reinterpret_cast<int64_t>(w.bias_grad);
-  ctx->saved_data["rows"] = reinterpret_cast<int64_t>(&rows);
+  auto call = c10::make_intrusive<LinearCall>(w, rows);
+  if (w.delta) call->saved = w.delta->forward(x, rows, y);
+  ctx->saved_data["call"] = c10::IValue::make_capsule(std::move(call));
   return y;
 }
 
 at::Tensor linear_backward(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& x,
                            bool needs_dx) {
+  const auto capsule = ctx->saved_data.at("call").toCapsule();
+  const auto& call = static_cast<const LinearCall&>(*capsule);
+  const Linear& w = call.w;
+  const Rows& rows = call.rows;
   const at::Tensor dy = grad.contiguous();
-  const auto* rows = pointer<Rows>(ctx, "rows");
-  auto* delta = const_cast<Delta*>(pointer<Delta>(ctx, "delta"));
-  auto* weight_grad = const_cast<WeightGrad*>(pointer<WeightGrad>(ctx, "weight_grad"));
-  auto* bias_grad = const_cast<WeightGrad*>(pointer<WeightGrad>(ctx, "bias_grad"));
-  const at::Tensor weight = ctx->saved_data.at("weight").toTensor();
   at::Tensor dx;
-  if (needs_dx) dx = transposed_product(dy, weight, ctx->saved_data.at("exact").toBool());
-  if (delta) {
-    delta->backward(dy, x, ctx->saved_data.at("saved").toTensorVector(), *rows, dx);
-  }
-  if (weight_grad) add_weight_grad(dy, x, weight, *rows, *weight_grad);
-  if (bias_grad) {
-    at::Tensor& sum = bias_grad->buffer(weight.select(1, 0));
-    for (int64_t s = 0; s < rows->num_segments(); ++s) {
-      if (!rows->segments[s].learn) continue;
-      sum += dy.slice(0, rows->cu_seqlens[s], rows->cu_seqlens[s + 1]).to(sum.scalar_type()).sum(0);
+  if (needs_dx) dx = transposed_product(dy, w.weight, w.exact);
+  if (w.delta) w.delta->backward(dy, x, call.saved, rows, dx);
+  if (w.weight_grad) add_weight_grad(dy, x, w.weight, rows, *w.weight_grad);
+  if (w.bias_grad) {
+    at::Tensor& sum = w.bias_grad->buffer(w.weight.select(1, 0));
+    for (int64_t s = 0; s < rows.num_segments(); ++s) {
+      if (!rows.segments[s].learn) continue;
+      sum += dy.slice(0, rows.cu_seqlens[s], rows.cu_seqlens[s + 1]).to(sum.scalar_type()).sum(0);
     }
   }
   return dx;

@@ -42,7 +42,7 @@ struct Linear {
   int64_t saved_bytes(const Rows& rows) const { return delta ? delta->saved_bytes(rows) : 0; }
 };
 
-// x [T, I] of the weight's dtype. `rows` must outlive the backward pass.
+// x [T, I] of the weight's dtype.
 at::Tensor linear(const at::Tensor& x_TI, const Linear& w, const Rows& rows);
 
 // Says that a product with w comes next: the threads of a CPU fetch its weight while they wait.

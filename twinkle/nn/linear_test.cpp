@@ -76,6 +76,16 @@ TEST(Linear, AddsNoGradientForSequencesThatDoNotLearn) {
   EXPECT_EQ(dw.sum.item<float>(), 2.0f);
 }
 
+TEST(Linear, ItsRowsMayBeGoneBeforeTheBackwardPass) {
+  WeightGrad dw;
+  Rows rows = rows_of({2, 2}, {-1, -1}, {0, 0}, {0, 1});
+  auto x = at::ones({4, 1}).requires_grad_(true);
+  const at::Tensor y = linear(x, Linear{at::ones({1, 1}), {}, &dw, nullptr, nullptr}, rows);
+  rows = rows_of({4}, {-1}, {0}, {1});
+  torch::autograd::grad({y}, {x}, {at::ones({4, 1})});
+  EXPECT_EQ(dw.sum.item<float>(), 2.0f);
+}
+
 TEST(Linear, ThatIsNotExactGivesThePlainProduct) {
   at::manual_seed(4);
   for (const auto& [type, tolerance] : {std::pair{at::kFloat, 1e-5}, {at::kBFloat16, 2e-2}}) {

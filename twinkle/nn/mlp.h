@@ -9,7 +9,7 @@
 namespace twinkle::nn {
 
 // gate and up [T, F] of the weight's dtype, down [D, F] to [T, D]. The activation's arithmetic is
-// float32 (float64 for float64). `rows` must outlive the backward pass.
+// float32 (float64 for float64).
 at::Tensor swiglu_linear(const at::Tensor& gate_TF, const at::Tensor& up_TF, const Linear& down,
                          const Rows& rows);
 

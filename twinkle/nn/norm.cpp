@@ -32,33 +32,35 @@ void add_norm_grad(const at::Tensor& dy, const at::Tensor& x, double eps, const 
   }
 }
 
+// What backward needs besides x; the rows only of a trained weight.
+struct NormCall : torch::CustomClassHolder {
+  NormCall(const RmsNorm& norm, const Rows& rows)
+      : norm(norm), rows(norm.grad != nullptr ? rows : Rows()) {}
+  RmsNorm norm;
+  Rows rows;
+};
+
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const RmsNorm& norm,
-                            const Rows* rows) {
-    context->save_for_backward({x, norm.weight});
-    context->saved_data["eps"] = norm.eps;
-    context->saved_data["zero_centred"] = norm.zero_centred;
-    if (norm.grad != nullptr) {
-      context->saved_data["grad"] = reinterpret_cast<int64_t>(norm.grad);
-      context->saved_data["rows"] = reinterpret_cast<int64_t>(rows);
-    }
+                            const Rows& rows) {
+    context->save_for_backward({x});
+    context->saved_data["call"] =
+        c10::IValue::make_capsule(c10::make_intrusive<NormCall>(norm, rows));
     return kernels::rms_norm(x, scale_of(norm.weight, norm.zero_centred), norm.eps);
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto saved = context->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1];
-    auto& data = context->saved_data;
-    const double eps = data["eps"].toDouble();
-    if (const auto grad = data.find("grad"); grad != data.end()) {
-      auto& sum = reinterpret_cast<WeightGrad*>(grad->second.toInt())->buffer(weight);
-      const auto* rows = reinterpret_cast<const Rows*>(data["rows"].toInt());
-      add_norm_grad(grads[0], x, eps, *rows, sum);
+    const at::Tensor x = context->get_saved_variables()[0];
+    const auto capsule = context->saved_data.at("call").toCapsule();
+    const auto& call = static_cast<const NormCall&>(*capsule);
+    const RmsNorm& norm = call.norm;
+    if (norm.grad != nullptr) {
+      add_norm_grad(grads[0], x, norm.eps, call.rows, norm.grad->buffer(norm.weight));
     }
     at::Tensor dx;
     if (context->needs_input_grad(0)) {
-      const bool zero_centred = data["zero_centred"].toBool();
-      dx = kernels::rms_norm_backward(grads[0], x, scale_of(weight, zero_centred), eps);
+      dx = kernels::rms_norm_backward(grads[0], x, scale_of(norm.weight, norm.zero_centred),
+                                      norm.eps);
     }
     return {dx, {}, {}};
   }
@@ -71,7 +73,7 @@ at::Tensor rms_norm(const at::Tensor& x, const RmsNorm& norm, const Rows& rows) 
           x.sizes(), ", its first dim must be the ", rows.num_tokens(), " rows");
   if (!at::GradMode::is_enabled())
     return kernels::rms_norm(x, scale_of(norm.weight, norm.zero_centred), norm.eps);
-  return RmsNormFunction::apply(x, norm, &rows);
+  return RmsNormFunction::apply(x, norm, rows);
 }
 
 kernels::AddedNorm add_rms_norm(const at::Tensor& x, const at::Tensor& delta, const RmsNorm& norm,

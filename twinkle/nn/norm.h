@@ -21,8 +21,7 @@ struct RmsNorm {
 };
 
 // x [T, D], or [T, heads, D] for a norm of each head; bf16, float32 or float64, the sums in float32
-// (float64). A trained weight's gradient is summed over each segment of `rows` that
-// learns; for it `rows` must outlive the backward pass.
+// (float64). A trained weight's gradient is summed over each segment of `rows` that learns.
 at::Tensor rms_norm(const at::Tensor& x, const RmsNorm& norm, const Rows& rows);
 
 // x + delta, and its rms_norm; differentiable in both.

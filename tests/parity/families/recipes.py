@@ -147,7 +147,9 @@ def internlm3_config(fields):
 
 
 MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
+LATENT = ("deepseek_v2_lite", "deepseek_v2", "deepseek_v3")
 ROUTED = ("qwen3_moe", "qwen2_moe", "mixtral", "deepseek", "glm4_moe", "qwen3_next", "qwen3_5_moe")
+ROUTED = (*ROUTED, *LATENT)
 DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -191,6 +193,44 @@ def deepseek_config(fields):
     return kept | {"rope_theta": fields["rope_parameters"]["rope_theta"], "rope_scaling": None}
 
 
+MLA = MOE | {
+    "num_key_value_heads": 4,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "head_dim": 8,  # transformers' V3 takes rope's size from it
+    "v_head_dim": 12,
+    "rms_norm_eps": 1e-5,  # the inner norms' is another
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32, "beta_slow": 1}
+YARN |= {"original_max_position_embeddings": 64}
+
+
+def latent_config(fields):
+    """As the hub has it: rope apart, and DeepSeek's own names."""
+    rope = dict(fields["rope_parameters"])
+    kept = {k: v for k, v in fields.items() if k not in ("rope_parameters", "head_dim")}
+    kept |= {"rope_theta": rope.pop("rope_theta"), "moe_layer_freq": 1}
+    kept |= {"rope_scaling": {"type": rope.pop("rope_type"), **rope}}
+    v3 = fields["model_type"] == "deepseek_v3"
+    if v3:
+        kept |= {"topk_method": "noaux_tc"}
+    return kept | {"scoring_func": "sigmoid" if v3 else "softmax"}
+
+
+PREDICTORS = {  # V3's layer behind the last one
+    "model.layers.2." + name: torch.linspace(-1, 1, rows * columns).view(rows, columns)
+    for name, rows, columns in (
+        ("eh_proj.weight", 64, 128),
+        ("self_attn.kv_b_proj.weight", 112, 24),
+        ("mlp.experts.0.up_proj.weight", 24, 64),
+    )
+}
+
+
 def margin(model, sequences):
     """How far the last chosen expert is from the next, at the closest choice."""
     closest = [torch.inf]
@@ -199,11 +239,12 @@ def margin(model, sequences):
         x = inputs[0].reshape(-1, inputs[0].shape[-1]).double()
         scores = x @ router.weight.double().T
         correction = getattr(router, "e_score_correction_bias", None)
+        by_two = correction is not None
         scores = scores.softmax(-1) if correction is None else scores.sigmoid() + correction
-        groups = getattr(model.config, "n_group", 1)
+        groups = getattr(model.config, "n_group", 1) or 1
         if groups > 1:
             by = scores.view(len(x), groups, -1)
-            worth = by.topk(2, -1).values.sum(-1)
+            worth = by.topk(2, -1).values.sum(-1) if by_two else by.amax(-1)
             best = worth.topk(model.config.topk_group + 1, -1)
             closest.append((best.values[:, -2] - best.values[:, -1]).min().item())
             keep = torch.zeros_like(worth, dtype=torch.bool)
@@ -359,6 +400,28 @@ FAMILIES = {
         transformers.Qwen3NextConfig,
         MOE | DELTA | {"num_experts": 8, "shared_expert_intermediate_size": 40},
         zero_centred=True,
+    ),
+    "deepseek_v2_lite": Family(
+        transformers.DeepseekV2Config,
+        MLA
+        | {"q_lora_rank": None, "topk_method": "greedy"}
+        | {"rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}},
+        hub=latent_config,
+    ),
+    "deepseek_v2": Family(
+        transformers.DeepseekV2Config,
+        MLA
+        | {"q_lora_rank": 20, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
+        | {"routed_scaling_factor": 4.0, "attention_bias": True}
+        | {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}},
+    ),
+    "deepseek_v3": Family(
+        transformers.DeepseekV3Config,
+        MLA
+        | {"q_lora_rank": 20, "n_group": 4, "topk_group": 2}
+        | {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+        hub=latent_config,
+        more=PREDICTORS,
     ),
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "twinkle/base/error.h"
 #include "twinkle/model/family.h"
@@ -19,6 +20,23 @@ void require_same_model(const model::DecoderSpec& ours, const model::DecoderSpec
   const std::string different = model::difference(ours, theirs);
   require(different.empty(), Code::kInvalid, "engine: load: ", directory.string(),
           " is of another model: its ", different);
+}
+
+// Of what never learns, which no load brings in.
+void require_same_constants(const Checkpoint& given, const BaseModel& base) {
+  std::vector<std::string> constants;
+  std::ranges::copy_if(base.kept, std::back_inserter(constants),
+                       [&](const std::string& name) { return !base.spec.layout.skips(name); });
+  if (constants.empty()) return;
+  const Checkpoint files = Checkpoint::open(base.directory);
+  const model::WeightSource ours(files, at::kFloat), theirs(given, at::kFloat);
+  for (const std::string& name : constants) {
+    const std::vector<int64_t>& shape = files.at(name).shape;
+    require(at::equal(ours.read(name, shape), theirs.read(name, shape)), Code::kInvalid,
+            "engine: load: ", given.path().string(), " is of another model: its ", name,
+            " differs from the base's, which never learns; make an engine of ",
+            given.path().string());
+  }
 }
 
 // All of each weight, or the run that this rank trains.
@@ -42,6 +60,7 @@ std::vector<at::Tensor> read_weights(const fs::path& directory, const BaseModel&
   if (!given.new_head) zeros.emplace_back(model::kValueBias);  // a classifier may have none
   const model::WeightSource source(checkpoint, base.dtype, std::move(zeros), given.layout);
   for (const auto& [name, shape] : base.weights) source.check(name, shape);
+  require_same_constants(checkpoint, base);
   return read_owned(source, base);
 }
 

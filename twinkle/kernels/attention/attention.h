@@ -49,9 +49,9 @@ AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const i
                                   const Simd& simd = best_simd());
 
 // Keys and values by page of kKeyTile (64) tokens. Keys are stored transposed, as the inner loop
-// reads them.
+// reads them; or not at all, where a key is its own value (latent attention): on the CPU.
 struct PagedKeys {
-  at::Tensor k;  // [P, K, d, 64]
+  at::Tensor k;  // [P, K, d, 64] or undefined: the values are the keys
   at::Tensor v;  // [P, K, 64, d]
 };
 
@@ -67,7 +67,8 @@ struct PagedRows {
   at::Tensor positions;     // [N] int32 or int64: from 0 in the sequence
 };
 
-// Writes k and v [N, K, d] to their places. No two rows may name one place.
+// Writes k and v [N, K, d] to their places, v alone where pages have no keys. No two rows may name
+// one place.
 void write_pages(PagedKeys& pages, const at::Tensor& k, const at::Tensor& v, const PagedRows& rows);
 
 // q [N, H, d] to [N, H, d]. Every key up to a row's own position (inside its window) must have been

@@ -14,8 +14,9 @@ inline constexpr int64_t kKeyTile = 64;
 // Either packed rows (pages is null) or pages of kKeyTile tokens, transposed for keys.
 template <class T>
 struct KeyTiles {
-  const T* k =
-      nullptr;  // packed: [num_keys][stride]; paged: page 0 of this head, [head_dim][kKeyTile]
+  // packed: [num_keys][stride]; paged: page 0 of this head, [head_dim][kKeyTile], or null: the
+  // values are the keys
+  const T* k = nullptr;
   const T* v = nullptr;  // packed: the same; paged: page 0 of this head, [kKeyTile][head_dim]
   int64_t stride = 0;    // elements from one token (paged: one page) to the next
   int64_t num_keys = 0;  // packed only

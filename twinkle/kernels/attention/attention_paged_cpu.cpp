@@ -27,17 +27,18 @@ std::vector<int64_t> to_vector(const at::Tensor& x) {
 }
 
 void check_pages(const PagedKeys& pages, const at::Tensor& x, const char* name) {
-  require(pages.k.dim() == 4 && pages.v.dim() == 4 && pages.k.size(3) == kKeyTile &&
-              pages.v.size(2) == kKeyTile && pages.k.size(0) == pages.v.size(0) &&
-              pages.k.size(1) == pages.v.size(1) && pages.k.size(2) == pages.v.size(3) &&
-              pages.k.is_contiguous() && pages.v.is_contiguous() &&
-              pages.k.scalar_type() == pages.v.scalar_type(),
-          Code::kInvalid, "kernels: pages are ", pages.k.sizes(), " and ", pages.v.sizes(),
+  const at::Tensor keys = pages.k.defined() ? pages.k : pages.v.transpose(-2, -1);
+  require(keys.dim() == 4 && pages.v.dim() == 4 && keys.size(3) == kKeyTile &&
+              pages.v.size(2) == kKeyTile && keys.size(0) == pages.v.size(0) &&
+              keys.size(1) == pages.v.size(1) && keys.size(2) == pages.v.size(3) &&
+              (!pages.k.defined() || keys.is_contiguous()) && pages.v.is_contiguous() &&
+              keys.scalar_type() == pages.v.scalar_type(),
+          Code::kInvalid, "kernels: pages are ", keys.sizes(), " and ", pages.v.sizes(),
           ", they must be as make_pages makes them");
-  require(x.dim() == 3 && x.size(2) == pages.k.size(2) && x.size(1) % pages.k.size(1) == 0 &&
-              x.scalar_type() == pages.k.scalar_type(),
+  require(x.dim() == 3 && x.size(2) == keys.size(2) && x.size(1) % keys.size(1) == 0 &&
+              x.scalar_type() == keys.scalar_type(),
           Code::kInvalid, "kernels: ", name, " is ", x.scalar_type(), " ", x.sizes(),
-          ", which does not fit pages of ", pages.k.scalar_type(), " ", pages.k.sizes());
+          ", which does not fit pages of ", keys.scalar_type(), " ", keys.sizes());
 }
 
 // The rows as plain numbers, every page that they need (from the window's first on) inside the
@@ -78,18 +79,18 @@ PagedKeys make_pages(int64_t num_pages, int64_t num_key_heads, int64_t head_dim,
 void write_pages(PagedKeys& pages, const at::Tensor& k, const at::Tensor& v,
                  const PagedRows& rows) {
   check_pages(pages, k, "k");
-  require(k.size(1) == pages.k.size(1), Code::kInvalid, "kernels: k has ", k.size(1),
-          " heads, the pages have ", pages.k.size(1));
+  require(k.size(1) == pages.v.size(1), Code::kInvalid, "kernels: k has ", k.size(1),
+          " heads, the pages have ", pages.v.size(1));
   require_like(v, "v", k, "k");
   if (cuda::takes(k)) {
-    if (!cuda::takes(rows.positions)) check_rows(rows, k.size(0), pages.k.size(0), 1);
+    if (!cuda::takes(rows.positions)) check_rows(rows, k.size(0), pages.v.size(0), 1);
     return cuda::write_pages(pages, k, v, rows);
   }
-  const Rows at = check_rows(rows, k.size(0), pages.k.size(0), 1);
+  const Rows at = check_rows(rows, k.size(0), pages.v.size(0), 1);
   const at::Tensor kc = k.contiguous(), vc = v.contiguous();
   with_type(k, "k", [&]<class T>(T) {
     const int64_t heads = k.size(1), dim = k.size(2), row_size = heads * dim;
-    T* k_pages = pages.k.mutable_data_ptr<T>();
+    T* k_pages = pages.k.defined() ? pages.k.mutable_data_ptr<T>() : nullptr;
     T* v_pages = pages.v.mutable_data_ptr<T>();
     parallel_for(0, at.size(), row_grain(row_size), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
@@ -99,7 +100,9 @@ void write_pages(PagedKeys& pages, const at::Tensor& k, const at::Tensor& v,
         const T* from_v = vc.const_data_ptr<T>() + r * row_size;
         for (int64_t h = 0; h < heads; ++h) {
           const int64_t head = (page * heads + h) * dim * kKeyTile;
-          for (int64_t i = 0; i < dim; ++i) k_pages[head + i * kKeyTile + slot] = *from_k++;
+          if (k_pages) {
+            for (int64_t i = 0; i < dim; ++i) k_pages[head + i * kKeyTile + slot] = *from_k++;
+          }
           std::copy_n(from_v + h * dim, dim, v_pages + head + slot * dim);
         }
       }
@@ -113,11 +116,11 @@ at::Tensor attention_paged(const at::Tensor& q, const PagedKeys& pages, const Pa
   require(options.window >= 0, Code::kInvalid, "kernels: attention's window is ", options.window,
           ", it must be at least 1 token, or 0 for none");
   if (cuda::takes(q)) {
-    if (!cuda::takes(rows.positions)) check_rows(rows, q.size(0), pages.k.size(0), options.window);
+    if (!cuda::takes(rows.positions)) check_rows(rows, q.size(0), pages.v.size(0), options.window);
     return cuda::attention_paged(q, pages, rows, options);
   }
-  const Rows at = check_rows(rows, q.size(0), pages.k.size(0), options.window);
-  const int64_t heads = pages.k.size(1);
+  const Rows at = check_rows(rows, q.size(0), pages.v.size(0), options.window);
+  const int64_t heads = pages.v.size(1);
   const AttentionShape shape{.group = q.size(1) / heads,
                              .head_dim = q.size(2),
                              .scale = options.scale,
@@ -137,7 +140,8 @@ at::Tensor attention_paged(const at::Tensor& q, const PagedKeys& pages, const Pa
       const int64_t offset = (row * q.size(1) + head * shape.group) * shape.head_dim;
       simd.loops<T>().attention_forward(
           {.shape = shape,
-           .keys = {.k = pages.k.const_data_ptr<T>() + head * page_size,
+           .keys = {.k = pages.k.defined() ? pages.k.const_data_ptr<T>() + head * page_size
+                                           : nullptr,
                     .v = pages.v.const_data_ptr<T>() + head * page_size,
                     .stride = heads * page_size,
                     .pages = at.table(row)},

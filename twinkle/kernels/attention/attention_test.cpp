@@ -221,6 +221,25 @@ TEST_P(AttentionOfType, paged_prefill_in_chunks_and_decode_have_the_bits_of_the_
   }
 }
 
+TEST_P(AttentionOfType, pages_without_keys_hold_values_that_are_the_keys) {
+  for (const Simd* simd : supported_simd()) {
+    Input in({.type = GetParam(), .heads = 5, .key_heads = 1, .dim = 40, .lengths = {130, 70}});
+    in.v = in.k;
+    const auto truth = attention(in.q, in.k, in.v, in.cu_seqlens, in.options, *simd).out;
+    Cache cache(in);
+    cache.pages.k = at::Tensor();
+    for (int64_t s = 0; s < 2; ++s) {
+      const int64_t begin = in.cu_seqlens[s], length = in.cu_seqlens[s + 1] - begin;
+      for (int64_t t = 0; t < length; t = t == 0 ? 65 : t + 1) {
+        const auto positions = t == 0 ? at::arange(65) : at::full({1}, t, at::kLong);
+        const auto got = cache.run(in, at::full_like(positions, s), positions, *simd);
+        EXPECT_TRUE(at::equal(got, truth.slice(0, begin + t, begin + t + positions.numel())))
+            << simd->name << " sequence " << s << " from " << t;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(types, AttentionOfType,
                          testing::Values(at::kBFloat16, at::kFloat, at::kDouble),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });

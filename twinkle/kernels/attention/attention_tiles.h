@@ -111,7 +111,8 @@ void widen_tile(const AttentionShape& shape, const KeyTiles<T>& keys, int64_t ti
   if (keys.pages != nullptr) {
     const int64_t offset = keys.pages[tile] * keys.stride;
     const int64_t columns = (used + kLanes<A> - 1) / kLanes<A> * kLanes<A>;
-    for (int64_t i = 0; i < width; ++i) {
+    if (keys.k == nullptr) widen_transposed(keys.v + offset, width, used, width, kt);
+    for (int64_t i = 0; keys.k != nullptr && i < width; ++i) {
       for (int64_t j = 0; j < columns; j += kLanes<A>) {
         store<A, A>(kt + i * kKeyTile + j, load<A>(keys.k + offset + i * kKeyTile + j));
       }

@@ -15,7 +15,7 @@ namespace twinkle::model {
 
 // What one pass through the decoder gives the blocks of a layer.
 struct Context {
-  const nn::Rows& rows;  // must outlive the backward pass
+  const nn::Rows& rows;
   const nn::RopeTable& rope;
   size_t layer = 0;
   KvCache* kv = nullptr;  // not null: sampling

@@ -4,6 +4,7 @@
 #include "twinkle/model/blocks/delta.h"
 #include "twinkle/model/blocks/experts.h"
 #include "twinkle/model/blocks/gated_mlp.h"
+#include "twinkle/model/mixers/latent.h"
 
 namespace twinkle::model {
 namespace {
@@ -17,6 +18,9 @@ struct MakeMixer {
   }
   std::unique_ptr<Mixer> operator()(const DeltaSpec& spec) const {
     return std::make_unique<Delta>(decoder, spec, parts);
+  }
+  std::unique_ptr<Mixer> operator()(const LatentSpec& spec) const {
+    return std::make_unique<Latent>(decoder, spec, parts);
   }
 };
 

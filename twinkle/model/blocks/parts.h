@@ -20,6 +20,7 @@ namespace twinkle::model {
 struct NamedLinear {
   std::string path;  // "model.layers.0.self_attn.q_proj"
   nn::Linear* linear;
+  bool drops = true;  // false: adapters have no dropout here
 };
 
 struct NamedWeight {
@@ -52,7 +53,7 @@ class Parts {
   // Each reads the part's weights and lists it. Errors are those of `read`.
   void weight(const std::string& name, const std::vector<int64_t>& shape, bool decay,
               at::Tensor& value, nn::WeightGrad*& grad);
-  void linear(const std::string& name, const LinearSize& size, nn::Linear& into);
+  void linear(const std::string& name, const LinearSize& size, nn::Linear& into, bool drops = true);
   void norm(const std::string& name, int64_t width, const NormSpec& spec, nn::RmsNorm& into);
   // Float32 whatever the decoder's type is, never trained and not among the weights; a save copies
   // the base's.

@@ -1,6 +1,6 @@
 // The first DeepSeek with experts (Dai et al. 2024, DeepSeekMoE): llama's attention, small experts
 // by the softmax of all, and shared ones that every token passes.
-#include "twinkle/base/error.h"
+#include "twinkle/model/routed_families/latent.h"
 #include "twinkle/model/routed_families/routed.h"
 
 namespace twinkle::model {
@@ -8,23 +8,20 @@ namespace twinkle::model {
 Family deepseek() {
   return {.name = "deepseek",
           .architectures = {"DeepseekForCausalLM"},
-          .keys = {"n_routed_experts", "scoring_func"},
+          .keys = {"n_routed_experts", "scoring_func", "topk_method", "kv_lora_rank"},
           .spec = [](const Json& config) {
+            if (find(config, "kv_lora_rank")) return deepseek_v2_spec(config);
             DecoderSpec spec = llama_like(config);
             for (LayerSpec& layer : spec.layers) {
               AttentionSpec& a = layer.attention();
               a.qkv_bias = a.o_bias = get_or(config, "attention_bias", false);
             }
-            const auto scores = get_or<std::string>(config, "scoring_func", "softmax");
-            require(scores == "softmax", Code::kInvalid, "model: config field 'scoring_func' is '",
-                    scores, "'; known: softmax");
+            require_word(config, "scoring_func", "softmax");
+            require_word(config, "topk_method", "greedy");
             ExpertsSpec experts = read_experts(config);
             experts.route.normalise = get_or(config, "norm_topk_prob", false);
             experts.route.norm_eps = 1e-20;
-            experts.shared_name = "shared_experts";
-            if (find(config, "n_shared_experts"))
-              experts.shared_size =
-                  read_size(config, "n_shared_experts") * experts.intermediate_size;
+            share_experts(config, 0, experts);
             route_layers(spec, experts, deepseek_routed(config, 0));
             spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
             return spec;

@@ -20,6 +20,40 @@ ExpertsSpec read_experts(const Json& config) {
   return experts;
 }
 
+void share_experts(const Json& config, int64_t absent, ExpertsSpec& experts) {
+  experts.shared_name = "shared_experts";
+  const bool given = config.get_object().contains("n_shared_experts");
+  const auto num = get_or<int64_t>(config, "n_shared_experts", given ? 0 : absent);
+  require(num >= 0 && num <= int64_t{1} << 20, Code::kInvalid,
+          "model: config field 'n_shared_experts' is ", num, ", it must be from 0 to ",
+          int64_t{1} << 20);
+  experts.shared_size = num * experts.intermediate_size;
+}
+
+ExpertsSpec corrected_experts(const Json& config, const kernels::RouteOptions& absent) {
+  require_word(config, "scoring_func", "sigmoid");
+  require_word(config, "topk_method", "noaux_tc");
+  ExpertsSpec experts = read_experts(config);
+  kernels::RouteOptions& route = experts.route;
+  route.score = kernels::RouteScore::kSigmoid;
+  route.groups = find(config, "n_group") ? read_size(config, "n_group") : absent.groups;
+  route.top_groups =
+      find(config, "topk_group") ? read_size(config, "topk_group") : absent.top_groups;
+  route.group_by_two = true;
+  route.normalise = get_or(config, "norm_topk_prob", true);
+  route.norm_eps = 1e-20;
+  route.scale = get_or(config, "routed_scaling_factor", absent.scale);
+  experts.correction = true;
+  share_experts(config, 1, experts);
+  return experts;
+}
+
+void require_word(const Json& config, const char* key, const std::string& known) {
+  const auto value = get_or<std::string>(config, key, known);
+  require(value == known, Code::kInvalid, "model: config field '", key, "' is '", value,
+          "'; known: ", known);
+}
+
 void route_layers(DecoderSpec& spec, const ExpertsSpec& experts,
                   const std::function<bool(int64_t)>& is_routed) {
   kernels::check_route(experts.route, experts.num_experts);

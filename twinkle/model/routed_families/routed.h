@@ -12,6 +12,16 @@ namespace twinkle::model {
 // (num_experts_per_tok). Error kInvalid: one is missing or impossible.
 ExpertsSpec read_experts(const Json& config);
 
+// Gives them n_shared_experts' shared ones; null: none.
+void share_experts(const Json& config, int64_t absent, ExpertsSpec& experts);
+
+// Experts by sigmoids with a correction of the choice, as DeepSeek-V3 has them: n_group, topk_group
+// and routed_scaling_factor may be absent. Error kInvalid: scoring_func or topk_method are others.
+ExpertsSpec corrected_experts(const Json& config, const kernels::RouteOptions& absent = {});
+
+// Error kInvalid: config has another word there than the one that is known; none is right.
+void require_word(const Json& config, const char* key, const std::string& known);
+
 // Gives the layers for which `is_routed` is true these experts.
 void route_layers(DecoderSpec& spec, const ExpertsSpec& experts,
                   const std::function<bool(int64_t layer)>& is_routed);

@@ -175,14 +175,15 @@ TEST(Deepseek, HasADenseLayerFirstAndSharedExpertsWithoutAGate) {
   EXPECT_EQ(kinds_of(read_spec(c)), "dense dense routed dense ");
 }
 
-TEST(Deepseek, AnotherKindOfScoresOrOfAttentionIsRefused) {
+TEST(Deepseek, AnotherKindOfScoresOrOfChoiceIsRefused) {
   JsonObject c = deepseek_config();
   c["scoring_func"] = "sigmoid";
   EXPECT_EQ(invalid_of([&] { read_spec(c); }),
             "model: config field 'scoring_func' is 'sigmoid'; known: softmax");
   c = deepseek_config();
-  c["kv_lora_rank"] = 512;
-  EXPECT_NE(invalid_of([&] { read_spec(c); }).find("'kv_lora_rank' is 512"), std::string::npos);
+  c["topk_method"] = "group_limited_greedy";
+  EXPECT_EQ(invalid_of([&] { read_spec(c); }),
+            "model: config field 'topk_method' is 'group_limited_greedy'; known: greedy");
 }
 
 JsonObject glm4_moe_config() {

@@ -26,8 +26,9 @@ PagedCache::PagedCache(const std::vector<model::StateSpec>& states, at::ScalarTy
     }
     // Not make_pages: its zeros would make every page resident at once.
     const auto options = at::device(device).dtype(dtype);
-    layers_.push_back({at::empty({num_pages, heads, dim, kPageTokens}, options),
-                       at::empty({num_pages, heads, kPageTokens, dim}, options)});
+    kernels::PagedKeys& pages = layers_.emplace_back();
+    if (!state.latent) pages.k = at::empty({num_pages, heads, dim, kPageTokens}, options);
+    pages.v = at::empty({num_pages, heads, kPageTokens, dim}, options);
   }
 }
 
@@ -96,9 +97,9 @@ std::span<const kernels::DeltaRun> PagedCache::states(size_t layer) {
 
 void PagedCache::copy_page(int32_t from, int32_t to) {
   for (kernels::PagedKeys& pages : layers_) {
-    if (!pages.k.defined()) continue;
-    pages.k.select(0, to).copy_(pages.k.select(0, from));
-    pages.v.select(0, to).copy_(pages.v.select(0, from));
+    for (const at::Tensor* half : {&pages.k, &pages.v}) {
+      if (half->defined()) half->select(0, to).copy_(half->select(0, from));
+    }
   }
 }
 

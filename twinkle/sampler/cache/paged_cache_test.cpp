@@ -58,6 +58,32 @@ TEST(PagedCache, EveryLayerHasPagesOfItsOwnShape) {
   }
 }
 
+TEST(PagedCache, ALatentLayerKeepsItsKeysOnce) {
+  const std::vector<model::StateSpec> states{{.num_heads = 1, .head_dim = 24, .latent = true}};
+  const kernels::AllocationMeter meter;
+  PagedCache cache(states, at::kFloat, at::kCPU, 3);
+  EXPECT_EQ(PagedCache::num_bytes(states, at::kFloat, 3), 3 * kPageTokens * 24 * 4);
+  EXPECT_EQ(meter.now(), 3 * kPageTokens * 24 * 4);
+  BlockPool pool(3 * kPageTokens);
+  const std::vector<Block> blocks = pool.take(2), other = pool.take(1);
+  const at::Tensor q = at::randn({70, 4, 24}), k = at::randn({70, 1, 24});
+  const int64_t lengths[] = {70};
+  const at::Tensor want = nn::attention(q, k, k, nn::pack(lengths), {.scale = 0.25});
+  int64_t begin = 0;
+  for (const int64_t end : {60, 66, 70}) {
+    if (begin == 60) cache.copy_page(blocks[0].page(), other[0].page());
+    cache.start({{&blocks, begin, end}});
+    const at::Tensor keys = k.slice(0, begin, end),
+                     got = cache.attend(0, q.slice(0, begin, end), keys, keys, {}, {.scale = 0.25});
+    EXPECT_TRUE(at::equal(got, want.slice(0, begin, end))) << end;
+    begin = end;
+  }
+  cache.start({{&other, 60, 64}});  // goes on from the copy
+  const at::Tensor keys = k.slice(0, 60, 64);
+  EXPECT_TRUE(at::equal(cache.attend(0, q.slice(0, 60, 64), keys, keys, {}, {.scale = 0.25}),
+                        want.slice(0, 60, 64)));
+}
+
 TEST(PagedCache, ItsBytesAreThoseThatAreAllocated) {
   const std::vector<model::StateSpec> states{{2, 16}, {1, 8}};
   const kernels::AllocationMeter meter;
