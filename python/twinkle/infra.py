@@ -1,5 +1,6 @@
 """initialize(), device groups, and where objects are made."""
 
+import itertools
 import json
 import os
 from dataclasses import dataclass, field
@@ -191,12 +192,12 @@ def initialize(
     of processes. notifier: a Notifier, or a function of a text in Markdown: called once with the
     exception that ends the process.
     A second call replaces the first. InvalidError: an unknown mode, a seed outside 0 to 2^32 - 1, a
-    number of processes below 1, groups that are no list of DeviceGroups or share a name, a mesh of
-    another size, a notifier that cannot be called, a name that is no text, full_determinism that is
-    neither True nor False, options in another mode than theirs, options that `twinkle serve`
-    refuses; mode 'ray' without groups, with groups that share a rank, that the cluster has no place
-    for, or with a mesh of initialize that fits none of them. NotAvailableError: mode 'ray' with
-    several ranks without the package ray, or where no cluster can be reached.
+    number of processes below 1, groups that are no list of DeviceGroups or share a name or a rank,
+    a mesh of another size, a notifier that cannot be called, a name that is no text,
+    full_determinism that is neither True nor False, options in another mode than theirs, options
+    that `twinkle serve` refuses; mode 'ray' without groups, with groups that the cluster has no
+    place for, or with a mesh of initialize that fits none of them. NotAvailableError: mode 'ray'
+    with several ranks without the package ray, or where no cluster can be reached.
     """
     global _run  # noqa: PLW0603 (the one place that holds it)
     if groups is not None and not isinstance(groups, (list, tuple)):
@@ -212,12 +213,7 @@ def initialize(
     workers = _needs_workers(mode, groups)
     if global_device_mesh is not None and not workers:
         check_mesh(global_device_mesh, "global_device_mesh")
-    for group in groups:
-        require(isinstance(group, DeviceGroup), f"infra: {group!r} must be a DeviceGroup")
-    require(
-        len({group.name for group in groups}) == len(groups),
-        f"infra: groups {[group.name for group in groups]} must have different names",
-    )
+    _check_groups(groups)
     if workers:
         _check_workers(groups, global_device_mesh)
     hook = _hook(notifier, name)
@@ -261,6 +257,25 @@ def _needs_workers(mode, groups):
     if mode != "ray" or not all(isinstance(group, DeviceGroup) for group in groups):
         return False
     return sum(group.num_ranks for group in groups) > 1 or bool(os.environ.get("RAY_ADDRESS"))
+
+
+def _check_groups(groups):
+    """Refuses what are no groups, and groups that share a name or ranks."""
+    for group in groups:
+        require(isinstance(group, DeviceGroup), f"infra: {group!r} must be a DeviceGroup")
+    require(
+        len({group.name for group in groups}) == len(groups),
+        f"infra: groups {[group.name for group in groups]} must have different names",
+    )
+    lists = [group for group in groups if isinstance(group.ranks, list)]
+    for a, b in itertools.combinations(lists, 2):
+        shared = sorted(set(a.ranks) & set(b.ranks))
+        require(
+            not shared,
+            f"infra: groups {a.name} and {b.name} both have rank{'s' * (len(shared) > 1)} "
+            f"{', '.join(map(str, shared))}: give one of them others, or make their objects in one "
+            "group",
+        )
 
 
 def _check_workers(groups, mesh):
