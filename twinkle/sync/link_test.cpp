@@ -80,21 +80,6 @@ TEST(Link, RanksThatMeetAnewMakeATenantOfAnotherName) {
   }
 }
 
-// A tenant's name is asked for once: no name that is free would help here.
-TEST(Link, AnErrorOfTheNewTenantIsToldAtOnce) {
-  const model::TinyModel model;
-  Engine trainer(options_of(model)), sampler(options_of(model));
-  trainer.run<Done>(Create{.tenant = "me", .lora_json = kLora});
-  sampler.run<Done>(Create{.tenant = "frozen", .frozen = true});
-  sampler.run<Done>(Create{.tenant = "all"});  // trains all weights, beside which are no adapters
-  on_ranks(2, {}, [&](Link& link, int rank) {
-    if (rank == 0)
-      expect_error("sync: rank 1: engine: ", [&] { link.send(trainer, "me", "default"); });
-    else
-      expect_error("engine: ", [&] { link.receive(sampler, "frozen"); });
-  });
-}
-
 TEST(Link, AnAdapterBringsItsBaseWhereTheSamplerHasAnother) {
   const model::TinyModel model;
   const ScratchDir other;
