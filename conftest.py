@@ -8,6 +8,22 @@ import pytest
 # Engines of tests run on the CPU, where a GPU is too, unless a test or TWINKLE_DEVICE says more.
 os.environ.setdefault("TWINKLE_DEVICE", "cpu")
 
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With --dist loadfile: those of tests/ray go to one process, which has one cluster."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "tests/ray" if file.startswith("tests/ray/") else file
+
+    return Scheduling(config, log)
+
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
     "+ '<|im_end|>' + '\n' }}{% endfor %}"

@@ -4,7 +4,9 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "python/src/interruptible.h"
 #include "twinkle/base/error.h"
@@ -38,6 +40,21 @@ class Meeting {
   std::unique_ptr<Channel> channel_;
 };
 
+// Watch::Waiting as a context manager.
+class Waiting {
+ public:
+  Waiting(std::shared_ptr<Watch> watch, std::string place)
+      : watch_(std::move(watch)), place_(std::move(place)) {}
+
+  void enter() { now_.emplace(*watch_, place_); }
+  void leave(const py::args&) { now_.reset(); }
+
+ private:
+  std::shared_ptr<Watch> watch_;
+  std::string place_;
+  std::optional<Watch::Waiting> now_;
+};
+
 }  // namespace
 
 void bind_mesh(py::module_& m) {
@@ -52,6 +69,11 @@ void bind_mesh(py::module_& m) {
              twinkle::require(why.empty(), twinkle::Code::kInternal, why);
            })
       .def("late", &Watch::late);
+  py::class_<Waiting>(m, "Waiting",
+                      "In its block this thread waits for the other ranks at a place.")
+      .def(py::init<std::shared_ptr<Watch>, std::string>(), "watch"_a, "place"_a)
+      .def("__enter__", &Waiting::enter)
+      .def("__exit__", &Waiting::leave);
   py::class_<Meeting>(m, "Meeting", "A process group of torch.distributed, by its name.")
       .def(py::init<const std::string&, std::shared_ptr<Watch>>(), "name"_a, "watch"_a)
       .def("all_gather", &Meeting::all_gather, "bytes"_a, "place"_a,

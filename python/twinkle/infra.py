@@ -1,5 +1,6 @@
 """initialize(), device groups, and where objects are made."""
 
+import itertools
 import json
 import os
 from dataclasses import dataclass, field
@@ -188,15 +189,18 @@ def initialize(
     ends with this process, or with the next initialize(). seed: of `random`, numpy, torch, and of
     every adapter and sampler that is given none. full_determinism: deterministic kernels.
     global_device_mesh: of every object that is built without its own; its size must be the number
-    of processes. notifier: a Notifier, or a function of a text in Markdown: called once with the
-    exception that ends the process.
+    of processes. Several processes meet here, so all must call this, and each hears from then on
+    when another ends. notifier: a Notifier, or a function of a text in Markdown: called once with
+    the exception that ends the process.
     A second call replaces the first. InvalidError: an unknown mode, a seed outside 0 to 2^32 - 1, a
-    number of processes below 1, groups that are no list of DeviceGroups or share a name, a mesh of
-    another size, a notifier that cannot be called, a name that is no text, full_determinism that is
-    neither True nor False, options in another mode than theirs, options that `twinkle serve`
-    refuses; mode 'ray' without groups, with groups that share a rank, that the cluster has no place
-    for, or with a mesh of initialize that fits none of them. NotAvailableError: mode 'ray' with
-    several ranks without the package ray, or where no cluster can be reached.
+    number of processes below 1, groups that are no list of DeviceGroups or share a name or a rank,
+    a mesh of another size, a notifier that cannot be called, a name that is no text,
+    full_determinism that is neither True nor False, options in another mode than theirs, options
+    that `twinkle serve` refuses; mode 'ray' without groups, with groups that the cluster has no
+    place for, or with a mesh of initialize that fits none of them. NotAvailableError: mode 'ray'
+    with several ranks without the package ray, or where no cluster can be reached; in mode 'local',
+    a rank of a mesh of several processes that has not called this within
+    TWINKLE_DIST_TIMEOUT_SECONDS, or within 30 s where these are fewer.
     """
     global _run  # noqa: PLW0603 (the one place that holds it)
     if groups is not None and not isinstance(groups, (list, tuple)):
@@ -212,14 +216,10 @@ def initialize(
     workers = _needs_workers(mode, groups)
     if global_device_mesh is not None and not workers:
         check_mesh(global_device_mesh, "global_device_mesh")
-    for group in groups:
-        require(isinstance(group, DeviceGroup), f"infra: {group!r} must be a DeviceGroup")
-    require(
-        len({group.name for group in groups}) == len(groups),
-        f"infra: groups {[group.name for group in groups]} must have different names",
-    )
+    _check_groups(groups)
     if workers:
         _check_workers(groups, global_device_mesh)
+    _meet(mode, global_device_mesh)
     hook = _hook(notifier, name)
     _run.end()
     _run = _Run(
@@ -263,6 +263,25 @@ def _needs_workers(mode, groups):
     return sum(group.num_ranks for group in groups) > 1 or bool(os.environ.get("RAY_ADDRESS"))
 
 
+def _check_groups(groups):
+    """Refuses what are no groups, and groups that share a name or ranks."""
+    for group in groups:
+        require(isinstance(group, DeviceGroup), f"infra: {group!r} must be a DeviceGroup")
+    require(
+        len({group.name for group in groups}) == len(groups),
+        f"infra: groups {[group.name for group in groups]} must have different names",
+    )
+    lists = [group for group in groups if isinstance(group.ranks, list)]
+    for a, b in itertools.combinations(lists, 2):
+        shared = sorted(set(a.ranks) & set(b.ranks))
+        require(
+            not shared,
+            f"infra: groups {a.name} and {b.name} both have rank{'s' * (len(shared) > 1)} "
+            f"{', '.join(map(str, shared))}: give one of them others, or make their objects in one "
+            "group",
+        )
+
+
 def _check_workers(groups, mesh):
     from twinkle.remote.cluster import check_groups, ray_package
 
@@ -270,6 +289,15 @@ def _check_workers(groups, mesh):
     if mesh is not None:
         check_axes(mesh, "global_device_mesh")
     ray_package()
+
+
+def _meet(mode, mesh):
+    """The ranks of torchrun meet at once: from then on each hears of another's end, also of one
+    that comes before its first model. (Ray tells of a worker's end by itself.)"""
+    if mode == "local" and mesh is not None and os.environ.get("TWINKLE_MODE") != "ray":
+        from twinkle.engine.ranks import ranks_of
+
+        ranks_of(mesh)
 
 
 def _start_workers(per_node, placement_seconds=30):

@@ -1,7 +1,8 @@
 """What each process of tests/parallel runs: MODEL OUT STEPS [BEFORE FOLDER], from scratch or after
 so many steps that are saved in the folder. Tells losses and norms. FSDP: ranks that share a copy
 of the base. SAVE: steps between two saves. DO="RANK:WHAT": what a rank does at its fourth step, by
-which the others go on, or end."""
+which the others go on, or end; "at once" or "early" and how it ends then: before it calls
+initialize, or before its first model."""
 
 import json
 import os
@@ -24,7 +25,27 @@ model_dir, out, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
 before, folder = (int(sys.argv[4]), sys.argv[5]) if len(sys.argv) > 4 else (0, None)
 size, fsdp = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "FSDP"))
 mesh = DeviceMesh.from_sizes(dp_size=size // fsdp, fsdp_size=fsdp)
+rank, _, what = os.environ.get("DO", ":").partition(":")
+
+
+def end(when):
+    """Where this rank is to end then."""
+    if rank != os.environ.get("RANK") or not what.startswith(when):
+        return
+    how = what.removeprefix(when).strip()
+    print("ends", flush=True)
+    if how == "exit":
+        sys.exit(0)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise MemoryError("too many rows")
+
+
+end("at once")
 twinkle.initialize(mode="local", global_device_mesh=mesh)
+if what.startswith("early"):
+    time.sleep(1)  # all have come there
+end("early")
 
 
 def do(what):
@@ -48,7 +69,6 @@ def do(what):
     return 1
 
 
-rank, _, what = os.environ.get("DO", ":").partition(":")
 model = TransformersModel(model_id=model_dir)
 # A scale of 3 is no power of two: products are rounded, as most users' are.
 config = LoraConfig(r=8, lora_alpha=24, target_modules="all-linear", lora_dropout=0.1)

@@ -87,3 +87,38 @@ def test_torchruns_own_report_tells_the_error_of_each_rank(tiny_llama_dir, tmp_p
         torchrun(2, "script.py", tiny_llama_dir, tmp_path, STEPS, DO="1:raise")
     cause = str(failed.value).rpartition("Root Cause")[2]
     assert re.search(r"traceback : .*MemoryError: too many rewards", cause), cause
+
+
+# ---- before the first model
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("kill", "mesh: rank {0} has gone: its process has ended without a word"),
+        ("exit", "mesh: rank {0} has ended its script"),
+        ("raise", "infra: rank {0} has ended with MemoryError: too many rows"),
+    ],
+)
+def test_a_rank_that_ends_before_its_first_model_is_told_at_once(
+    gone, how, text, tiny_llama_dir, tmp_path
+):
+    with Ranks(2, tiny_llama_dir, tmp_path, DO=f"{gone}:early {how}") as ranks:
+        assert ranks.processes[gone].stdout.readline() == "ends\n"
+        the_others_say(ranks, gone, text.format(gone))
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("early exit", "mesh: rank 1 has ended its script, rank 0 waits for it at exchange"),
+        ("at once exit", r"of a mesh of 2 ranks \[1\] have not come within 30 s: their processes"),
+        ("early kill", r"exitcode +: -9 \(pid: \d+\)"),
+    ],
+)
+def test_torchrun_of_two_ends_with_a_rank_that_makes_no_model(what, text, tiny_llama_dir, tmp_path):
+    with pytest.raises(AssertionError) as failed:
+        more = {"DO": f"1:{what}", "TWINKLE_DIST_TIMEOUT_SECONDS": "20"}
+        torchrun(2, "script.py", tiny_llama_dir, tmp_path, STEPS, **more)
+    assert re.search(text, str(failed.value)), failed.value

@@ -41,6 +41,8 @@ class Nodes:
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_ADDRESS": f"127.0.0.1:{self.port}",
             "RAY_USAGE_STATS_ENABLED": "0",
+            # Else a node starts, for every driver, as many workers as it has CPUs.
+            "RAY_prestart_worker_first_driver": "0",
             "TWINKLE_DEVICE": "cpu",
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),

@@ -31,16 +31,28 @@ std::unique_ptr<Source> open_file(const fs::path& path) {
   return source;
 }
 
+// The name of a save in the metadata of an index and of its shards (engine's kSave): they are of
+// one. Empty: it has none, as files of other programs.
+std::string save_of(const Json& index) {
+  const Json* metadata = find(index, "metadata");
+  const Json* save = metadata && metadata->is_object() ? find(*metadata, "save") : nullptr;
+  return save && save->is_string() ? std::string(save->get_string()) : "";
+}
+
 // Tensors of one shard that the index assigns to it; the index alone decides what the checkpoint
-// holds.
-void add_shard(Source& source, const fs::path& index, const std::string& shard,
-               const std::vector<std::string>& names) {
+// holds. `save`: of the index.
+void add_shard(Source& source, const fs::path& index, const std::string& save,
+               const std::string& shard, const std::vector<std::string>& names) {
   const fs::path file = index.parent_path() / shard;
   require(fs::path(shard).filename() == shard, Code::kInvalid, "io: ", index.string(), ": shard '",
           shard, "' must be a file name without folders");
   require(is_there(file), Code::kNotFound, "io: ", index.string(), " names the shard '", shard,
           "', but there is no such file: fetch the checkpoint again");
   const SafetensorsFile opened(file);
+  const auto own = opened.metadata().find("save");
+  require(save.empty() || (own != opened.metadata().end() && own->second == save), Code::kInvalid,
+          "io: ", file.string(), " is of another save than ", index.filename().string(),
+          ": copy all files of one save");
   source.metadata.insert(opened.metadata().begin(), opened.metadata().end());
   std::unordered_map<std::string_view, const StoredTensor*> held;
   for (const StoredTensor& tensor : opened.tensors()) held.emplace(tensor.name, &tensor);
@@ -64,7 +76,8 @@ std::unique_ptr<Source> open_sharded(const fs::path& index) {
             std::string_view(name.data(), name.size()), "' must be a file name");
     shards[std::string(shard.get_string())].emplace_back(name);
   }
-  for (const auto& [shard, names] : shards) add_shard(*source, index, shard, names);
+  const std::string save = save_of(document);
+  for (const auto& [shard, names] : shards) add_shard(*source, index, save, shard, names);
   return source;
 }
 

@@ -97,6 +97,7 @@ void Watch::end() {
   if (getpid() != process_) return;
   const Lock lock(mutex_);
   known_[rank_].has_ended = true;
+  send(-1, frame_of(kAlive, rank_, alive()));  // where it waited a second ago it waits no more
   send(-1, frame_of(kEnded, rank_, ""));
 }
 
@@ -274,7 +275,7 @@ void Watch::find_silent() {
          << " s: its process is stopped, or its machine is out of reach";
     say_so(-1, "", text.str());
   }
-  if (rank_ == 0) find_apart();
+  find_apart();
 }
 
 // Ranks all of whose threads wait, but not all at one place, wait for ever, and so do those that
@@ -291,6 +292,7 @@ void Watch::find_apart() {
                    std::to_string(rank) + " waits for it at " + place);
     }
   }
+  if (rank_ > 0) return;  // knows itself and the first one, whose end nobody else can tell
   for (const auto& [rank, known] : known_) {
     if (known.places.empty() || known.num_busy > 0 ||
         now - known.since < std::chrono::duration<double>(timeout_s_))

@@ -98,6 +98,21 @@ TEST(Watch, WhoWaitsForARankThatHasEndedIsTold) {
               "mesh: rank 1 has ended its script, rank 2 waits for it at step of 'a'");
 }
 
+TEST(Watch, WhoWaitsForTheFirstRankWhichHasEndedIsTold) {
+  Ranks of(2);
+  const Watch::Waiting waits(*of.watches[1], "the making of an engine");
+  {
+    const Watch::Waiting was_there(*of.watches[0], "the making of an engine");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // of which it has told
+  }
+  of.watches[0]->end();
+  of.watches[0].reset();
+  for (int i = 0; i < 50 && of.watches[1]->why("").empty(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(of.watches[1]->why(""),
+            "mesh: rank 0 has ended its script, rank 1 waits for it at the making of an engine");
+}
+
 TEST(Watch, ARankIsSilentForTheTimeoutAtMost) {
   const Ranks of(3, 0.4, 1);
   for (const auto& watch : of.watches)

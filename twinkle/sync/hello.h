@@ -13,6 +13,7 @@ struct Hello {
   bool sends = false;        // it has called send(), not receive()
   int64_t bucket_bytes = 0;  // of Options
   int32_t num_senders = 0;
+  uint64_t meeting = 0;     // a number of the first rank's own, which no other meeting has
   bool knows_base = false;  // its base model is the one that was compared at the last sync
   Manifest base;
   // Of senders alone.
@@ -31,7 +32,8 @@ struct Hello {
                       field(7, "trains_base", &Hello::trains_base),
                       field(8, "adapter_name", &Hello::adapter_name),
                       field(9, "lora_json", &Hello::lora_json),
-                      field(10, "adapter", &Hello::adapter)};
+                      field(10, "adapter", &Hello::adapter),
+                      field(11, "meeting", &Hello::meeting)};
   }
 };
 

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <exception>
 #include <future>
+#include <random>
+#include <sstream>
 #include <utility>
 
 #include "twinkle/base/error.h"
@@ -78,6 +80,11 @@ std::exception_ptr error_of(const Call& call) {
 constexpr const char* kAtWork = "\x01";
 constexpr auto kBeat = std::chrono::milliseconds(100);
 
+uint64_t drawn_number() {
+  std::random_device source;
+  return (uint64_t{source()} << 32) | source();
+}
+
 std::string text_of(const std::exception_ptr& error) {
   if (!error) return {};
   try {
@@ -98,7 +105,7 @@ struct Link::Mine {
 };
 
 Link::Link(std::unique_ptr<mesh::Comm> comm, const Options& options)
-    : comm_(std::move(comm)), options_(options) {
+    : comm_(std::move(comm)), options_(options), meeting_(drawn_number()) {
   require(options.num_senders >= 1 && options.num_senders < comm_->size(), Code::kInvalid,
           "sync: num_senders is ", options.num_senders, " of ", comm_->size(),
           " ranks, it must be from 1 to ", comm_->size() - 1, ", so that the others receive");
@@ -148,6 +155,7 @@ std::vector<Hello> Link::meet(Hello hello, const std::exception_ptr& failed) {
   hello.error = text_of(failed);
   hello.bucket_bytes = options_.bucket_bytes;
   hello.num_senders = options_.num_senders;
+  hello.meeting = meeting_;
   std::vector<Hello> out;
   for (const std::string& bytes : comm_->all_gather(to_bytes(hello)))
     out.push_back(hello_from_bytes(bytes));
@@ -278,38 +286,19 @@ Synced Link::receive(Engine& engine, const std::string& frozen) {
   return out;
 }
 
-namespace {
-
-constexpr int64_t kMostTenants = 10'000;
-
-// False: another link of this engine, or one whose ranks met before, has a tenant of this name.
-bool created(Engine& engine, const std::string& tenant, const std::string& lora_json, bool last) {
-  try {
-    engine.run<engine::Done>(engine::Create{.tenant = tenant, .lora_json = lora_json});
-    return true;
-  } catch (const Error& e) {
-    if (e.code != Code::kConflict || last) throw;
-    return false;
-  }
-}
-
-}  // namespace
-
-std::string Link::new_tenant(Engine& engine, const Hello& sender) {
-  for (;;) {
-    std::string name = "sync/" + std::to_string(++num_tenants_) + "/" + sender.adapter_name;
-    if (created(engine, name, sender.lora_json, num_tenants_ >= kMostTenants)) return name;
-  }
-}
-
 // The tenant that samples with the adapter. One of another config is deleted at the next sync:
 // until this one returns, callers know no other.
 const std::string& Link::adapter_tenant(Engine& engine, const Hello& sender) {
   Adapter& known = adapters_[sender.adapter_name];
   if (known.lora_json == sender.lora_json) return known.tenant;
-  const std::string tenant = new_tenant(engine, sender);
+  // A name that nobody else gives: an engine may have tenants of other links, or of ranks that met
+  // before. The same on all ranks of an engine.
+  std::ostringstream tenant;
+  tenant << "sync/" << std::hex << sender.meeting << '/' << std::dec << ++num_tenants_ << '/'
+         << sender.adapter_name;
+  engine.run<engine::Done>(engine::Create{.tenant = tenant.str(), .lora_json = sender.lora_json});
   if (!known.tenant.empty()) replaced_.push_back(known.tenant);
-  known = {tenant, sender.lora_json};
+  known = {tenant.str(), sender.lora_json};
   return known.tenant;
 }
 

@@ -74,15 +74,15 @@ class Link {
   template <class Call>
   void or_close(const Call& call);
   const std::string& adapter_tenant(engine::Engine& engine, const Hello& sender);
-  std::string new_tenant(engine::Engine& engine, const Hello& sender);
 
   const std::unique_ptr<mesh::Comm> comm_;
   const Options options_;
+  const uint64_t meeting_;                   // drawn; of the first rank: part of tenants' names
   std::weak_ptr<const void> engine_;         // the life() of the last sync's, whose ...
   uint64_t compared_base_ = 0;               // ... base_version equalled the others'; 0: none
   std::map<std::string, Adapter> adapters_;  // ... tenants these are, by their senders' names
   std::vector<std::string> replaced_;        // ... tenants to delete
-  int64_t num_tenants_ = 0;
+  int64_t num_tenants_ = 0;                  // that it has named
 };
 
 }  // namespace twinkle::sync

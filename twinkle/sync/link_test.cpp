@@ -64,16 +64,19 @@ TEST(Link, RanksThatMeetAnewMakeATenantOfAnotherName) {
   Engine trainer(options_of(model)), sampler(options_of(model));
   trainer.run<Done>(Create{.tenant = "me", .lora_json = kLora});
   sampler.run<Done>(Create{.tenant = "frozen", .frozen = true});
+  std::set<std::string> names;
   for (int i = 1; i <= 2; ++i) {
     train(trainer, "me");
-    const std::string name = "sync/" + std::to_string(i) + "/default";
+    std::string name;
     on_ranks(2, {}, [&](Link& link, int rank) {
       if (rank == 0)
         link.send(trainer, "me", "default");
       else
-        EXPECT_EQ(link.receive(sampler, "frozen").tenant, name);
+        name = link.receive(sampler, "frozen").tenant;
     });
     EXPECT_EQ(sampled(sampler, name), sampled(trainer, "me"));
+    EXPECT_TRUE(name.starts_with("sync/") && name.ends_with("/1/default")) << name;
+    EXPECT_TRUE(names.insert(name).second) << name;
   }
 }
 
@@ -87,6 +90,7 @@ TEST(Link, AnAdapterBringsItsBaseWhereTheSamplerHasAnother) {
   Engine sampler(options);
   trainer.run<Done>(Create{.tenant = "me", .lora_json = kLora});
   sampler.run<Done>(Create{.tenant = "frozen", .frozen = true});
+  std::string tenant;
   on_ranks(2, {}, [&](Link& link, int rank) {
     for (int i = 0; i < 3; ++i) {
       if (rank == 0) {
@@ -95,11 +99,12 @@ TEST(Link, AnAdapterBringsItsBaseWhereTheSamplerHasAnother) {
       } else {
         const Synced got = link.receive(sampler, "frozen");
         EXPECT_EQ(got.has_base, i == 0);
-        EXPECT_EQ(got.tenant, "sync/1/default");
+        EXPECT_TRUE(i == 0 || got.tenant == tenant) << got.tenant;
+        tenant = got.tenant;
       }
     }
   });
-  EXPECT_EQ(sampled(sampler, "sync/1/default"), sampled(trainer, "me"));
+  EXPECT_EQ(sampled(sampler, tenant), sampled(trainer, "me"));
 }
 
 // Which may lie where the last one lay.
@@ -111,6 +116,7 @@ TEST(Link, ANewEngineIsKnownFromTheOneInItsPlace) {
   Engine trainer(options_of(model));
   trainer.run<Done>(Create{.tenant = "me", .lora_json = kLora});
   std::optional<Engine> sampler;
+  std::string tenant;
   on_ranks(2, {}, [&](Link& link, int rank) {
     for (int i = 0; i < 2; ++i) {
       if (rank == 0) {
@@ -122,11 +128,12 @@ TEST(Link, ANewEngineIsKnownFromTheOneInItsPlace) {
       if (i == 1) options.model.path = other.path().string();
       sampler.emplace(options);
       sampler->run<Done>(Create{.tenant = "frozen", .frozen = true});
-      EXPECT_EQ(link.receive(*sampler, "frozen").tenant,
-                "sync/" + std::to_string(i + 1) + "/default");
+      const std::string before = tenant;
+      tenant = link.receive(*sampler, "frozen").tenant;
+      EXPECT_NE(tenant, before);
     }
   });
-  EXPECT_EQ(sampled(*sampler, "sync/2/default"), sampled(trainer, "me"));
+  EXPECT_EQ(sampled(*sampler, tenant), sampled(trainer, "me"));
 }
 
 TEST(Link, SamplesThatHaveBegunEndWithTheWeightsThatTheyBeganWith) {

@@ -119,6 +119,20 @@ def test_wrong_groups_are_named(arguments, text):
         DeviceGroup(*arguments)
 
 
+@pytest.mark.parametrize("mode", ["local", "ray", "http"])
+def test_groups_that_share_ranks_are_named_with_them(mode, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    before = infra.current_run()
+    groups = [DeviceGroup(n, list(r), "GPU") for n, r in (("a", range(3)), ("b", [3]), ("c", [2]))]
+    text = "infra: groups a and c both have rank 2: give one of them others, or make"
+    with pytest.raises(InvalidError, match=text):
+        twinkle.initialize(mode=mode, groups=groups)
+    groups = [DeviceGroup("a", [4, 1, 0], "GPU"), DeviceGroup("b", [0, 2, 4], "GPU")]
+    with pytest.raises(InvalidError, match="infra: groups a and b both have ranks 0, 4: give one"):
+        twinkle.initialize(mode=mode, groups=groups)
+    assert infra.current_run() is before
+
+
 def test_groups_of_the_documents():
     assert DeviceGroup(name="model", ranks=4, device_type="cuda").num_ranks == 4
     assert DeviceGroup(name="model", ranks=list(range(4)), device_type="GPU").num_ranks == 4

@@ -1,6 +1,7 @@
 """CheckpointEngineManager: that a sampler has its model's newest weights."""
 
 import threading
+import weakref
 from contextlib import ExitStack
 
 from twinkle import checks
@@ -12,6 +13,11 @@ from twinkle.errors import NotAvailableError
 from twinkle.infra import current_run
 from twinkle.remote import remote_class, remote_function
 from twinkle.remote.proxy import Proxy
+
+_turns = (
+    weakref.WeakKeyDictionary()
+)  # {WorkerGroup: Lock}: its ranks sync for one manager at a time
+_met = weakref.WeakKeyDictionary()  # {Proxy: _ends of the manager for which its ranks met last}
 
 
 @remote_class(execute="all", listed=False)
@@ -91,16 +97,14 @@ class CheckpointEngineManager:
         both = (self._model, self._sampler)
         with ExitStack() as held:
             for group in sorted({each.group for each in both}, key=lambda group: group.name):
-                held.enter_context(group.syncing)
-            if self._ends is None or any(
-                each.group.met.get(each) is not self._ends for each in both
-            ):
+                held.enter_context(_turns.setdefault(group, threading.Lock()))
+            if self._ends is None or any(_met.get(each) is not self._ends for each in both):
                 self._meet(*both)
             _all_of(self._model.send_weights(), self._sampler.receive_weights())
 
     def _meet(self, model, sampler):
         for each in (model, sampler):
-            each.group.met.pop(each, None)
+            _met.pop(each, None)
         options = {"bucket_bytes": self._bucket_bytes}
         address = model.prepare_checkpoint_engine(**options)
         sampler.finalize_checkpoint_engine()
@@ -117,7 +121,7 @@ class CheckpointEngineManager:
         )
         self._ends = object()
         for each in (model, sampler):
-            each.group.met[each] = self._ends
+            _met[each] = self._ends
 
 
 def _is_remote(one):

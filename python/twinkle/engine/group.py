@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 
 from twinkle.core import core
@@ -18,9 +18,23 @@ _BASE = "base"  # of the ranks along fsdp, which share the base's weights
 _numbers = itertools.count(1)
 # A watch sees that a rank has gone; one that lives may take as long as it likes.
 _FOREVER = timedelta(days=20)
-# The first meeting, which nobody watches, may take so many timeouts: ranks read models and data.
-_FIRST_MEETING = 10
+# At the first meeting nobody knows yet whether a rank lives: it has come by then, or is taken for
+# lost. Launchers start ranks at once; the seconds are for machines that take long to begin.
+_FIRST_MEETING_S = 30.0
+# From then on a watch tells who has gone, and ranks that read models or data may be late by so many
+# timeouts.
+_LATER_MEETINGS = 10
 _LOOK_S = 0.02  # between two looks for who has come
+_ABOUT_TO_MEET = "the making of an engine"
+_SAME_ORDER = "every rank must make the same objects in the same order"
+_NO_SIGN = (
+    "their processes have ended, or do something else first: every rank must call initialize() "
+    "with the mesh where its script begins"
+)
+
+
+def _first_meeting_s(timeout):
+    return max(timeout, _FIRST_MEETING_S)
 
 
 def timeout_seconds():
@@ -37,7 +51,7 @@ def engine_group(mesh):
     Waits until every rank of the mesh has called it, each as its how manieth. Makes groups of its
     own, with Gloo, beside those of torch.distributed. InvalidError: the process was not started by
     torchrun, which sets MASTER_ADDR and MASTER_PORT; NotAvailableError: a torch without Gloo, or a
-    rank that has not come in time; InternalError: one has gone.
+    rank that has not come in time; InternalError: one has gone, or its script has ended.
     """
     if mesh is None or mesh.world_size == 1:
         yield None
@@ -118,9 +132,10 @@ class _Place:
         """Waits until all ranks have come here. NotAvailableError: names those that have not in
         time."""
         keys = [f"{self.name(name)}/here/{rank}" for rank in range(self.size)]
-        most = _FIRST_MEETING * self.timeout
+        most = _first_meeting_s(self.timeout) if watch is None else _LATER_MEETINGS * self.timeout
         end = time.monotonic() + most
-        with self.naming_failures():
+        waiting = nullcontext() if watch is None else core().Waiting(watch, _ABOUT_TO_MEET)
+        with self.naming_failures(), waiting:
             self._store.set(keys[self.index], "1")
             while not self._store.check(keys):  # its wait can't be left when a rank has gone
                 if watch is not None:
@@ -129,7 +144,7 @@ class _Place:
                     missing = [r for r, key in enumerate(keys) if not self._store.check([key])]
                     raise NotAvailableError(
                         f"infra: of a mesh of {self.size} ranks {missing} have not come within "
-                        f"{most:g} s: every rank must make the same objects in the same order"
+                        f"{most:g} s: {_NO_SIGN if watch is None else _SAME_ORDER}"
                     )
                 time.sleep(_LOOK_S)
 
@@ -191,14 +206,16 @@ def _store_at(host, port, timeout):
     require_gloo()
     agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        return dist.TCPStore(
+        store = dist.TCPStore(
             host,
             int(port),
             is_master=Platform.get_rank() == 0 and not agent_has_it,
-            timeout=timedelta(seconds=_FIRST_MEETING * timeout),
+            timeout=timedelta(seconds=_first_meeting_s(timeout)),
             wait_for_workers=False,
             multi_tenant=True,  # torch.distributed may have opened it in this process, or will
         )
+        store.set_timeout(timedelta(seconds=_LATER_MEETINGS * timeout))
+        return store
     except (RuntimeError, ValueError) as error:
         raise InvalidError(
             f"infra: MASTER_ADDR and MASTER_PORT say {host}:{port}, where no store of ranks "

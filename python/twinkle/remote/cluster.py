@@ -44,18 +44,10 @@ def ray_package():
 
 
 def check_groups(groups, mesh):
-    """Refuses groups that cannot be placed anywhere, before anything is started. InvalidError:
-    groups that name the same rank, a mesh of initialize() that fits none of them;
-    NotAvailableError: a device that no engine runs on."""
-    owners = {}
+    """Refuses groups that cannot be placed anywhere, before anything is started. InvalidError: a
+    mesh of initialize() that fits none of them; NotAvailableError: a device that no engine runs
+    on."""
     for group in groups:
-        for rank in group.ranks if isinstance(group.ranks, list) else ():
-            require(
-                rank not in owners,
-                f"infra: groups {owners.get(rank)} and {group.name} both have rank {rank}: give "
-                "one of them others, or make their objects in one group",
-            )
-            owners[rank] = group.name
         _needs(group)
     sizes = {group.name: group.num_ranks for group in groups}
     require(

@@ -2,7 +2,6 @@
 
 import itertools
 import sys
-import threading
 import time
 import weakref
 from collections import deque
@@ -74,8 +73,6 @@ class WorkerGroup:
         self.name, self.size = name, len(actors)
         self.device_group = device_group
         self.ended = False  # by another initialize(), or the end of the driver
-        self.syncing = threading.Lock()  # one CheckpointEngineManager at a time
-        self.met = weakref.WeakKeyDictionary()  # {Proxy: what its ranks met for, of the manager}
         self._actors, self._lock = actors, lock
         self._broken = None  # why, once a worker is gone
         self._keys = itertools.count(1)

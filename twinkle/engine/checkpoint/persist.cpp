@@ -12,6 +12,7 @@
 
 #include "twinkle/base/fault/fault.h"
 #include "twinkle/base/file.h"
+#include "twinkle/engine/checkpoint/adapter_digest.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/model/family.h"
@@ -78,13 +79,15 @@ void require_countable(const JsonObject& fields) {
     check("steps of " + std::string(param), count);
 }
 
-std::string training_text(const HeldSave& held, const BaseModel& base) {
+// `adapter`: the digest of its file; empty: it is no adapter.
+std::string training_text(const HeldSave& held, const BaseModel& base, const std::string& adapter) {
   require_countable(held.training.as_object());
   JsonObject fields;
   fields["checkpoint_version"] = held.in_runs         ? kRunsVersion
                                  : held.num_ranks > 1 ? kPartsVersion
                                                       : kCheckpointVersion;
   fields["arithmetic"] = base.arithmetic;
+  if (!adapter.empty()) fields[kAdapterDigest] = adapter;
   if (held.in_runs) fields["mesh"] = base.mesh;
   fields["training"] = held.training;
   fields["extra"] = held.extra;
@@ -211,10 +214,9 @@ constexpr const char* kCarried[] = {"tokenizer.json",     "tokenizer_config.json
                                     "chat_template.json", "generation_config.json"};
 
 bool belongs_to_a_checkpoint(const std::string& name) {
-  static constexpr const char* kOwn[] = {"adapter_config.json", "adapter_model.safetensors",
-                                         "config.json",         "model.safetensors.index.json",
-                                         kTrainingTensors,      kTrainingFields,
-                                         kTrainingIndex};
+  static constexpr const char* kOwn[] = {
+      "adapter_config.json", kAdapterFile,    "config.json", "model.safetensors.index.json",
+      kTrainingTensors,      kTrainingFields, kTrainingIndex};
   const auto is = [&](const char* known) { return name == known; };
   return std::any_of(std::begin(kOwn), std::end(kOwn), is) ||
          std::any_of(std::begin(kCarried), std::end(kCarried), is) ||
@@ -316,15 +318,21 @@ SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carr
   }
   check_target(held.directory, base.directory);  // again: others may have written there
   const bool with_training = !held.training.is_null();
-  const std::string training = with_training ? training_text(held, base) : "";
+  const bool is_adapter = held.weights.empty();
+  // With any digest, to find out whether it can be written.
+  std::string training =
+      with_training ? training_text(held, base, std::string(is_adapter ? kDigestSize : 0, '0'))
+                    : "";
   check_tensors(held);
   SaveResult result{fs::absolute(held.directory).lexically_normal().string()};
   AtomicDirectory target(held.directory);
   if (with_training && held.num_ranks > 1) writers.begin(fs::absolute(target.staging()).string());
-  if (held.weights.empty()) {
+  if (is_adapter) {
     PeftConfig config = held.config;
     if (config.base_model.empty()) config.base_model = base.directory.string();
     write_peft(target.staging(), config, held.entries);
+    if (with_training)
+      training = training_text(held, base, digest_of(target.staging() / kAdapterFile));
   } else {
     const Stored stored = stored_form(held.weights, base);
     write_model(target.staging(), stored.weights,

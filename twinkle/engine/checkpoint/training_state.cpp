@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 
+#include "twinkle/engine/checkpoint/adapter_digest.h"
 #include "twinkle/io/checkpoint.h"
 #include "twinkle/io/safetensors.h"
 #include "twinkle/model/weights/tensors.h"
@@ -43,28 +44,18 @@ void require_same_mesh(const Json& state, const Json& ours, const fs::path& file
           "exact=false, or on as many ranks");
 }
 
-// What has no name is of an older version.
-void require_one_save(const fs::path& index) {
-  const Json json = read_json(index);
-  const Json* metadata = find(json, "metadata");
-  const std::string save = metadata ? get_or<std::string>(*metadata, kSave, "") : "";
-  if (save.empty()) return;
-  std::set<std::string> parts;
-  for (const auto& [tensor, part] : find(json, "weight_map")->as_object())
-    parts.insert(std::string(part.as_string()));
-  for (const std::string& name : parts) {
-    const SafetensorsFile part(index.parent_path() / name);
-    const auto of = part.metadata().find(kSave);
-    require(of != part.metadata().end() && of->second == save, Code::kInvalid,
-            "engine: load: ", part.path().string(), " is of another save than ", kTrainingIndex,
-            ": copy all files of one save");
-  }
+// The state goes on from the weights that it was saved with. Older ones do not tell which.
+void require_its_adapter(const Json& state, const fs::path& file) {
+  const auto saved = get_or<std::string>(state, kAdapterDigest, "");
+  const fs::path adapter = file.parent_path() / kAdapterFile;
+  require(saved.empty() || saved == digest_of(adapter), Code::kInvalid,
+          "engine: load: ", adapter.string(), " is of another save than ", kTrainingFields,
+          ": copy all files of one save, or load it without the optimizer");
 }
 
 std::vector<StoredTensor> tensors_in(const fs::path& file) {
   if (file.filename() == kTrainingTensors) return SafetensorsFile(file).tensors();
-  const Checkpoint parts = Checkpoint::open(file);
-  require_one_save(file);
+  const Checkpoint parts = Checkpoint::open(file);  // which are of one save
   std::vector<StoredTensor> out;
   for (const std::string& name : parts.names()) out.push_back(parts.at(name));
   return out;
@@ -325,6 +316,7 @@ TrainingState read_training(const fs::path& directory, const TrainingShape& shap
     require_same_arithmetic(state, *arithmetic, file);
     require_same_mesh(state, shape.mesh, file);
   }
+  require_its_adapter(state, file);
   const Json* fields = find(state, "training");
   require(fields && fields->is_object(), Code::kInvalid, "engine: load: ", file.string(),
           ": field 'training' is missing or not an object");
