@@ -193,6 +193,9 @@ def randomise(model):
             value.copy_(0.5 * noise)
         else:
             value.copy_(1.4 * noise / value.shape[1] ** 0.5)
+    for name, value in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):  # of a router's scores
+            value.copy_(0.2 * torch.randn_like(value))
 
 
 def rewrite_config(file, keep_layer_types):

@@ -226,11 +226,14 @@ RowPlan sizes_that_hold(const Product& p, int threads, const Library& library) {
        most *= 2) {
     largest.insert(largest.begin(), most);
   }
+  RowPlan only_large;  // a row of whose products costs hundreds
   for (const int64_t most : largest) {
     RowPlan plan = sizes_like(most, width_of_parts(p.outputs, p.device), in, threads, library);
-    if (!plan.sizes.empty()) return plan;
+    if (plan.sizes.empty()) continue;
+    if (plan.sizes.front() <= 2 * kMaxRows) return plan;
+    if (only_large.sizes.empty()) only_large = std::move(plan);
   }
-  return {};
+  return only_large;
 }
 
 // How many rows and outputs the parts of a product have, but for the last ones.

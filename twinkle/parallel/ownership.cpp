@@ -10,11 +10,11 @@ Ownership::Ownership(model::Decoder& decoder, int num_ranks, int fsdp)
     : num_ranks_(num_ranks), fsdp_(fsdp), num_weights_(decoder.weights().size()) {
   const at::ScalarType type = decoder.dtype();
   std::map<size_t, Piece> matrices;
-  Piece vectors;
+  std::map<at::ScalarType, Piece> vectors;
   for (size_t i = 0; i < num_weights_; ++i) {
     const at::Tensor& value = *decoder.weights()[i].value;
     const size_t number = decoder.pieces()[i];
-    Piece& piece = value.dim() == 2 ? matrices[number] : vectors;
+    Piece& piece = value.dim() == 2 ? matrices[number] : vectors[value.scalar_type()];
     if (value.dim() == 2) piece.number = number;
     const int64_t begin = whole_lines(piece.count, type);
     piece.count = begin + value.numel();
@@ -24,7 +24,7 @@ Ownership::Ownership(model::Decoder& decoder, int num_ranks, int fsdp)
     piece.num_parts = fsdp;
     pieces_.push_back(std::move(piece));
   }
-  pieces_.push_back(std::move(vectors));
+  for (auto& [of_type, piece] : vectors) pieces_.push_back(std::move(piece));
   for (Piece& piece : pieces_) piece.part = part_of(piece.count, piece.num_parts, type);
 }
 

@@ -2,7 +2,7 @@
 // each has a run of every weight, and with it 1/N of the gradients, of the float32 weights that are
 // stepped and of the optimizer's state. A piece's matrices lie one after the other, as in Shards,
 // in `fsdp` equal parts, each of which is cut over the ranks that hold it. Norms and biases are
-// whole everywhere: they are one more piece, cut over all. Immutable; any thread.
+// whole everywhere: those of one type are one more piece, cut over all. Immutable; any thread.
 // docs/decisions/0023-all-weights.md.
 #pragma once
 #include <optional>
@@ -32,7 +32,7 @@ class Ownership {
 
   int num_ranks() const { return num_ranks_; }
   int fsdp() const { return fsdp_; }
-  // By their numbers; that of norms and biases is the last.
+  // By their numbers; those of norms and biases are the last.
   const std::vector<Piece>& pieces() const { return pieces_; }
   // Of the piece's elements.
   Run run(const Piece& piece, int rank) const;

@@ -113,6 +113,28 @@ def test_an_adapter_of_another_config_takes_the_place_of_the_one_before(tiny_lla
     assert len(own.engine.stats()["tenants"]) == 2  # the base model's and the newest adapter's
 
 
+def test_adapters_of_ranks_that_meet_anew_take_the_places_of_those_before(tiny_llama_dir):
+    own = TorchSampler(model_id=tiny_llama_dir)
+    adapter = json.dumps({"r": 4, "target_modules": ["q_proj"]})
+
+    class Meeting:
+        def finalize(self):
+            pass
+
+    for number in range(3):
+        tenant = f"sync/{number}/1/default"
+
+        def receive(engine, frozen, tenant=tenant):
+            engine.create(tenant=tenant, lora_json=adapter).result()
+            return {"tenant": tenant, "adapter_name": "default"}
+
+        own._checkpoint_engine = Meeting()
+        own._receive_by(receive, meets=True)
+        assert sampled(own)
+        own.finalize_checkpoint_engine()
+    assert len(own.engine.stats()["tenants"]) == 2  # the base model's and the newest adapter's
+
+
 def test_syncs_that_are_repeated_keep_no_old_weights(tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(

@@ -52,6 +52,10 @@ class CheckpointEngineMixin:
         engine, self._checkpoint_engine = self._checkpoint_engine, None
         if engine is not None:
             engine.finalize()
+            self._has_left()
+
+    def _has_left(self):
+        """A subclass: what the meeting has made is nobody's now."""
 
     @contextmanager
     def _meeting(self, method):
@@ -116,9 +120,9 @@ class ReceivesWeights(CheckpointEngineMixin):
         dict: num_bytes, has_base, adapter_name. Errors as of send_weights; the weights are as
         before then."""
         with self._meeting("receive_weights") as receive:
-            return self._receive_by(receive)
+            return self._receive_by(receive, meets=True)
 
-    def _receive_by(self, receive):
+    def _receive_by(self, receive, meets=False):
         """receive: takes the compiled engine and its tenant of the base model as it is, and gives
         the tenant that samples from now on."""
         raise NotImplementedError(f"{type(self).__name__} does not define _receive_by")

@@ -36,8 +36,9 @@ _numbers = itertools.count()
 def _no_tenants():
     """The tenants of the sampler's own engine: the base model, and of adapters' directories:
     (_version of its files, tenant), oldest first; stale: tenants to delete; synced: those of
-    adapters that were received, by name; newest: that which was received last."""
-    return Ledger(frozen=None, loaded={}, stale=(), synced={}, newest=None)
+    adapters that were received, by name; newest: that which was received last; met: those that a
+    meeting of ranks has made, which replaces its own; left: those of meetings that have ended."""
+    return Ledger(frozen=None, loaded={}, stale=(), synced={}, newest=None, met=set(), left=set())
 
 
 def _deltas(tokens):
@@ -169,7 +170,12 @@ class TorchSampler(ReceivesWeights, Sampler):
             return self._tenants.newest
         return frozen_tenant(self.engine, self._tenants)
 
-    def _receive_by(self, receive):
+    def _has_left(self):
+        with self._lock:
+            self._tenants.left |= self._tenants.met
+            self._tenants.met = set()
+
+    def _receive_by(self, receive, meets=False):
         require(
             self._model is None,
             "sampler: this sampler samples from its model=, whose weights it need not receive",
@@ -182,7 +188,15 @@ class TorchSampler(ReceivesWeights, Sampler):
         with self._lock:
             tenants.newest = tenant
             if name:
+                old = tenants.synced.get(name)
                 tenants.synced = {**tenants.synced, name: tenant}
+                if meets:
+                    tenants.met.add(tenant)
+                if old in tenants.left:  # no link knows it any more
+                    tenants.left.discard(old)
+                    tenants.stale = (*tenants.stale, old)
+            if tenants is self._tenants:
+                self._delete_stale()
         return got
 
     @at_once

@@ -5,6 +5,7 @@ Scores, gradients, text, saves in their own layout, tenants: test_families.py.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import peft
@@ -54,9 +55,19 @@ def equal_scores(one, other, case):
 @pytest.mark.parametrize("name", NESTED)
 def test_a_full_save_is_read_by_both_of_transformers_classes(name, tmp_path):
     case = families.case(name)
-    made = ours.engine(case.directory)
+    published = tmp_path / "published"  # bfloat16 by its words, and with what reads pictures
+    shutil.copytree(case.directory, published)
+    config = json.loads((published / "config.json").read_text())
+    config["text_config"]["dtype"] = "bfloat16"
+    (published / "config.json").write_text(json.dumps(config))
+    (published / "preprocessor_config.json").write_text("{}")
+    tmp_path = tmp_path / "saved"
+    made = ours.engine(str(published))
     learn(made, case)
     made.save(tenant=ours.TENANT, directory=str(tmp_path)).result()
+    assert (tmp_path / "preprocessor_config.json").read_text() == "{}"
+    saved = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert (saved.dtype, saved.text_config.dtype) == (torch.float32, torch.float32)
     expect_scores(made, models.load_reference(str(tmp_path)), case)
     whole = with_pictures(tmp_path)
     assert type(whole).__name__.endswith("ForConditionalGeneration")

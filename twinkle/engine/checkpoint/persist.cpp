@@ -206,12 +206,18 @@ Stored stored_form(const std::vector<TensorView>& weights, const BaseModel& base
   return out;
 }
 
+void say_dtype(JsonObject& config, at::ScalarType dtype) {
+  config["torch_dtype"] = dtype == at::kFloat ? "float32" : "bfloat16";
+  config.erase("dtype");
+}
+
 // Files of the base model that a checkpoint carries along, so that it can be used on its own.
-constexpr const char* kCarried[] = {"tokenizer.json",     "tokenizer_config.json",
-                                    "tokenizer.model",    "special_tokens_map.json",
-                                    "added_tokens.json",  "vocab.json",
-                                    "merges.txt",         "chat_template.jinja",
-                                    "chat_template.json", "generation_config.json"};
+constexpr const char* kCarried[] = {
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
+    "generation_config.json",
+    // of the parts that are kept and not read
+    "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"};
 
 bool belongs_to_a_checkpoint(const std::string& name) {
   static constexpr const char* kOwn[] = {
@@ -340,8 +346,9 @@ SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carr
                 stored.kept);
     Json config = base.config;
     if (base.spec.value_head) model::describe_value_head(config.as_object(), base.spec);
-    config.as_object()["torch_dtype"] = base.dtype == at::kFloat ? "float32" : "bfloat16";
-    config.as_object().erase("dtype");
+    say_dtype(config.as_object(), base.dtype);
+    if (Json* const text = config.as_object().if_contains("text_config"))  // read alone, too
+      say_dtype(text->as_object(), base.dtype);
     write_file_atomically(target.staging() / "config.json", pretty(config), Commits::kWithFolder);
   }
   carried.write(base.directory, target.staging());

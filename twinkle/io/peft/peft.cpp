@@ -47,7 +47,8 @@ std::string_view module_of(std::string_view key, std::string_view suffix) {
 
 // The base model's weight of which a key is a copy; empty for another key.
 std::string base_weight_of(std::string_view key) {
-  for (const std::string_view module : {"lm_head", "model.embed_tokens"}) {
+  for (const std::string_view module :
+       {"lm_head", "model.embed_tokens", "model.language_model.embed_tokens"}) {
     for (const std::string_view end : {".base_layer.weight", ".weight"}) {
       if (key == std::string(kPrefix).append(module).append(end))
         return std::string(module).append(".weight");

@@ -181,6 +181,9 @@ TEST_P(AttentionOnDevice, LongSequencesEqualTheCpuAndHaveTheSameBitsAloneAndAmon
     const auto want = attention_backward({in.grad, in.q, in.k, in.v, host}, ends, options);
     const auto all = attention(q, k, v, ends, options);
     const auto of_all = attention_backward({grad, q, k, v, all}, ends, options);
+    AttentionOptions any = options;
+    any.deterministic = false;
+    const auto in_any_order = attention_backward({grad, q, k, v, all}, ends, any);
     const auto near = [](const at::Tensor& got, const at::Tensor& wanted) {
       const at::Tensor truth = wanted.to(at::kDouble);
       EXPECT_LT((got.cpu().to(at::kDouble) - truth).norm().item<double>(),
@@ -191,12 +194,34 @@ TEST_P(AttentionOnDevice, LongSequencesEqualTheCpuAndHaveTheSameBitsAloneAndAmon
     near(of_all.q, want.q);
     near(of_all.k, want.k);
     near(of_all.v, want.v);
+    near(in_any_order.q, want.q);
+    near(in_any_order.k, want.k);
+    near(in_any_order.v, want.v);
     const auto alone = attention(part(q), part(k), part(v), one, options);
     EXPECT_TRUE(at::equal(part(all.out), alone.out) && at::equal(part(all.lse), alone.lse));
     const auto of_one =
         attention_backward({part(grad), part(q), part(k), part(v), alone}, one, options);
     EXPECT_TRUE(at::equal(part(of_all.q), of_one.q) && at::equal(part(of_all.k), of_one.k));
     EXPECT_TRUE(at::equal(part(of_all.v), of_one.v));
+  }
+}
+
+// A device's whole width of blocks at once, which have no order by themselves.
+TEST_P(AttentionOnDevice, ALongSequencesGradientRepeatsItself) {
+  if (GetParam() != at::kBFloat16) GTEST_SKIP() << "attention_packed.cu has one order of sums";
+  const bool is_gpu = cuda::current_device().is_cuda();
+  const Shape s = is_gpu ? Shape{32, 8, 128, 0} : Shape{2, 1, 128, 0};
+  const int64_t length = is_gpu ? 4096 : 1100;
+  const PackedBatch in(s, GetParam(), length);
+  const std::vector<int64_t> ends{0, length};
+  const AttentionOptions options{.scale = 0.125};
+  const at::Tensor q = on(in.q), k = on(in.k), v = on(in.v), grad = on(in.grad);
+  const auto out = attention(q, k, v, ends, options);
+  const auto first = attention_backward({grad, q, k, v, out}, ends, options);
+  for (int repeat = 0; repeat < (is_gpu ? 10 : 1); ++repeat) {
+    const auto again = attention_backward({grad, q, k, v, out}, ends, options);
+    EXPECT_TRUE(at::equal(again.q, first.q) && at::equal(again.k, first.k));
+    EXPECT_TRUE(at::equal(again.v, first.v));
   }
 }
 

@@ -1,5 +1,6 @@
-// Packed attention by the libraries that ATen has: FlashAttention 2, and for long sequences cuDNN.
-// Internal to kernels/.
+// Packed attention by the libraries that ATen has: FlashAttention 2, and for long sequences cuDNN,
+// but for deterministic gradients: ATen does not ask cuDNN for an order of its sums. Internal to
+// kernels/.
 #pragma once
 #include <tuple>
 

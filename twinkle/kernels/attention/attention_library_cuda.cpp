@@ -151,7 +151,10 @@ Grads library_attention_backward(const AttentionSaved& saved, std::span<const in
                                  const AttentionOptions& options) {
   const auto& [grad, q, k, v, forward] = saved;
   const std::vector<Span> spans = spans_of(cu_seqlens);
-  const auto is_long = [&](const Span& span) { return is_for_cudnn(span, q, options); };
+  // Torch does not ask cuDNN for an order of its sums, deterministic algorithms or not.
+  const auto is_long = [&](const Span& span) {
+    return !options.deterministic && is_for_cudnn(span, q, options);
+  };
   std::optional<Deterministic> in_order;
   if (options.deterministic) in_order.emplace();
   Grads all{at::empty_like(q), at::empty_like(k), at::empty_like(v)};

@@ -6,6 +6,8 @@
 // processor and one warp has work). What is computed for a query, and in which order, is fixed by
 // its own position, so it has the same bits either way: every sum that both ways have is written as
 // the same fmaf.
+// Of one sequence a value that is not finite may reach rows before it, as 0 times it, where they
+// share a tile.
 #include <cmath>
 
 #include "twinkle/kernels/attention/attention_paged_mma.cuh"

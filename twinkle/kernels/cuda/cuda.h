@@ -71,8 +71,8 @@ void sgd_update(std::span<const SgdTensors> tensors);
 at::Tensor sums_of_squares(std::span<const at::Tensor> tensors);
 
 // As attention.h's, of any type. Packed: bfloat16 with a head_dim of at most 256 that is a multiple
-// of 8 goes to ATen's flash kernels, which need an sm_80 or later; all else to simple ones of our
-// own. Paged: the rows have been checked, and may be on the CPU.
+// of 8 goes to ATen's flash kernels or to cuDNN (attention_library.h); all else to simple ones of
+// our own. Paged: the rows have been checked, and may be on the CPU.
 AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           std::span<const int64_t> cu_seqlens, const AttentionOptions& options);
 AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const int64_t> cu_seqlens,

@@ -47,14 +47,18 @@ struct RopeRows {
 };
 void rope(Type type, const RopeRows& in, void* y, Stream stream);
 
-void swiglu(Type type, const void* gate, const void* up, int64_t count, void* y, Stream stream);
+struct SwigluSize {
+  int64_t count, width;  // elements, and those of a row
+};
+void swiglu(Type type, const void* gate, const void* up, const SwigluSize& size, void* y,
+            Stream stream);
 // dgate and dup may be nullptr: not wanted.
 struct SwigluGradOut {
   void* dgate;
   void* dup;
 };
-void swiglu_backward(Type type, const void* grad, const void* gate, const void* up, int64_t count,
-                     const SwigluGradOut& out, Stream stream);
+void swiglu_backward(Type type, const void* grad, const void* gate, const void* up,
+                     const SwigluSize& size, const SwigluGradOut& out, Stream stream);
 
 // Rows of logits [rows, vocab]; ids [rows]; temperature [rows] or nullptr: 1.
 struct LogitRows {

@@ -52,16 +52,19 @@ __global__ void backward_eights(const Eight* grad, const Eight* gate, const Eigh
   if (dup != nullptr) dup[at] = eight_of([&](int i) { return of(i).up; });
 }
 
+// By the width, not by how many rows there are: a row has one kernel in any company.
 template <class... P>
-bool are_eights(Type type, int64_t count, const P*... pointers) {
+bool are_eights(Type type, int64_t width, const P*... pointers) {
   const auto together = (uintptr_t{0} | ... | reinterpret_cast<uintptr_t>(pointers));
-  return in_eights(type, count) && together % sizeof(Eight) == 0;
+  return in_eights(type, width) && together % sizeof(Eight) == 0;
 }
 
 }  // namespace
 
-void swiglu(Type type, const void* gate, const void* up, int64_t count, void* y, Stream stream) {
-  if (are_eights(type, count, gate, up, y)) {
+void swiglu(Type type, const void* gate, const void* up, const SwigluSize& size, void* y,
+            Stream stream) {
+  const int64_t count = size.count;
+  if (are_eights(type, size.width, gate, up, y)) {
     return launch("swiglu", grid_for(count / 8), stream, forward_eights,
                   static_cast<const Eight*>(gate), static_cast<const Eight*>(up), count / 8,
                   static_cast<Eight*>(y));
@@ -72,9 +75,10 @@ void swiglu(Type type, const void* gate, const void* up, int64_t count, void* y,
   });
 }
 
-void swiglu_backward(Type type, const void* grad, const void* gate, const void* up, int64_t count,
-                     const SwigluGradOut& out, Stream stream) {
-  if (are_eights(type, count, grad, gate, up, out.dgate, out.dup)) {
+void swiglu_backward(Type type, const void* grad, const void* gate, const void* up,
+                     const SwigluSize& size, const SwigluGradOut& out, Stream stream) {
+  const int64_t count = size.count;
+  if (are_eights(type, size.width, grad, gate, up, out.dgate, out.dup)) {
     return launch("swiglu_backward", grid_for(count / 8), stream, backward_eights,
                   static_cast<const Eight*>(grad), static_cast<const Eight*>(gate),
                   static_cast<const Eight*>(up), count / 8, static_cast<Eight*>(out.dgate),

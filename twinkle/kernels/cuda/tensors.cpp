@@ -130,7 +130,7 @@ void rope(const at::Tensor& x, const at::Tensor& out, const at::Tensor& cos, con
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   const StreamGuard place(gate);
   const at::Tensor g = gate.contiguous(), u = up.contiguous(), out = at::empty_like(g);
-  cuda::swiglu(type_of(g), g.const_data_ptr(), u.const_data_ptr(), g.numel(),
+  cuda::swiglu(type_of(g), g.const_data_ptr(), u.const_data_ptr(), {g.numel(), g.size(-1)},
                out.mutable_data_ptr(), place.stream);
   return out;
 }
@@ -146,7 +146,7 @@ SwigluGrads swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, cons
     return t.defined() ? t.mutable_data_ptr() : nullptr;
   };
   cuda::swiglu_backward(type_of(g), d.const_data_ptr(), g.const_data_ptr(), u.const_data_ptr(),
-                        g.numel(), {data(out.gate), data(out.up)}, place.stream);
+                        {g.numel(), g.size(-1)}, {data(out.gate), data(out.up)}, place.stream);
   return out;
 }
 

@@ -8,9 +8,13 @@ namespace twinkle::model {
 Family deepseek() {
   return {.name = "deepseek",
           .architectures = {"DeepseekForCausalLM"},
-          .keys = {"n_routed_experts", "scoring_func", "topk_method", "kv_lora_rank"},
+          .keys = {"n_routed_experts", "scoring_func", "topk_method", "kv_lora_rank",
+                   "rope_interleave"},
           .spec = [](const Json& config) {
             if (find(config, "kv_lora_rank")) return deepseek_v2_spec(config);
+            require(!get_or(config, "rope_interleave", false), Code::kInvalid,
+                    "model: config field 'rope_interleave' is true; known: false without "
+                    "kv_lora_rank");
             DecoderSpec spec = llama_like(config);
             for (LayerSpec& layer : spec.layers) {
               AttentionSpec& a = layer.attention();

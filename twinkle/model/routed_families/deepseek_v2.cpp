@@ -30,6 +30,8 @@ ExpertsSpec experts_of(const Json& config) {
 
 DecoderSpec deepseek_v2_spec(const Json& config) {
   require_word(config, "scoring_func", "softmax");
+  require(get_or(config, "rope_interleave", true), Code::kInvalid,
+          "model: config field 'rope_interleave' is false; known: true");
   DecoderSpec spec = latent_like(config);
   route_layers(spec, experts_of(config), deepseek_routed(config, 0));
   spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");

@@ -1,25 +1,10 @@
 // DeepSeek-V3 and R1 (DeepSeek-AI 2024, 2025): latent attention, experts by sigmoids with a
 // correction of the choice, of the best groups, and a shared one. Its FP8 weights: io/fp8/fp8.h.
 // Layers behind the last one predict further tokens; they are not read.
-#include <algorithm>
-
 #include "twinkle/model/routed_families/latent.h"
 #include "twinkle/model/routed_families/routed.h"
 
 namespace twinkle::model {
-namespace {
-
-std::vector<std::string> layers_behind(const Json& config, int64_t num_layers) {
-  int64_t num = 1;
-  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"})
-    num = std::max(num, std::min<int64_t>(get_or<int64_t>(config, key, 1), 64));
-  std::vector<std::string> out;
-  for (int64_t i = 0; i < num; ++i)
-    out.push_back("model.layers." + std::to_string(num_layers + i) + ".");
-  return out;
-}
-
-}  // namespace
 
 Family deepseek_v3() {
   return {.name = "deepseek_v3",

@@ -1,6 +1,6 @@
 // GLM-4.5, 4.6 and 4.7 (GLM-4.5 team 2025): rope on the first half of a head, experts by sigmoids
-// with a correction of the choice, and a shared expert. The layer behind the last one predicts
-// further tokens; it is not read.
+// with a correction of the choice, and a shared expert. Layers behind the last one predict further
+// tokens; they are not read.
 #include "twinkle/model/routed_families/routed.h"
 
 namespace twinkle::model {
@@ -17,11 +17,10 @@ Family glm4_moe() {
               a.qkv_bias = get_or(config, "attention_bias", false);
               a.qk_norm = get_or(config, "use_qk_norm", false);
             }
-            const auto head = static_cast<double>(spec.layers[0].attention().head_dim);
-            spec.rope.rotary_dim = static_cast<int64_t>(head * read_rotary_share(config, 0.5));
+            rotate_share(spec, read_rotary_share(config, 0.5));
             route_layers(spec, corrected_experts(config), deepseek_routed(config, 1));
             spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
-            spec.layout.skipped = {"model.layers." + std::to_string(spec.num_layers()) + "."};
+            spec.layout.skipped = layers_behind(config, spec.num_layers());
             return spec;
           }};
 }

@@ -84,6 +84,16 @@ std::function<bool(int64_t)> deepseek_routed(const Json& config, int64_t dense) 
   return [first, step](int64_t layer) { return layer >= first && layer % step == 0; };
 }
 
+std::vector<std::string> layers_behind(const Json& config, int64_t num_layers) {
+  int64_t num = 1;
+  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"})
+    num = std::max(num, std::min<int64_t>(get_or<int64_t>(config, key, 1), 64));
+  std::vector<std::string> out;
+  for (int64_t i = 0; i < num; ++i)
+    out.push_back("model.layers." + std::to_string(num_layers + i) + ".");
+  return out;
+}
+
 std::vector<Stack> expert_stacks(const std::string& block, const std::string& gate,
                                  const std::string& up, const std::string& down) {
   const std::string stack = block + ".experts.", each = stack + "*.";

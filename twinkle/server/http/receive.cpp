@@ -66,8 +66,10 @@ awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
         searches = std::make_shared<Search>(admission.finder,
                                             lower(parser.get()[http::field::content_encoding]),
                                             admission.most_searched_bytes);
+      const auto waits = steady_clock::now();
       stream.expires_never();
       if (!co_await search(searches, std::exchange(body, {}))) co_return too_long();
+      end += steady_clock::now() - waits;
       if (held) held->shrink(searches->num_bytes());
     }
     if (parser.is_done()) break;
