@@ -332,8 +332,8 @@ DecoderSpec read_spec(const Json& config, bool value_head) {
             "' is not known; known: ", family.architectures[0],
             classifier ? ", and this one with value_head (TransformersValueModel)" : "");
     if (classifier) require_one_label(config);
-    require(!value_head || family.architectures[0].ends_with(kCausal), Code::kInvalid,
-            "model: value_head is set, but model_type '", type,
+    require(!value_head || (family.classifier && family.architectures[0].ends_with(kCausal)),
+            Code::kInvalid, "model: value_head is set, but model_type '", type,
             "' has no token classifier in transformers, as which it would be saved");
     refuse_foreign(family.nested ? text_of(config) : config, family);
     // It stands beside text_config.

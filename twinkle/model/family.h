@@ -20,6 +20,8 @@ struct Family {
   std::vector<std::string> also = {};  // other model_types
   // Where the text model's fields may stand in config.json's `text_config`: text_of finds them.
   bool nested = false;
+  // Whether transformers has a token classifier of it, as which a value head is saved.
+  bool classifier = true;
 };
 
 // The spec of a parsed config.json. Error kInvalid: an architecture, rope kind or activation that

@@ -107,5 +107,15 @@ TEST(ValueHead, WhatIsSavedIsDescribedAsAClassifierWithOneLabel) {
   EXPECT_TRUE(read_spec(tiny_config("qwen3"), true).new_head);
 }
 
+TEST(ValueHead, AFamilyWithoutATokenClassifierInTransformersHasNone) {
+  JsonObject config = tiny_config();
+  config["model_type"] = "internlm2";
+  config["architectures"] = JsonArray{"InternLM2ForCausalLM"};
+  read_spec(config);
+  const auto refused = error_of([&] { read_spec(config, true); });
+  EXPECT_NE(refused.find("'internlm2' has no token classifier in transformers"), refused.npos)
+      << refused;
+}
+
 }  // namespace
 }  // namespace twinkle::model

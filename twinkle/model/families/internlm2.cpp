@@ -7,22 +7,24 @@ namespace twinkle::model {
 Family internlm2() {
   return {.name = "internlm2",
           .architectures = {"InternLM2ForCausalLM"},
-          .spec = [](const Json& config) {
-            DecoderSpec spec = llama_like(config);
-            for (LayerSpec& layer : spec.layers) {
-              AttentionSpec& a = layer.attention();
-              a.projections = Projections::kGrouped;
-              a.qkv_bias = a.o_bias = get_or(config, "bias", false);
-            }
-            spec.layout.model = {{"model.embed_tokens", "model.tok_embeddings"},
-                                 {"lm_head", "output"}};
-            spec.layout.layer = {
-                {"self_attn.qkv_proj", "attention.wqkv"}, {"self_attn.o_proj", "attention.wo"},
-                {"mlp.gate_proj", "feed_forward.w1"},     {"mlp.up_proj", "feed_forward.w3"},
-                {"mlp.down_proj", "feed_forward.w2"},     {"input_layernorm", "attention_norm"},
-                {"post_attention_layernorm", "ffn_norm"}};
-            return spec;
-          }};
+          .spec =
+              [](const Json& config) {
+                DecoderSpec spec = llama_like(config);
+                for (LayerSpec& layer : spec.layers) {
+                  AttentionSpec& a = layer.attention();
+                  a.projections = Projections::kGrouped;
+                  a.qkv_bias = a.o_bias = get_or(config, "bias", false);
+                }
+                spec.layout.model = {{"model.embed_tokens", "model.tok_embeddings"},
+                                     {"lm_head", "output"}};
+                spec.layout.layer = {
+                    {"self_attn.qkv_proj", "attention.wqkv"}, {"self_attn.o_proj", "attention.wo"},
+                    {"mlp.gate_proj", "feed_forward.w1"},     {"mlp.up_proj", "feed_forward.w3"},
+                    {"mlp.down_proj", "feed_forward.w2"},     {"input_layernorm", "attention_norm"},
+                    {"post_attention_layernorm", "ffn_norm"}};
+                return spec;
+              },
+          .classifier = false};
 }
 
 }  // namespace twinkle::model

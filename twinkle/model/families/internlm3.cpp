@@ -7,19 +7,22 @@ Family internlm3() {
   return {.name = "internlm3",
           // The second is what transformers writes.
           .architectures = {"InternLM3ForCausalLM", "LlamaForCausalLM"},
-          .spec = [](const Json& config) {
-            // transformers' class is llama's, and so are the names that it may write.
-            const bool mlp = get_or(config, "bias", get_or(config, "mlp_bias", false));
-            const bool qkv = get_or(config, "qkv_bias", get_or(config, "attention_bias", false));
-            require(mlp == qkv, Code::kInvalid, "model: config field 'qkv_bias' is ", qkv,
-                    " and 'bias' is ", mlp, "; only models where they are equal are supported");
-            DecoderSpec spec = llama_like(config);
-            for (LayerSpec& layer : spec.layers) {
-              AttentionSpec& a = layer.attention();
-              a.qkv_bias = a.o_bias = layer.gated_mlp().bias = mlp;
-            }
-            return spec;
-          }};
+          .spec =
+              [](const Json& config) {
+                // transformers' class is llama's, and so are the names that it may write.
+                const bool mlp = get_or(config, "bias", get_or(config, "mlp_bias", false));
+                const bool qkv =
+                    get_or(config, "qkv_bias", get_or(config, "attention_bias", false));
+                require(mlp == qkv, Code::kInvalid, "model: config field 'qkv_bias' is ", qkv,
+                        " and 'bias' is ", mlp, "; only models where they are equal are supported");
+                DecoderSpec spec = llama_like(config);
+                for (LayerSpec& layer : spec.layers) {
+                  AttentionSpec& a = layer.attention();
+                  a.qkv_bias = a.o_bias = layer.gated_mlp().bias = mlp;
+                }
+                return spec;
+              },
+          .classifier = false};
 }
 
 }  // namespace twinkle::model

@@ -10,26 +10,28 @@ Family deepseek() {
           .architectures = {"DeepseekForCausalLM"},
           .keys = {"n_routed_experts", "scoring_func", "topk_method", "kv_lora_rank",
                    "rope_interleave"},
-          .spec = [](const Json& config) {
-            if (find(config, "kv_lora_rank")) return deepseek_v2_spec(config);
-            require(!get_or(config, "rope_interleave", false), Code::kInvalid,
-                    "model: config field 'rope_interleave' is true; known: false without "
-                    "kv_lora_rank");
-            DecoderSpec spec = llama_like(config);
-            for (LayerSpec& layer : spec.layers) {
-              AttentionSpec& a = layer.attention();
-              a.qkv_bias = a.o_bias = get_or(config, "attention_bias", false);
-            }
-            require_word(config, "scoring_func", "softmax");
-            require_word(config, "topk_method", "greedy");
-            ExpertsSpec experts = read_experts(config);
-            experts.route.normalise = get_or(config, "norm_topk_prob", false);
-            experts.route.norm_eps = 1e-20;
-            share_experts(config, 0, experts);
-            route_layers(spec, experts, deepseek_routed(config, 0));
-            spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
-            return spec;
-          }};
+          .spec =
+              [](const Json& config) {
+                if (find(config, "kv_lora_rank")) return deepseek_v2_spec(config);
+                require(!get_or(config, "rope_interleave", false), Code::kInvalid,
+                        "model: config field 'rope_interleave' is true; known: false without "
+                        "kv_lora_rank");
+                DecoderSpec spec = llama_like(config);
+                for (LayerSpec& layer : spec.layers) {
+                  AttentionSpec& a = layer.attention();
+                  a.qkv_bias = a.o_bias = get_or(config, "attention_bias", false);
+                }
+                require_word(config, "scoring_func", "softmax");
+                require_word(config, "topk_method", "greedy");
+                ExpertsSpec experts = read_experts(config);
+                experts.route.normalise = get_or(config, "norm_topk_prob", false);
+                experts.route.norm_eps = 1e-20;
+                share_experts(config, 0, experts);
+                route_layers(spec, experts, deepseek_routed(config, 0));
+                spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
+                return spec;
+              },
+          .classifier = false};
 }
 
 }  // namespace twinkle::model

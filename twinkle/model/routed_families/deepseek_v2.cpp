@@ -43,7 +43,8 @@ Family deepseek_v2() {
           .architectures = {"DeepseekV2ForCausalLM"},
           .keys = {"kv_lora_rank", "n_routed_experts", "num_experts", "rope_interleave",
                    "scoring_func", "topk_method"},
-          .spec = deepseek_v2_spec};
+          .spec = deepseek_v2_spec,
+          .classifier = false};
 }
 
 }  // namespace twinkle::model

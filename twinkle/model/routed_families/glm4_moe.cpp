@@ -10,19 +10,21 @@ Family glm4_moe() {
           .architectures = {"Glm4MoeForCausalLM"},
           .keys = {"n_routed_experts", "num_local_experts", "use_qk_norm", "partial_rotary_factor",
                    "scoring_func", "topk_method"},
-          .spec = [](const Json& config) {
-            DecoderSpec spec = llama_like(config);
-            for (LayerSpec& layer : spec.layers) {
-              AttentionSpec& a = layer.attention();
-              a.qkv_bias = get_or(config, "attention_bias", false);
-              a.qk_norm = get_or(config, "use_qk_norm", false);
-            }
-            rotate_share(spec, read_rotary_share(config, 0.5));
-            route_layers(spec, corrected_experts(config), deepseek_routed(config, 1));
-            spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
-            spec.layout.skipped = layers_behind(config, spec.num_layers());
-            return spec;
-          }};
+          .spec =
+              [](const Json& config) {
+                DecoderSpec spec = llama_like(config);
+                for (LayerSpec& layer : spec.layers) {
+                  AttentionSpec& a = layer.attention();
+                  a.qkv_bias = get_or(config, "attention_bias", false);
+                  a.qk_norm = get_or(config, "use_qk_norm", false);
+                }
+                rotate_share(spec, read_rotary_share(config, 0.5));
+                route_layers(spec, corrected_experts(config), deepseek_routed(config, 1));
+                spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
+                spec.layout.skipped = layers_behind(config, spec.num_layers());
+                return spec;
+              },
+          .classifier = false};
 }
 
 }  // namespace twinkle::model

@@ -97,6 +97,8 @@ TEST(DeepseekV2, WhatWouldChangeTheArithmeticIsRefused) {
   };
   EXPECT_EQ(refusal("topk_method", "noaux_tc"),
             "model: config field 'topk_method' is 'noaux_tc'; known: greedy, group_limited_greedy");
+  EXPECT_EQ(refusal("rope_interleave", false),
+            "model: config field 'rope_interleave' is false; known: true");
   EXPECT_EQ(refusal("scoring_func", "sigmoid"),
             "model: config field 'scoring_func' is 'sigmoid'; known: softmax");
   EXPECT_EQ(refusal("norm_topk_prob", true),
