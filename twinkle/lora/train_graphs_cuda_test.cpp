@@ -70,7 +70,7 @@ struct Model {
     for (size_t s = 0; s < slots.size(); ++s) batch.rows.segments[s] = {slots[s], ++key, true};
     const at::Tensor hidden = graphs.forward(tape);
     std::vector<at::Tensor> out{hidden.cpu()};
-    if (!learn) batch.rows.segments[0].learn = false;
+    if (!learn) batch.rows.segments[0].learn.end();
     graphs.backward(tape, hidden.cos());
     for (const int32_t slot : std::set<int32_t>(slots.begin(), slots.end())) {
       for (const Factors& f : pool.at(slot).factors()) {

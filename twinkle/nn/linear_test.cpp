@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <cmath>
+
 #include "twinkle/kernels/finite_difference_for_test.h"
 #include "twinkle/nn/rows_for_test.h"
 
@@ -73,6 +75,19 @@ TEST(Linear, AddsNoGradientForSequencesThatDoNotLearn) {
   const Linear w{at::ones({1, 1}), {}, &dw, nullptr, nullptr};
   auto x = at::ones({4, 1}).requires_grad_(true);
   torch::autograd::grad({linear(x, w, rows)}, {x}, {at::ones({4, 1})});
+  EXPECT_EQ(dw.sum.item<float>(), 2.0f);
+}
+
+// As one whose loss turns out not to be finite: nothing of it may reach a sum.
+TEST(Linear, ASequenceThatDoesNotLearnAfterAllAddsNothing) {
+  WeightGrad dw;
+  Rows rows = rows_of({2, 2}, {-1, -1}, {0, 0}, {1, 1});
+  auto x = at::ones({4, 1});
+  x[0][0] = NAN;
+  x.requires_grad_(true);
+  const at::Tensor y = linear(x, Linear{at::ones({1, 1}), {}, &dw, nullptr, nullptr}, rows);
+  rows.segments[0].learn.end();
+  torch::autograd::grad({y}, {x}, {at::ones({4, 1})});
   EXPECT_EQ(dw.sum.item<float>(), 2.0f);
 }
 

@@ -101,6 +101,16 @@ TEST(RmsNorm, bf16_is_no_farther_from_the_truth_than_the_plain_formula_in_bf16) 
   EXPECT_LE((ours - truth).norm().item<double>(), (plain - truth).norm().item<double>());
 }
 
+TEST(RmsNorm, a_sequence_that_does_not_learn_after_all_adds_nothing) {
+  WeightGrad grad;
+  const auto x = at::ones({5, 8}).requires_grad_();
+  Rows rows = rows_of({2, 3}, {-1, -1}, {0, 0}, {1, 1});
+  const auto y = rms_norm(x, RmsNorm{.weight = at::ones({8}), .grad = &grad}, rows);
+  rows.segments[0].learn.end();
+  y.sum().backward();
+  EXPECT_TRUE(at::allclose(grad.sum, at::full({8}, 3.0), 1e-4));
+}
+
 TEST(RmsNorm, its_rows_may_be_gone_before_the_backward_pass) {
   const auto grad_of = [](bool gone) {
     WeightGrad grad;

@@ -6,16 +6,33 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 namespace twinkle::nn {
 
+// Whether a sequence learns. Copies share it, those in nodes of autograd too: a sequence that is
+// found between a forward and its backward not to learn after all learns nothing.
+class Learn {
+ public:
+  Learn(bool on = false) : on_(on ? std::make_shared<bool>(true) : nullptr) {}
+  operator bool() const { return on_ && *on_; }
+  bool operator==(const Learn& other) const { return bool{*this} == bool{other}; }
+  // Of every copy. An assignment changes one.
+  void end() const {
+    if (on_) *on_ = false;
+  }
+
+ private:
+  std::shared_ptr<bool> on_;
+};
+
 struct Segment {
-  int32_t slot = -1;   // of its adapter; -1: no adapter, no delta
-  uint64_t key = 0;    // of its sequence's random streams; 0: none (no dropout)
-  bool learn = false;  // false: its gradients are not added to any buffer
-  int64_t first = 0;   // its first row is this token of its sequence
+  int32_t slot = -1;    // of its adapter; -1: no adapter, no delta
+  uint64_t key = 0;     // of its sequence's random streams; 0: none (no dropout)
+  Learn learn = false;  // false: its gradients are not added to any buffer
+  int64_t first = 0;    // its first row is this token of its sequence
 
   bool operator==(const Segment&) const = default;
 };

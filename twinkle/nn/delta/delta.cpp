@@ -16,12 +16,16 @@ using torch::autograd::variable_list;
 // What backward needs besides tensors.
 struct Call : torch::CustomClassHolder {
   Call(const GatedDelta& w, const Rows& rows)
-      : w(w), cu_seqlens(rows.cu_seqlens), learn(rows.segments.size()) {
-    for (size_t s = 0; s < learn.size(); ++s) learn[s] = rows.segments[s].learn;
+      : w(w), cu_seqlens(rows.cu_seqlens), segments(rows.segments) {}
+  // As it is now: it may have ended since the forward.
+  std::vector<bool> learn() const {
+    std::vector<bool> out(segments.size());
+    for (size_t s = 0; s < out.size(); ++s) out[s] = segments[s].learn;
+    return out;
   }
   GatedDelta w;
   std::vector<int64_t> cu_seqlens;
-  std::vector<bool> learn;
+  std::vector<Segment> segments;
 };
 
 std::vector<kernels::ConvRun> whole(const std::vector<int64_t>& cu_seqlens) {
@@ -46,8 +50,8 @@ void add_sums(const at::Tensor& terms, const at::Tensor& weight, const Call& cal
               WeightGrad* grad) {
   if (grad == nullptr) return;
   at::Tensor& sum = grad->buffer(weight);
-  for (size_t s = 0; s < call.learn.size(); ++s) {
-    if (!call.learn[s]) continue;
+  for (size_t s = 0; s < call.segments.size(); ++s) {
+    if (!call.segments[s].learn) continue;
     sum += terms.slice(0, call.cu_seqlens[s], call.cu_seqlens[s + 1]).sum(0).to(sum.scalar_type());
   }
 }
@@ -71,12 +75,13 @@ struct GatedDeltaFunction : torch::autograd::Function<GatedDeltaFunction> {
     const auto holder = ctx->saved_data.at("call").toCapsule();
     const auto& call = static_cast<const Call&>(*holder);
     const GatedDelta& w = call.w;
+    const std::vector<bool> learn = call.learn();
     const auto sum_of = [](WeightGrad* grad, const at::Tensor& weight) {
       return grad ? &grad->buffer(weight) : nullptr;
     };
     const auto behind = kernels::gated_rms_norm_backward(
         grads[0].reshape(out.sizes()), out, z.view(out.sizes()), w.norm, w.eps, call.cu_seqlens,
-        call.learn, sum_of(w.norm_grad, w.norm));
+        learn, sum_of(w.norm_grad, w.norm));
     const at::Tensor convolved = kernels::conv_silu(qkv, w.conv, whole(call.cu_seqlens));
     auto inner =
         kernels::delta_backward(behind.x, inputs({qkv, z, saved[2], saved[3]}, convolved, w),
@@ -84,7 +89,7 @@ struct GatedDeltaFunction : torch::autograd::Function<GatedDeltaFunction> {
     add_sums(inner.a_log, w.a_log, call, w.a_log_grad);
     add_sums(inner.dt_bias, w.dt_bias, call, w.dt_bias_grad);
     const at::Tensor dqkv = kernels::conv_silu_backward(inner.qkv, qkv, w.conv, call.cu_seqlens,
-                                                        call.learn, sum_of(w.conv_grad, w.conv));
+                                                        learn, sum_of(w.conv_grad, w.conv));
     return {dqkv, behind.gate.view(z.sizes()), std::move(inner.a), std::move(inner.b), {}, {}};
   }
 };
