@@ -11,7 +11,7 @@
 #include <cmath>
 
 #include "twinkle/kernels/attention/attention_paged_mma.cuh"
-#include "twinkle/kernels/cuda/mma.cuh"
+#include "twinkle/kernels/warp/mma.cuh"
 
 namespace twinkle::kernels::cuda {
 namespace {

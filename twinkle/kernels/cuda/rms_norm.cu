@@ -1,6 +1,6 @@
 // One block a row: its squares are summed by thread, then over the block in a fixed order. Rows of
 // bfloat16 lie in registers, and short ones have a warp each.
-#include "twinkle/kernels/cuda/eight.cuh"
+#include "twinkle/kernels/warp/eight.cuh"
 
 namespace twinkle::kernels::cuda {
 namespace {

@@ -1,6 +1,6 @@
 // A thread a pair of dims of one head of one token, (i, i + half) or (2i, 2i + 1), which turn by
 // one angle.
-#include "twinkle/kernels/cuda/eight.cuh"
+#include "twinkle/kernels/warp/eight.cuh"
 
 namespace twinkle::kernels::cuda {
 namespace {

@@ -2,7 +2,7 @@
 // over the block in a fixed order.
 #include <cmath>
 
-#include "twinkle/kernels/cuda/eight.cuh"
+#include "twinkle/kernels/warp/eight.cuh"
 
 namespace twinkle::kernels::cuda {
 namespace {

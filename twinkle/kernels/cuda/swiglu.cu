@@ -1,4 +1,4 @@
-#include "twinkle/kernels/cuda/eight.cuh"
+#include "twinkle/kernels/warp/eight.cuh"
 
 namespace twinkle::kernels::cuda {
 namespace {

@@ -1,7 +1,7 @@
 // What the kernels of lora_cuda.cu and lora_mma.cu share: a part's factor, its dropout, and which
 // of the two files takes a product.
 #pragma once
-#include "twinkle/kernels/cuda/eight.cuh"
+#include "twinkle/kernels/warp/eight.cuh"
 
 namespace twinkle::kernels::cuda {
 

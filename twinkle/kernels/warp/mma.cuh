@@ -6,7 +6,7 @@
 // memory and load 16 bytes at a time; the order is fixed by the place in memory, never by the
 // batch.
 #pragma once
-#include "twinkle/kernels/cuda/eight.cuh"
+#include "twinkle/kernels/warp/eight.cuh"
 
 namespace twinkle::kernels::cuda {
 
