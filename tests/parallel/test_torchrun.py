@@ -112,9 +112,8 @@ def test_a_rank_that_ends_before_its_first_model_is_told_at_once(
 @pytest.mark.parametrize(
     ("what", "text"),
     [
-        ("early exit", "mesh: rank 1 has ended its script, rank 0 waits for it at exchange"),
+        ("early exit", r"mesh: rank 1 has ended its script, (rank 0 waits for it at|and can.+t be)"),
         ("at once exit", r"of a mesh of 2 ranks \[1\] have not come within 30 s: their processes"),
-        ("early kill", "mesh: rank 1 has gone"),
     ],
 )
 def test_torchrun_of_two_ends_with_a_rank_that_makes_no_model(what, text, tiny_llama_dir, tmp_path):
