@@ -112,7 +112,10 @@ def test_a_rank_that_ends_before_its_first_model_is_told_at_once(
 @pytest.mark.parametrize(
     ("what", "text"),
     [
-        ("early exit", r"mesh: rank 1 has ended its script, (rank 0 waits for it at|and can.+t be)"),
+        (
+            "early exit",
+            r"mesh: rank 1 has ended its script, (rank 0 waits for it at|and can.+t be)",
+        ),
         ("at once exit", r"of a mesh of 2 ranks \[1\] have not come within 30 s: their processes"),
     ],
 )

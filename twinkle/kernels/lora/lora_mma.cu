@@ -1,8 +1,8 @@
 // The products of lora_cuda.cu on tensor cores. Sums are float32: what is float32 already, h and
 // the gradient of it, goes in as the sum of three bfloat16 (Split). Dropout is a mask of the
 // bfloat16 elements; 1 / (1 - p) comes with the scale.
-#include "twinkle/kernels/warp/mma.cuh"
 #include "twinkle/kernels/lora/lora_parts.cuh"
+#include "twinkle/kernels/warp/mma.cuh"
 
 namespace twinkle::kernels::cuda {
 namespace {
