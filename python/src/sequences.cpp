@@ -61,7 +61,7 @@ struct ToPython {
     return py::dict("loss"_a = r.loss, "num_tokens"_a = r.num_tokens,
                     "logps"_a = views_of(r.logps, owner),
                     "entropies"_a = views_of(r.entropies, owner), "logits"_a = logits_of(r, owner),
-                    "embeddings"_a = views_of(r.embeddings, owner));
+                    "embeddings"_a = views_of(r.embeddings, owner), "aux_loss"_a = r.aux_loss);
   }
   py::object operator()(const engine::StepResult& r) const {
     using namespace py::literals;

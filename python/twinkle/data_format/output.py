@@ -31,6 +31,7 @@ class ModelOutput(TypedDict, total=False):
     entropies: Any  # the same shape
     values: Any
     num_tokens: float  # of labels that are not -100
+    aux_loss: float  # of routed experts, without its coefficient, with router_aux_loss_coef
     embeddings: Any  # [batch, width] float32 of L2 norm 1, with task='embedding'
     routed_experts: Any
 

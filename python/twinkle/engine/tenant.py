@@ -100,6 +100,7 @@ class Tenant:
         logits=False,
         embedding_grad=None,
         logits_grad=None,
+        router_aux_loss_coef=0.0,
         **extras,
     ):
         """Adds the loss's gradient to the accumulated gradients. loss: the name of one of the
@@ -112,10 +113,13 @@ class Tenant:
         each input; labels then count only with a grad.
         logits_grad, with LinearLoss: d loss / d logits as forward returns them, an array [tokens,
         vocabulary] for each input; labels then do not count, and have no extras.
+        router_aux_loss_coef, of a model with routed experts: adds this times their auxiliary loss,
+        for each token that the step divides by, to what is differentiated (docs/training.md).
         Future of a Result: loss, as the loss defines it (CrossEntropyLoss: the sum of -log p over
         scored tokens); num_tokens, which the step will divide by; and, as from forward: logps,
         logits on request, and with LinearLoss entropies and embeddings if their gradients are
-        given. InvalidError: as forward's, and a wrong loss, option or extra.
+        given; aux_loss, without its coefficient, where that is above 0. InvalidError: as forward's,
+        and a wrong loss, option or extra, a coefficient for a model that has no such loss.
         """
 
         def make():
@@ -135,6 +139,9 @@ class Tenant:
                 "loss_options": as_json("extras", options),
                 "temperature": checks.number("engine: temperature", temperature, above=0),
                 "logits": checks.flag("engine: logits", logits),
+                "router_aux_loss_coef": checks.number(
+                    "engine: router_aux_loss_coef", router_aux_loss_coef, least=0
+                ),
             }
             return (batch, request), None
 
@@ -348,6 +355,8 @@ def _scores(batch, result):
     for name in ("logits", "embeddings"):
         if result[name]:
             out[name] = result[name]
+    if result["aux_loss"]:
+        out["aux_loss"] = result["aux_loss"]
     return out
 
 

@@ -100,6 +100,19 @@ void check_learns(const std::vector<Example>& sequences) {
       "the template, and at what max_length cuts off");
 }
 
+void check_aux_loss(double coefficient, const model::DecoderSpec& spec) {
+  require(coefficient >= 0 && std::isfinite(coefficient), Code::kInvalid,
+          "engine: router_aux_loss_coef is ", coefficient,
+          ", it must be at least 0 and finite; 0 means none");
+  const auto has_one = [](const model::LayerSpec& layer) {
+    const auto* experts = std::get_if<model::ExpertsSpec>(&layer.mlp);
+    return experts && experts->aux_loss != nn::AuxLoss::kNone;
+  };
+  require(coefficient == 0 || std::ranges::any_of(spec.layers, has_one), Code::kInvalid,
+          "engine: router_aux_loss_coef is ", coefficient, ", but models of ", spec.family,
+          " have no auxiliary loss of experts; leave it out");
+}
+
 void check_num_targets(const Example& s, size_t index, const loss::Loss* loss) {
   require(s.num_targets >= 1, Code::kInvalid, "engine: sequence ", index, ": num_targets is ",
           s.num_targets, ", it must be at least 1");
@@ -233,6 +246,7 @@ void check(const Operation& operation, const model::DecoderSpec& spec) {
     check_learns(b->sequences);
     check_logits_grads(b->sequences, spec);
     check_temperature(b->temperature);
+    check_aux_loss(b->router_aux_loss_coef, spec);
     if (b->logits) check_logits(b->sequences, spec);
   } else if (const auto* s = std::get_if<Sample>(&operation)) {
     check_sample(*s, spec);

@@ -128,6 +128,10 @@ struct ForwardBackward {
   std::string loss_options;  // JSON object as text; empty: defaults
   double temperature = 1.0;  // logits are divided by it; > 0
   bool logits = false;       // also return the logits of every token
+  // Of a model with routed experts: this times their auxiliary loss (nn/experts/balance.h), each
+  // sequence's alone and their mean by tokens, is added to the loss for each token that a step
+  // divides by. The loss's own value is told without it. At least 0; 0: none.
+  double router_aux_loss_coef = 0;
 
   bool operator==(const ForwardBackward&) const = default;
   static constexpr std::string_view kName = "forward_backward";
@@ -137,7 +141,8 @@ struct ForwardBackward {
                       field(3, "loss", &ForwardBackward::loss),
                       field(4, "loss_options", &ForwardBackward::loss_options),
                       field(5, "temperature", &ForwardBackward::temperature),
-                      field(6, "logits", &ForwardBackward::logits)};
+                      field(6, "logits", &ForwardBackward::logits),
+                      field(7, "router_aux_loss_coef", &ForwardBackward::router_aux_loss_coef)};
   }
 };
 

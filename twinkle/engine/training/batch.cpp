@@ -28,12 +28,14 @@ namespace {
 void pack_pass(PackedBatch& pass, std::span<const OpSlice> pieces) {
   std::vector<int64_t> lengths, ids;
   std::vector<nn::Segment> segments;
-  bool tempered = false;
+  std::vector<double> aux_coefficients;
+  bool tempered = false, balanced = false;
   for (const OpSlice& piece : pieces) {
     const TrainingOp& op = *piece.op;
     const Forward* forward = op.forward();
     const auto temperature = static_cast<float>(op.temperature());
     tempered = tempered || op.temperature() != 1.0;
+    balanced = balanced || op.wants_aux_loss();
     for (size_t s = piece.first; s < piece.last; ++s) {
       const Example& sequence = op.sequences()[s];
       for (size_t t = 0; t < sequence.labels.size(); ++t) {
@@ -45,6 +47,7 @@ void pack_pass(PackedBatch& pass, std::span<const OpSlice> pieces) {
       }
       ids.insert(ids.end(), sequence.input_ids.begin(), sequence.input_ids.end());
       lengths.push_back(std::ssize(sequence.input_ids));
+      aux_coefficients.push_back(op.aux_coefficient(s));
       const bool random = !forward || forward->train;
       segments.push_back(
           {.slot = forward && forward->disable_lora ? -1 : op.tenant().slot(),
@@ -58,6 +61,9 @@ void pack_pass(PackedBatch& pass, std::span<const OpSlice> pieces) {
   if (lengths.empty()) return;
   pass.tape.batch.rows = nn::pack(lengths);
   pass.tape.batch.rows.segments = std::move(segments);
+  if (balanced)
+    pass.tape.batch.balance = std::make_shared<nn::Balance>(pass.tape.batch.rows.cu_seqlens,
+                                                            std::move(aux_coefficients));
   pass.tape.batch.input_ids = at::empty({std::ssize(ids)}, at::kLong);
   std::copy(ids.begin(), ids.end(), pass.tape.batch.input_ids.mutable_data_ptr<int64_t>());
 }
@@ -66,11 +72,10 @@ nn::LogitsOf logits_of(const PackedBatch& pass, size_t sequence, const TrainingO
   return {static_cast<float>(op.temperature()), pass.tape.batch.rows.segments[sequence]};
 }
 
-// One vector of each sequence of a piece, by `of_sequence`.
+// What `of_sequence` gives for each sequence of a piece.
 template <class F>
-std::vector<std::vector<float>> of_sequences(const PackedBatch& pass, size_t piece,
-                                             const F& of_sequence) {
-  std::vector<std::vector<float>> out;
+auto of_sequences(const PackedBatch& pass, size_t piece, const F& of_sequence) {
+  std::vector<decltype(of_sequence(size_t{0}))> out;
   for (size_t s = pass.cu_sequences[piece]; s < pass.cu_sequences[piece + 1]; ++s)
     out.push_back(of_sequence(s));
   return out;
@@ -104,6 +109,9 @@ std::vector<PieceOutputs> outputs_of(std::span<const OpSlice> pieces, const Pack
     if (op.wants_embedding())
       part.embeddings =
           of_sequences(pass, i, [&](size_t s) { return embedding_of(hidden, cu[s + 1] - 1); });
+    if (op.wants_aux_loss())
+      part.aux_losses = of_sequences(
+          pass, i, [&](size_t s) { return static_cast<float>(pass.tape.batch.balance->loss(s)); });
   }
   return all;
 }
@@ -243,7 +251,10 @@ void prepare_whole(const Pieces& of, const PackedBatch& pass, const at::Tensor& 
 // The sequences of piece `i` learn nothing.
 void mute(PackedBatch& pass, size_t i, at::Tensor& dhidden) {
   const size_t first = pass.cu_sequences[i], last = pass.cu_sequences[i + 1];
-  for (size_t s = first; s < last; ++s) pass.tape.batch.rows.segments[s].learn = false;
+  for (size_t s = first; s < last; ++s) {
+    pass.tape.batch.rows.segments[s].learn = false;
+    if (pass.tape.batch.balance) pass.tape.batch.balance->mute(s);
+  }
   const auto& cu = pass.tape.batch.rows.cu_seqlens;
   dhidden.slice(0, cu[first], cu[last]).zero_();
 }

@@ -18,14 +18,16 @@ at::ScalarType wide_type(const at::Tensor& x) {
 
 // What backward needs besides tensors.
 struct RouterCall : torch::CustomClassHolder {
-  RouterCall(const Router& from, const Rows& of) : router(from) {
+  RouterCall(const Router& from, const Rows& of, const BalanceOf& to) : router(from), balance(to) {
     if (router.weight_grad) rows = of;
   }
   Router router;
   Rows rows;
+  BalanceOf balance;
 };
 
-Routes forward(const at::Tensor& x, const Router& router, at::Tensor& scores) {
+Routes forward(const at::Tensor& x, const Router& router, const BalanceOf& balance,
+               at::Tensor& scores) {
   const at::ScalarType type = wide_type(x);
   const at::Tensor logits =
       product(x.to(type), {.weight = router.weight.to(type), .exact = router.exact});
@@ -33,18 +35,19 @@ Routes forward(const at::Tensor& x, const Router& router, at::Tensor& scores) {
   const at::Tensor correction =
       router.correction.defined() ? router.correction.to(type) : router.correction;
   const at::Tensor ids = kernels::route_top_k(scores, correction, router.options);
+  if (balance.pass) balance.pass->note(balance.layer, router.aux_loss, scores, ids);
   return {ids, kernels::route_weights(scores, ids, router.options)};
 }
 
 struct RouterFunction : torch::autograd::Function<RouterFunction> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const Router* router,
-                               const Rows* rows) {
+                               const Rows* rows, const BalanceOf* balance) {
     at::Tensor scores;
-    const Routes routes = nn::forward(x, *router, scores);
+    const Routes routes = nn::forward(x, *router, *balance, scores);
     ctx->save_for_backward({router->weight_grad ? x : at::Tensor(), scores, routes.ids});
     ctx->saved_data["type"] = x.scalar_type();
     ctx->saved_data["call"] =
-        c10::IValue::make_capsule(c10::make_intrusive<RouterCall>(*router, *rows));
+        c10::IValue::make_capsule(c10::make_intrusive<RouterCall>(*router, *rows, *balance));
     ctx->mark_non_differentiable({routes.ids});
     return {routes.ids, routes.weights};
   }
@@ -57,6 +60,7 @@ struct RouterFunction : torch::autograd::Function<RouterFunction> {
     const Router& router = call.router;
     const at::Tensor dlogits =
         kernels::route_backward(grads[1].contiguous(), scores, ids, router.options);
+    if (call.balance.pass) call.balance.pass->add_grad(call.balance.layer, scores, dlogits);
     if (router.weight_grad) {
       add_weight_grad(dlogits, x.to(scores.scalar_type()), router.weight, call.rows,
                       *router.weight_grad);
@@ -66,19 +70,20 @@ struct RouterFunction : torch::autograd::Function<RouterFunction> {
       dx = transposed_product(dlogits, router.weight.to(scores.scalar_type()), router.exact)
                .to(ctx->saved_data.at("type").toScalarType());
     }
-    return {dx, {}, {}};
+    return {dx, {}, {}, {}};
   }
 };
 
 }  // namespace
 
-Routes route(const at::Tensor& x, const Router& router, const Rows& rows) {
+Routes route(const at::Tensor& x, const Router& router, const Rows& rows,
+             const BalanceOf& balance) {
   if (at::GradMode::is_enabled()) {
-    const variable_list out = RouterFunction::apply(x, &router, &rows);
+    const variable_list out = RouterFunction::apply(x, &router, &rows, &balance);
     return {out[0], out[1]};
   }
   at::Tensor scores;
-  return forward(x, router, scores);
+  return forward(x, router, balance, scores);
 }
 
 }  // namespace twinkle::nn

@@ -6,7 +6,10 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+
 #include "twinkle/kernels/experts/route.h"
+#include "twinkle/nn/experts/balance.h"
 #include "twinkle/nn/rows.h"
 #include "twinkle/nn/weight_grad.h"
 
@@ -18,6 +21,13 @@ struct Router {
   WeightGrad* weight_grad = nullptr;  // not owned; nullptr: frozen
   kernels::RouteOptions options;
   bool exact = true;  // false: a row's bits may depend on the other rows
+  AuxLoss aux_loss = AuxLoss::kNone;
+};
+
+// Where the router of a layer notes its choices; null: nobody asks for the auxiliary loss.
+struct BalanceOf {
+  std::shared_ptr<Balance> pass = nullptr;
+  size_t layer = 0;
 };
 
 struct Routes {
@@ -25,7 +35,8 @@ struct Routes {
   at::Tensor weights;  // [T, k] float32
 };
 
-// x [T, D] of the weight's type, on the CPU. Error kInvalid: NaN among the scores.
-Routes route(const at::Tensor& x_TD, const Router& router, const Rows& rows);
+// x [T, D] of the weight's type, on the CPU. The auxiliary loss's gradient is added in backward.
+Routes route(const at::Tensor& x_TD, const Router& router, const Rows& rows,
+             const BalanceOf& balance = {});
 
 }  // namespace twinkle::nn
