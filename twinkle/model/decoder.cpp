@@ -221,7 +221,7 @@ Decoder::Residual Decoder::run_layer(size_t index, const at::Tensor& x, const at
                         .rope = rope_,
                         .layer = index,
                         .kv = batch.kv,
-                        .balance = batch.balance};
+                        .routing = batch.routing};
   at::Tensor mixed = layer.mixer->forward(normed_x, context);
   const auto post_normed = [&](const at::Tensor& y, const nn::RmsNorm& norm) {
     return norm.weight.defined() ? nn::rms_norm(y, norm, batch.rows) : y;

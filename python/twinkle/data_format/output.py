@@ -15,7 +15,9 @@ class InputFeature(TypedDict, total=False):
     completion_mask: Any  # [L] 0 or 1
     loss_scale: Any  # [L] weights of the labels in the loss; absent: 1
     length: int
-    routed_experts: Any
+    routed_experts: (
+        Any  # [L, layers with experts, k] where tokens go in place of the routers' choice; -1: that
+    )
 
 
 class ModelOutput(TypedDict, total=False):

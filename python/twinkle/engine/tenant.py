@@ -22,7 +22,9 @@ class Tenant:
 
     inputs are lists of InputFeatures: input_ids [L] integers; labels [L], already shifted
     (labels[t] is the token after t, -100 where nothing is scored); optionally attention_mask [L]
-    (0: the position is dropped) and loss_scale [L], weights of the labels. Trajectories with
+    (0: the position is dropped), loss_scale [L], weights of the labels, and, of a model with routed
+    experts, routed_experts, which tokens go to in place of those that its routers would choose (as
+    forward returns them; -1: theirs; the last token's may be left out). Trajectories with
     `messages` are encoded with the model's own template. A packed input, whose position_ids restart
     at 0, counts as one input per sample. Wrong arguments raise at once, later errors are raised by
     the Future; an operation that fails changes nothing.
@@ -44,6 +46,7 @@ class Tenant:
         train=False,
         logits=False,
         embedding=False,
+        routed_experts=False,
         loss=None,
         **extras,
     ):
@@ -56,7 +59,9 @@ class Tenant:
         nats, 0 where the label is -100; num_tokens: scored tokens, or as forward_backward's; and on
         request: entropies, shaped as logps; logits, a list of float32 arrays [tokens, vocabulary]
         for all tokens that attention_mask keeps, divided by the temperature; embeddings, a list of
-        float32 arrays [width], the last token's final hidden state divided by its L2 norm.
+        float32 arrays [width], the last token's final hidden state divided by its L2 norm;
+        routed_experts, a list of int32 arrays [tokens, layers with experts, num_experts_per_tok],
+        where all tokens that attention_mask keeps went, ascending, as inputs may have them.
         InvalidError: an empty batch, a token or label outside the vocabulary, more than 1 GiB of
         logits; a wrong loss, option or extra.
         """
@@ -77,14 +82,22 @@ class Tenant:
                 "train": checks.flag("engine: train", train),
                 "logits": checks.flag("engine: logits", logits),
                 "embedding": checks.flag("engine: embedding", embedding),
+                "routed_experts": checks.flag("engine: routed_experts", routed_experts),
             }
             return (batch, request), None
 
         (batch, request), _ = self.engine.ranks.agree("its forward", make)
         future = self._core.forward(**request)
-        return Future(
-            future, lambda result: _scores(batch, result if loss else {**result, "loss": None})
-        )
+
+        def convert(result):
+            out = _scores(batch, result if loss else {**result, "loss": None})
+            if routed_experts:
+                info = self.engine.model_info()
+                shape = -1, info["num_routed_layers"], info["num_experts_per_tok"]
+                out["routed_experts"] = [ids.reshape(shape) for ids in result["routed_experts"]]
+            return out
+
+        return Future(future, convert)
 
     def logprobs(self, inputs, **options):
         """As forward, but its Future gives only logps: a list of float32 arrays [L]."""

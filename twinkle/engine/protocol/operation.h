@@ -18,8 +18,8 @@
 
 namespace twinkle::engine {
 
-// One sequence of a forward. All vectors have one entry per token, but labels and weights, which
-// have num_targets.
+// One sequence of a forward. Vectors have one entry per token, where nothing else is said; labels
+// and weights have num_targets.
 struct Example {
   std::vector<int32_t> input_ids;  // 0 <= id < vocabulary
   std::vector<int32_t> labels;  // already shifted: labels[t] is the token after t; -100 = ignored.
@@ -34,6 +34,9 @@ struct Example {
   // Labels of each token, a token's one after the other; more than 1 for a loss of many_targets, or
   // for a Forward without one. The sequence has no extras then.
   int32_t num_targets = 1;
+  // [tokens x layers with routed experts x k] the experts that tokens go to, each once, in place of
+  // those that the router chooses: a sampler's, say. k times -1: the router chooses. Empty: always.
+  std::vector<int32_t> routed_experts;
 
   bool operator==(const Example&) const = default;
   static constexpr auto fields() {
@@ -43,7 +46,8 @@ struct Example {
                       field(4, "extras", &Example::extras),
                       field(5, "embedding_grad", &Example::embedding_grad),
                       field(6, "logits_grad", &Example::logits_grad),
-                      field(7, "num_targets", &Example::num_targets)};
+                      field(7, "num_targets", &Example::num_targets),
+                      field(8, "routed_experts", &Example::routed_experts)};
   }
 };
 
@@ -101,6 +105,7 @@ struct Forward {
   bool embedding = false;     // also return every sequence's embedding
   std::string loss;           // whose value to return, as a ForwardBackward does; empty: none
   std::string loss_options;   // JSON object as text; empty: defaults
+  bool routed_experts = false;  // also return where routers sent every token
 
   bool operator==(const Forward&) const = default;
   static constexpr std::string_view kName = "forward";
@@ -114,7 +119,8 @@ struct Forward {
                       field(7, "logits", &Forward::logits),
                       field(8, "embedding", &Forward::embedding),
                       field(9, "loss", &Forward::loss),
-                      field(10, "loss_options", &Forward::loss_options)};
+                      field(10, "loss_options", &Forward::loss_options),
+                      field(11, "routed_experts", &Forward::routed_experts)};
   }
 };
 

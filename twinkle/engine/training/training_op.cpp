@@ -130,6 +130,7 @@ void TrainingOp::append(Outputs part, size_t last) {
   std::ranges::move(part.logits, std::back_inserter(logits_));
   std::ranges::move(part.embeddings, std::back_inserter(embeddings_));
   aux_losses_.insert(aux_losses_.end(), part.aux_losses.begin(), part.aux_losses.end());
+  std::ranges::move(part.routed_experts, std::back_inserter(routed_experts_));
   num_done_ = last;
 }
 
@@ -139,6 +140,7 @@ void TrainingOp::begin_again() {
   logits_.clear();
   embeddings_.clear();
   aux_losses_.clear();
+  routed_experts_.clear();
   num_done_ = 0;
 }
 
@@ -202,6 +204,7 @@ void TrainingOp::finish() {
   if (loss_) finish_loss();
   if (forward_ || backward_->logits) result_.logits = std::move(logits_);
   result_.embeddings = std::move(embeddings_);
+  result_.routed_experts = std::move(routed_experts_);
 }
 
 void TrainingOp::finish_loss() {

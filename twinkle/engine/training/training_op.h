@@ -46,6 +46,8 @@ class TrainingOp {
   bool wants_logits() const { return wants_logits_; }
   // True: the result needs the sequences' embeddings, or it learns through one.
   bool wants_embedding() const { return wants_embedding_; }
+  // True: the result needs where every token went.
+  bool wants_routes() const { return forward_ && forward_->routed_experts; }
   // True: an auxiliary loss of routed experts is differentiated too, and told.
   bool wants_aux_loss() const { return backward_ && backward_->router_aux_loss_coef > 0; }
   // Of the sequence's auxiliary loss in what is differentiated.
@@ -55,7 +57,8 @@ class TrainingOp {
   struct Outputs {
     std::span<const float> logprobs, entropies;
     std::vector<std::vector<float>> logits, embeddings;
-    std::vector<float> aux_losses;  // of sequences
+    std::vector<float> aux_losses;                     // of sequences
+    std::vector<std::vector<int32_t>> routed_experts;  // of sequences
   };
   void append(Outputs part, size_t last);
   bool complete() const { return num_done_ == sequences().size(); }
@@ -94,6 +97,7 @@ class TrainingOp {
   std::vector<float> entropies_;                         // the same, or empty
   std::vector<std::vector<float>> logits_, embeddings_;  // of sequences, where they are wanted
   std::vector<float> aux_losses_;                        // the same
+  std::vector<std::vector<int32_t>> routed_experts_;     // the same
   double aux_per_token_ = 0;                             // of aux_coefficient
   size_t num_done_ = 0;                                  // sequences
   loss::Inputs inputs_;

@@ -11,7 +11,7 @@
 #include "twinkle/model/kv_cache.h"
 #include "twinkle/model/spec.h"
 #include "twinkle/nn/attention/rope.h"
-#include "twinkle/nn/experts/balance.h"
+#include "twinkle/nn/experts/routing.h"
 #include "twinkle/nn/rows.h"
 
 namespace twinkle::model {
@@ -22,7 +22,7 @@ struct Context {
   const nn::RopeTable& rope;
   size_t layer = 0;
   KvCache* kv = nullptr;  // not null: sampling
-  std::shared_ptr<nn::Balance> balance = nullptr;  // as of Batch
+  std::shared_ptr<nn::Routing> routing = nullptr;  // as of Batch
 };
 
 class Block {

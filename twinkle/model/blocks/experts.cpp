@@ -53,7 +53,7 @@ at::Tensor RoutedExperts::shared(const at::Tensor& x, const nn::Rows& rows) cons
 
 at::Tensor RoutedExperts::forward(const at::Tensor& x, const Context& context) const {
   const nn::Rows& rows = context.rows;
-  const nn::Routes routes = nn::route(x, router_, rows, {context.balance, context.layer});
+  const nn::Routes routes = nn::route(x, router_, rows, {context.routing, context.layer});
   const at::Tensor y = nn::experts(x, routes, experts_, rows);
   return has_shared() ? y + shared(x, rows) : y;
 }

@@ -44,15 +44,15 @@ struct Layers {
     sums.resize(routers.size());
     for (size_t i = 0; i < sums.size(); ++i) routers[i].weight_grad = &sums[i];
   }
-  std::vector<Routes> forward(const std::shared_ptr<Balance>& balance) const {
+  std::vector<Routes> forward(const std::shared_ptr<Routing>& routing) const {
     std::vector<Routes> out;
     for (size_t i = 0; i < routers.size(); ++i)
-      out.push_back(route(x[i], routers[i], rows, {balance, kLayers[i]}));
+      out.push_back(route(x[i], routers[i], rows, {routing, kLayers[i]}));
     return out;
   }
   // d / d x of the weights times g, and what the balance adds.
-  std::vector<at::Tensor> gradients(const std::shared_ptr<Balance>& balance) const {
-    const std::vector<Routes> routes = forward(balance);
+  std::vector<at::Tensor> gradients(const std::shared_ptr<Routing>& routing) const {
+    const std::vector<Routes> routes = forward(routing);
     std::vector<at::Tensor> out;
     for (size_t i = routes.size(); i > 0; --i)  // as the decoder
       out.insert(out.begin(),
@@ -66,8 +66,10 @@ struct Layers {
   std::vector<Router> routers;
 };
 
-std::shared_ptr<Balance> balance_of(const Rows& rows, std::vector<double> coefficients) {
-  return std::make_shared<Balance>(rows.cu_seqlens, std::move(coefficients));
+std::shared_ptr<Routing> balance_of(const Rows& rows, std::vector<double> coefficients) {
+  auto out = std::make_shared<Routing>();
+  out->balance.emplace(rows.cu_seqlens, std::move(coefficients));
+  return out;
 }
 
 class BalanceTest : public testing::TestWithParam<AuxLoss> {
@@ -96,7 +98,7 @@ TEST_P(BalanceTest, value_and_gradients_equal_plain_autograds) {
     for (size_t i = 0; i < routes.size(); ++i)
       its_p.push_back(mine(p[i])), its_ids.push_back(mine(routes[i].ids));
     const at::Tensor want = by_torch(GetParam(), its_p, its_ids);
-    EXPECT_NEAR(balance->loss(s), want.item<double>(), 1e-12);
+    EXPECT_NEAR(balance->balance->loss(s), want.item<double>(), 1e-12);
     objective = objective + coefficients[s] * want;
   }
   std::vector<at::Tensor> leaves = layers.x;
@@ -119,7 +121,7 @@ TEST_P(BalanceTest, a_sequence_has_the_same_bits_in_any_company) {
   }
   const auto among = balance_of(both.rows, {0.4, 0.9}), own = balance_of(alone.rows, {0.9});
   const auto theirs = both.gradients(among), mine = alone.gradients(own);
-  EXPECT_EQ(own->loss(0), among->loss(1));
+  EXPECT_EQ(own->balance->loss(0), among->balance->loss(1));
   for (size_t i = 0; i < mine.size(); ++i)
     EXPECT_TRUE(at::equal(mine[i], theirs[i].narrow(0, 4, 3))) << i;
 }
@@ -129,9 +131,9 @@ TEST_P(BalanceTest, a_sequence_without_a_coefficient_and_a_muted_one_learn_what_
   const auto without = layers.gradients(nullptr);
   const auto balance = balance_of(rows_, {0.0, 0.8});
   const auto some = layers.gradients(balance);
-  balance->mute(1);
+  balance->balance->mute(1);
   const auto none = layers.gradients(balance);
-  EXPECT_GT(balance->loss(0), 0);
+  EXPECT_GT(balance->balance->loss(0), 0);
   for (size_t i = 0; i < without.size(); ++i) {
     EXPECT_TRUE(at::equal(some[i].narrow(0, 0, 4), without[i].narrow(0, 0, 4))) << i;
     EXPECT_FALSE(at::equal(some[i].narrow(0, 4, 3), without[i].narrow(0, 4, 3))) << i;
@@ -143,10 +145,10 @@ TEST_P(BalanceTest, a_layer_that_is_computed_again_counts_once) {
   const Layers layers(rows_, at::kFloat, GetParam());
   const auto balance = balance_of(rows_, {1.0, 1.0});
   layers.forward(balance);
-  const double once = balance->loss(1);
+  const double once = balance->balance->loss(1);
   const at::NoGradGuard no_grad;
   layers.forward(balance);
-  EXPECT_EQ(balance->loss(1), once);
+  EXPECT_EQ(balance->balance->loss(1), once);
 }
 
 // Every expert equally often and equally likely: the least that it can be.
@@ -155,9 +157,10 @@ TEST_P(BalanceTest, equal_shares_have_the_value_that_the_formula_says) {
   const auto balance = balance_of(rows, {1.0});
   const at::Tensor even = at::full({3, kExperts}, 1.0 / kExperts, at::kDouble);
   const at::Tensor ids = at::tensor({0, 1, 2, 3, 4, 5}, at::kInt).view({3, kTopK});
-  for (const size_t layer : {size_t{0}, size_t{1}}) balance->note(layer, GetParam(), even, ids);
+  for (const size_t layer : {size_t{0}, size_t{1}})
+    balance->balance->note(layer, GetParam(), even, ids);
   // k of all layers at once; 1 of each of the two.
-  EXPECT_NEAR(balance->loss(0), 2.0, 1e-12);
+  EXPECT_NEAR(balance->balance->loss(0), 2.0, 1e-12);
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, BalanceTest,

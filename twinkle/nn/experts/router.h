@@ -6,10 +6,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-#include <memory>
-
 #include "twinkle/kernels/experts/route.h"
-#include "twinkle/nn/experts/balance.h"
+#include "twinkle/nn/experts/routing.h"
 #include "twinkle/nn/rows.h"
 #include "twinkle/nn/weight_grad.h"
 
@@ -24,19 +22,14 @@ struct Router {
   AuxLoss aux_loss = AuxLoss::kNone;
 };
 
-// Where the router of a layer notes its choices; null: nobody asks for the auxiliary loss.
-struct BalanceOf {
-  std::shared_ptr<Balance> pass = nullptr;
-  size_t layer = 0;
-};
-
 struct Routes {
   at::Tensor ids;      // [T, k] int32, ascending in each row
   at::Tensor weights;  // [T, k] float32
 };
 
-// x [T, D] of the weight's type, on the CPU. The auxiliary loss's gradient is added in backward.
+// x [T, D] of the weight's type, on the CPU. Of experts that are given, weights and gradients are
+// those of the router's scores as they are. An auxiliary loss's gradient is added in backward.
 Routes route(const at::Tensor& x_TD, const Router& router, const Rows& rows,
-             const BalanceOf& balance = {});
+             const RoutingOf& routing = {});
 
 }  // namespace twinkle::nn
