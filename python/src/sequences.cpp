@@ -85,6 +85,7 @@ struct ToPython {
             py::dict("tokens"_a = py::cast(c.tokens), "logprobs"_a = py::cast(c.logprobs),
                      "top_logprobs"_a = pairs_of(c.top_logprobs), "stop_reason"_a = c.stop_reason,
                      "matched"_a = c.matched, "prompt_logprobs"_a = scores,
+                     "routed_experts"_a = view_of(c.routed_experts, owner),
                      "top_prompt_logprobs"_a = top_scores));
       prompts.append(samples);
     }

@@ -231,7 +231,7 @@ class Tenant:
 
         def convert(completions):
             return [
-                response_of(feature, prompt, samples, p, template)
+                response_of(feature, prompt, samples, p, template, self.engine.model_info)
                 for feature, prompt, samples, p in zip(
                     features, request["prompts"], completions, params, strict=True
                 )
@@ -257,7 +257,8 @@ class Tenant:
             lambda ids: template.decode(ids, skip_special_tokens=True),
             params.logprobs is not None,
             lambda completions: response_of(
-                feature, request["prompts"][0], completions[0], params, template
+                feature, request["prompts"][0], completions[0], params, template,
+                self.engine.model_info,
             ),
         )
 

@@ -111,7 +111,13 @@ def test_a_tenant_tells_where_tokens_went_and_a_model_sends_them_there():
     first = next(t for t in range(5, length) if row["labels"][t] != -100)
     assert torch.equal(other[:5], own[1, :5])
     assert other[first] != own[1, first]
-    with pytest.raises(InvalidError, match=r"routed_experts of inputs\[0\] is .*must be \[L, layer"):
+    sampling = {"max_tokens": 9, "seed": 3, "temperature": 1.0, "routed_experts": True}
+    prompt = row["input_ids"][:20]
+    (sample,) = tenant.sample([{"input_ids": prompt}], sampling).result()[0].sequences
+    whole = {"input_ids": [*prompt, *sample.tokens], "labels": [-100, *prompt[1:], *sample.tokens]}
+    again = tenant.forward([whole], routed_experts=True).result()["routed_experts"][0]
+    assert np.array_equal(again[:-1], sample.routed_experts)
+    with pytest.raises(InvalidError, match=r"routed_experts of inputs\[0\] is .*be \[L, lay"):
         model.forward_only(inputs=[{**row, "routed_experts": ids[0]}])
-    with pytest.raises(InvalidError, match=r"has 3 entries, input_ids has 66, they must be equally"):
+    with pytest.raises(InvalidError, match="has 3 entries, input_ids has 66, they must be"):
         model.forward_only(inputs=[{**row, "routed_experts": ids[:3]}])

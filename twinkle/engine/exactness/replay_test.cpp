@@ -1,6 +1,6 @@
 // Routed experts that an operation gives, in place of those that the routers choose, and those that
-// a forward tells: the same bits however a batch is cut, and what cannot be is refused by its place.
-// The numbers against transformers': tests/parity/families/test_replay.py.
+// a forward or a sample tells: the same bits however a batch is cut, and what cannot be is refused
+// by its place. The numbers against transformers': tests/parity/families/test_replay.py.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -138,6 +138,42 @@ TEST_F(Replay, HasTheSameBitsHoweverTheBatchIsCutAndWhoeverSharesIt) {
   });
 }
 
+// Whatever pages there are, and whoever shares them, a forward of the same tokens went there.
+TEST_F(Replay, ASampleTellsWhereItsTokensWent) {
+  Sample plain{.tenant = "a", .prompts = {drawn(1, 70).input_ids, drawn(2, 9).input_ids}};
+  plain.prompts.push_back(plain.prompts[0]);
+  plain.prompts[2].push_back(3);  // begins with the same page
+  plain.params = {{.max_tokens = 60, .seed = 4, .num_samples = 2, .ignore_eos = true}};
+  Sample asks = plain;
+  asks.params[0].routed_experts = true;
+  EngineOptions tight = options();
+  tight.sampler = {.kv_tokens = 320, .max_sequences = 4, .prefill_tokens = 7};  // some come again
+  for (const EngineOptions& of : {options(), tight}) {
+    Engine made(of);
+    create(made);
+    auto futures = made.submit(std::vector<Operation>{plain, asks, plain});
+    const auto before = std::get<SampleResult>(futures[0].get());
+    const auto got = std::get<SampleResult>(futures[1].get());
+    futures[2].get();
+    for (size_t p = 0; p < asks.prompts.size(); ++p) {
+      for (size_t i = 0; i < 2; ++i) {
+        const Completion& c = got.completions[p][i];
+        EXPECT_EQ(c.tokens, before.completions[p][i].tokens);
+        EXPECT_TRUE(before.completions[p][i].routed_experts.empty());
+        Example whole{.input_ids = asks.prompts[p]};
+        whole.input_ids.insert(whole.input_ids.end(), c.tokens.begin(), c.tokens.end() - 1);
+        EXPECT_EQ(made.run<ForwardResult>(told({whole})).routed_experts[0], c.routed_experts);
+      }
+    }
+    on_ranks({.dp = 2}, of, [&](Engine& of_rank, int rank, const mesh::SentBytes&) {
+      create(of_rank);
+      const Part part = rank == 0 ? Part{0, 1} : Part{1, 3};
+      auto mine = of_rank.submit(sliced(asks, part));
+      EXPECT_EQ(std::get<SampleResult>(mine.get()).completions, slice(got.completions, part));
+    });
+  }
+}
+
 TEST_F(Replay, WhatCannotBeIsRefusedByItsPlace) {
   const auto made = engine();
   const auto refusal = [&](const auto& change) {
@@ -147,14 +183,16 @@ TEST_F(Replay, WhatCannotBeIsRefusedByItsPlace) {
   };
   const std::string place = "engine: sequence 1: routed_experts";
   EXPECT_EQ(refusal([](auto& ids) { ids.pop_back(); }),
-            place + " has 27 entries, it must have 2 for each token and layer with experts (7 x 2 x "
-                    "2)");
+            place +
+                " has 27 entries, it must have 2 for each token and layer with experts (7 x 2 x 2)");
   EXPECT_EQ(refusal([](auto& ids) { ids[6] = 6; }),  // which leaves the row's other at -1
-            place + " of token 1 in layer 2 has expert -1, the model's are 0 to 5; where the router "
-                    "is to choose, all of a token's are -1");
+            place +
+                " of token 1 in layer 2 has expert -1, the model's are 0 to 5; where the router is to "
+                "choose, all of a token's are -1");
   EXPECT_EQ(refusal([](auto& ids) { ids[4] = 6; }),
-            place + " of token 1 in layer 0 has expert 6, the model's are 0 to 5; where the router "
-                    "is to choose, all of a token's are -1");
+            place +
+                " of token 1 in layer 0 has expert 6, the model's are 0 to 5; where the router is to "
+                "choose, all of a token's are -1");
   EXPECT_EQ(refusal([](auto& ids) { ids[9] = ids[8]; }),
             place + " of token 2 in layer 0 has expert " +
                 std::to_string(routed(1)[1].routed_experts[8]) + " twice, each may come once");
@@ -168,6 +206,10 @@ TEST(ReplayOfAModelWithoutExperts, IsRefused) {
   const auto refusal = [&] { return error_of([&] { engine.run<ForwardResult>(op); }); };
   EXPECT_EQ(refusal(),
             "engine: forward: routed_experts is asked for, but the model has no routed experts; "
+            "leave it out");
+  Sample sample{.tenant = "a", .prompts = {{1, 2}}, .params = {{.routed_experts = true}}};
+  EXPECT_EQ(error_of([&] { engine.run<SampleResult>(sample); }),
+            "engine: sample: routed_experts is asked for, but the model has no routed experts; "
             "leave it out");
   op.sequences = routed(1);
   EXPECT_EQ(refusal(),

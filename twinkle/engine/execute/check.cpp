@@ -36,6 +36,10 @@ void check_sample(const Sample& op, const model::DecoderSpec& spec) {
           "engine: sample: ", op.params.size(), " parameters for ", op.prompts.size(),
           " prompts; give one, or one for each");
   for (const auto& params : op.params) sampler::validate(params);
+  const auto asks = [](const SamplingParams& p) { return p.routed_experts; };
+  require(std::ranges::none_of(op.params, asks) || !spec.routed_layers().empty(), Code::kInvalid,
+          "engine: sample: routed_experts is asked for, but the model has no routed experts; leave "
+          "it out");
   require(op.version >= 0, Code::kInvalid, "engine: sample: version is ", op.version,
           ", it must be at least 1, or 0 for the present weights");
 }
@@ -167,14 +171,12 @@ void check_num_targets(const Example& s, size_t index, const loss::Loss* loss) {
 
 constexpr double kVector = sizeof(std::vector<float>);
 
-double route_bytes(const std::vector<Example>& sequences, const model::DecoderSpec& spec) {
+// Of where a token went.
+double route_bytes(const model::DecoderSpec& spec) {
   const std::vector<size_t> layers = spec.routed_layers();
   if (layers.empty()) return 0;
-  const auto k = static_cast<double>(spec.layers[layers.front()].experts()->route.top_k);
-  double out = 0;
-  for (const Example& s : sequences)
-    out += kVector + static_cast<double>(s.input_ids.size() * layers.size()) * k * 4;
-  return out;
+  return static_cast<double>(spec.layers[layers.front()].experts()->route.top_k) *
+         static_cast<double>(layers.size()) * 4;
 }
 
 double forward_bytes(const std::vector<Example>& sequences, bool logits, bool embedding,
@@ -197,6 +199,7 @@ double token_bytes(bool logprobs, int64_t top) {
 
 double sample_bytes(const Sample& op, const model::DecoderSpec& spec, bool streams) {
   double out = 0;
+  const double route = route_bytes(spec);
   for (size_t i = 0; i < op.prompts.size(); ++i) {
     const SamplingParams& p = op.params[op.params.size() == 1 ? 0 : i];
     const int64_t length = std::ssize(op.prompts[i]);
@@ -206,9 +209,10 @@ double sample_bytes(const Sample& op, const model::DecoderSpec& spec, bool strea
         static_cast<double>(most) * (4 + token_bytes(p.logprobs, p.top_logprobs));
     // While it is sampled: a copy of the prompt, and its tokens.
     const double sequence = sizeof(sampler::Sequence) + static_cast<double>(length + most) * 4;
+    const double routes = p.routed_experts ? static_cast<double>(length + most) * route : 0;
     const double events = streams ? static_cast<double>(most) * sizeof(TokenEvent) : 0;
     out += sizeof(sampler::PromptScores) + kVector +
-           static_cast<double>(p.num_samples) * (completion + sequence + events) +
+           static_cast<double>(p.num_samples) * (completion + sequence + routes + events) +
            static_cast<double>(length) * token_bytes(p.prompt_logprobs, p.top_prompt_logprobs);
   }
   return out;
@@ -218,9 +222,12 @@ double sample_bytes(const Sample& op, const model::DecoderSpec& spec, bool strea
 
 int64_t max_result_bytes(const Operation& operation, const model::DecoderSpec& spec, bool streams) {
   double out = sizeof(Result);
-  if (const auto* f = std::get_if<Forward>(&operation))
-    out += forward_bytes(f->sequences, f->logits, f->embedding, spec) +
-           (f->routed_experts ? route_bytes(f->sequences, spec) : 0);
+  if (const auto* f = std::get_if<Forward>(&operation)) {
+    out += forward_bytes(f->sequences, f->logits, f->embedding, spec);
+    for (const Example& s : f->sequences)
+      if (f->routed_experts)
+        out += kVector + static_cast<double>(s.input_ids.size()) * route_bytes(spec);
+  }
   if (const auto* b = std::get_if<ForwardBackward>(&operation))
     out += forward_bytes(b->sequences, b->logits, false, spec);
   if (const auto* s = std::get_if<Sample>(&operation)) out += sample_bytes(*s, spec, streams);

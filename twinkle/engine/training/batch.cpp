@@ -126,12 +126,8 @@ void pack_pass(PackedBatch& pass, std::span<const OpSlice> pieces, const model::
 std::vector<int32_t> routes_of(const PackedBatch& pass, size_t sequence) {
   const auto& cu = pass.tape.batch.rows.cu_seqlens;
   std::vector<int32_t> out;
-  for (int64_t row = cu[sequence]; row < cu[sequence + 1]; ++row) {
-    for (const auto& [layer, ids] : pass.tape.batch.routing->chosen) {
-      const int32_t* from = ids.const_data_ptr<int32_t>() + row * ids.size(1);
-      out.insert(out.end(), from, from + ids.size(1));
-    }
-  }
+  for (int64_t row = cu[sequence]; row < cu[sequence + 1]; ++row)
+    pass.tape.batch.routing->add_row(row, out);
   return out;
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "twinkle/nn/experts/balance.h"
 
@@ -18,6 +19,14 @@ struct Routing {
   std::map<size_t, at::Tensor> given = {};
   bool keeps = false;                        // true: `chosen` is asked for
   std::map<size_t, at::Tensor> chosen = {};  // by layer, [T, k] int32: where rows went
+
+  // Adds where the row went, a layer behind the other: [layers with experts x k].
+  void add_row(int64_t row, std::vector<int32_t>& to) const {
+    for (const auto& [layer, ids] : chosen) {
+      const int32_t* from = ids.const_data_ptr<int32_t>() + row * ids.size(1);
+      to.insert(to.end(), from, from + ids.size(1));
+    }
+  }
 };
 
 // Of a layer; null: nobody tells or asks.
