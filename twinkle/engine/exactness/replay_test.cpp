@@ -184,15 +184,16 @@ TEST_F(Replay, WhatCannotBeIsRefusedByItsPlace) {
   const std::string place = "engine: sequence 1: routed_experts";
   EXPECT_EQ(refusal([](auto& ids) { ids.pop_back(); }),
             place +
-                " has 27 entries, it must have 2 for each token and layer with experts (7 x 2 x 2)");
+                " has 27 entries, it must have 2 for each token and layer with experts (7 x 2 x "
+                "2)");
   EXPECT_EQ(refusal([](auto& ids) { ids[6] = 6; }),  // which leaves the row's other at -1
             place +
-                " of token 1 in layer 2 has expert -1, the model's are 0 to 5; where the router is to "
-                "choose, all of a token's are -1");
+                " of token 1 in layer 2 has expert -1, the model's are 0 to 5; where the router "
+                "is to choose, all of a token's are -1");
   EXPECT_EQ(refusal([](auto& ids) { ids[4] = 6; }),
             place +
-                " of token 1 in layer 0 has expert 6, the model's are 0 to 5; where the router is to "
-                "choose, all of a token's are -1");
+                " of token 1 in layer 0 has expert 6, the model's are 0 to 5; where the router "
+                "is to choose, all of a token's are -1");
   EXPECT_EQ(refusal([](auto& ids) { ids[9] = ids[8]; }),
             place + " of token 2 in layer 0 has expert " +
                 std::to_string(routed(1)[1].routed_experts[8]) + " twice, each may come once");

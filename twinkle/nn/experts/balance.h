@@ -25,8 +25,8 @@ enum class AuxLoss {
   // load_balancing_loss_func has it for all layers at once).
   kAllLayers,
   // The sum over layers of sum over e of f_le P_le, f_le = E c_le / (k T), P_le the mean of p_lte
-  // over tokens: 1 for each layer where all get as many (DeepSeek-V2, eq. 23 to 25; its code's
-  // seq_aux).
+  // over tokens: 1 for each layer where all get as many (DeepSeek-V2, section 2.2.3, expert
+  // level; its code's seq_aux).
   kEachLayer,
 };
 
