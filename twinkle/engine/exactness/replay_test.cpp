@@ -58,7 +58,7 @@ void create(Engine& engine) {
         Create{.tenant = name, .lora_json = R"({"r": 3, "target_modules": "all-linear"})"});
 }
 
-class Replay : public testing::Test {
+class RouteReplay : public testing::Test {
  protected:
   EngineOptions options(int64_t token_budget = 4096, int64_t activation_bytes = 0) const {
     return {.model = {.path = model_.path(),
@@ -98,7 +98,7 @@ Numbers numbers(Engine& engine, const std::vector<Example>& mine,
   return out;
 }
 
-TEST_F(Replay, OfWhatTheRoutersChoseHasTheBitsOfTheirChoice) {
+TEST_F(RouteReplay, OfWhatTheRoutersChoseHasTheBitsOfTheirChoice) {
   const Numbers own = numbers(*engine(), sequences());
   std::vector<Example> again = sequences();
   for (size_t s = 0; s < again.size(); ++s) {
@@ -109,7 +109,7 @@ TEST_F(Replay, OfWhatTheRoutersChoseHasTheBitsOfTheirChoice) {
   EXPECT_TRUE(numbers(*engine(), again) == own);
 }
 
-TEST_F(Replay, OfOthersGoesWhereTheySayAndLeavesTheRestToTheRouters) {
+TEST_F(RouteReplay, OfOthersGoesWhereTheySayAndLeavesTheRestToTheRouters) {
   const Numbers own = numbers(*engine(), sequences()), other = numbers(*engine(), routed(1));
   EXPECT_NE(other.gradients, own.gradients);
   EXPECT_NE(other.told.logps, own.told.logps);
@@ -122,7 +122,7 @@ TEST_F(Replay, OfOthersGoesWhereTheySayAndLeavesTheRestToTheRouters) {
     EXPECT_TRUE(std::equal(&went[i], &went[i] + kTopK, &want[i])) << i;
 }
 
-TEST_F(Replay, HasTheSameBitsHoweverTheBatchIsCutAndWhoeverSharesIt) {
+TEST_F(RouteReplay, HasTheSameBitsHoweverTheBatchIsCutAndWhoeverSharesIt) {
   const Numbers want = numbers(*engine(), routed(1));
   for (const auto& theirs : {sequences(), routed(2)})
     EXPECT_TRUE(numbers(*engine(), routed(1), theirs) == want);
@@ -139,7 +139,7 @@ TEST_F(Replay, HasTheSameBitsHoweverTheBatchIsCutAndWhoeverSharesIt) {
 }
 
 // Whatever pages there are, and whoever shares them, a forward of the same tokens went there.
-TEST_F(Replay, ASampleTellsWhereItsTokensWent) {
+TEST_F(RouteReplay, ASampleTellsWhereItsTokensWent) {
   Sample plain{.tenant = "a", .prompts = {drawn(1, 70).input_ids, drawn(2, 9).input_ids}};
   plain.prompts.push_back(plain.prompts[0]);
   plain.prompts[2].push_back(3);  // begins with the same page
@@ -174,7 +174,7 @@ TEST_F(Replay, ASampleTellsWhereItsTokensWent) {
   }
 }
 
-TEST_F(Replay, WhatCannotBeIsRefusedByItsPlace) {
+TEST_F(RouteReplay, WhatCannotBeIsRefusedByItsPlace) {
   const auto made = engine();
   const auto refusal = [&](const auto& change) {
     Forward op = told(routed(1));
@@ -199,7 +199,7 @@ TEST_F(Replay, WhatCannotBeIsRefusedByItsPlace) {
                 std::to_string(routed(1)[1].routed_experts[8]) + " twice, each may come once");
 }
 
-TEST(ReplayOfAModelWithoutExperts, IsRefused) {
+TEST(RouteReplayOfAModelWithoutExperts, IsRefused) {
   const model::TinyModel model;
   Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
   engine.run<Done>(Create{.tenant = "a", .frozen = true});
