@@ -193,9 +193,8 @@ at::Tensor Sampler::forward(const std::vector<Sequence*>& batch) {
     packed.rows.add(s.next - s.computed, {.slot = s.job->request.slot});
     chunks.push_back({&s.blocks, s.computed, s.next, s.state.data()});
   }
-  if (std::ranges::any_of(batch, [](const Sequence* s) {
-        return s->job->request.params.routed_experts;
-      })) {
+  if (std::ranges::any_of(
+          batch, [](const Sequence* s) { return s->job->request.params.routed_experts; })) {
     packed.routing = std::make_shared<nn::Routing>();
     packed.routing->keeps = true;
   }

@@ -257,7 +257,11 @@ class Tenant:
             lambda ids: template.decode(ids, skip_special_tokens=True),
             params.logprobs is not None,
             lambda completions: response_of(
-                feature, request["prompts"][0], completions[0], params, template,
+                feature,
+                request["prompts"][0],
+                completions[0],
+                params,
+                template,
                 self.engine.model_info,
             ),
         )

@@ -46,11 +46,11 @@ class AuxLossOnEngine : public testing::Test {
  protected:
   std::unique_ptr<Engine> engine(int64_t token_budget = 4096, int64_t activation_bytes = 0,
                                  const char* precision = "no") const {
-    auto out = std::make_unique<Engine>(
-        EngineOptions{.model = {.path = model_.path(),
-                                .mixed_precision = precision,
-                                .activation_bytes = activation_bytes},
-                      .scheduling = {.token_budget = token_budget}});
+    auto out =
+        std::make_unique<Engine>(EngineOptions{.model = {.path = model_.path(),
+                                                         .mixed_precision = precision,
+                                                         .activation_bytes = activation_bytes},
+                                               .scheduling = {.token_budget = token_budget}});
     create(*out);
     return out;
   }
@@ -151,11 +151,10 @@ TEST(AuxLoss, ModelsWithoutOneRefuseIt) {
     engine.run<Done>(
         Create{.tenant = "a", .lora_json = R"({"r": 2, "target_modules": ["q_proj"]})"});
     const std::string family(config.at("model_type").as_string());
-    EXPECT_EQ(error_of([&] {
-                engine.run<ForwardResult>(balanced("a", "CrossEntropyLoss", 0.001));
-              }),
-              "engine: router_aux_loss_coef is 0.001, but models of " + family +
-                  " have no auxiliary loss of experts; leave it out");
+    EXPECT_EQ(
+        error_of([&] { engine.run<ForwardResult>(balanced("a", "CrossEntropyLoss", 0.001)); }),
+        "engine: router_aux_loss_coef is 0.001, but models of " + family +
+            " have no auxiliary loss of experts; leave it out");
   }
 }
 

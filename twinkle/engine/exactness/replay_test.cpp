@@ -87,8 +87,7 @@ struct Numbers {
 // Of a forward and a forward_backward, at once with those of another tenant.
 Numbers numbers(Engine& engine, const std::vector<Example>& mine,
                 const std::vector<Example>& theirs = {}) {
-  std::vector<Operation> operations{told(mine),
-                                    ForwardBackward{.tenant = "a", .sequences = mine}};
+  std::vector<Operation> operations{told(mine), ForwardBackward{.tenant = "a", .sequences = mine}};
   if (!theirs.empty()) operations.push_back(ForwardBackward{.tenant = "b", .sequences = theirs});
   auto futures = engine.submit(std::move(operations));
   Numbers out{.told = std::get<ForwardResult>(futures[0].get()),

@@ -97,14 +97,14 @@ inline constexpr int64_t kMaxLogitBytes = int64_t{1} << 30;
 struct Forward {
   std::string tenant;
   std::vector<Example> sequences;
-  bool disable_lora = false;  // score with the base model
-  double temperature = 1.0;   // logits are divided by it; > 0
-  bool entropy = false;       // also return the entropy of every scored token
-  bool train = false;         // with the dropout of the tenant's next ForwardBackward
-  bool logits = false;        // also return the logits of every token
-  bool embedding = false;     // also return every sequence's embedding
-  std::string loss;           // whose value to return, as a ForwardBackward does; empty: none
-  std::string loss_options;   // JSON object as text; empty: defaults
+  bool disable_lora = false;    // score with the base model
+  double temperature = 1.0;     // logits are divided by it; > 0
+  bool entropy = false;         // also return the entropy of every scored token
+  bool train = false;           // with the dropout of the tenant's next ForwardBackward
+  bool logits = false;          // also return the logits of every token
+  bool embedding = false;       // also return every sequence's embedding
+  std::string loss;             // whose value to return, as a ForwardBackward does; empty: none
+  std::string loss_options;     // JSON object as text; empty: defaults
   bool routed_experts = false;  // also return where routers sent every token
 
   bool operator==(const Forward&) const = default;

@@ -368,8 +368,7 @@ at::Tensor learn(Pieces& of, PackedBatch& pass, const at::Tensor& hidden) {
   }
   std::vector<PieceOutputs> outputs = outputs_of(of.mine, pass, hidden, head, out);
   for (size_t i = 0; i < outputs.size(); ++i) outputs[i].finite = finite[i] != 0;
-  end_pieces(of.all, of.with.split.append(of.cut, std::move(outputs),
-                                            widths_of(of.with.decoder)));
+  end_pieces(of.all, of.with.split.append(of.cut, std::move(outputs), widths_of(of.with.decoder)));
   if (!pass.has_rows()) return {};
   for (size_t i = 0; i < of.all.size(); ++i) {
     if (of.all[i].op->error || of.all[i].again) mute(pass, i, out.dhidden);

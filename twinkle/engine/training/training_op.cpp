@@ -90,8 +90,8 @@ TrainingOp::TrainingOp(int64_t id, Tenant& tenant, const Operation& operation)
   }
   entropy_grad_ = loss::entropy_grad(*loss_, inputs_, options_);
   if (wants_aux_loss())
-    aux_per_token_ = backward_->router_aux_loss_coef *
-                     loss::num_tokens(*loss_, inputs_, options_) / num_tokens_in(sequences());
+    aux_per_token_ = backward_->router_aux_loss_coef * loss::num_tokens(*loss_, inputs_, options_) /
+                     num_tokens_in(sequences());
   if (backward_ && loss_->separable()) grad_ = loss::prepare(*loss_, inputs_, options_);
 }
 
@@ -177,8 +177,8 @@ double TrainingOp::through_rows() const {
 double TrainingOp::aux_loss() const {
   double sum = 0;
   for (size_t s = 0; s < aux_losses_.size(); ++s)
-    sum += static_cast<double>(aux_losses_[s]) *
-           static_cast<double>(sequences()[s].input_ids.size());
+    sum +=
+        static_cast<double>(aux_losses_[s]) * static_cast<double>(sequences()[s].input_ids.size());
   return sum / num_tokens_in(sequences());
 }
 

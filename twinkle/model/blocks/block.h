@@ -21,7 +21,7 @@ struct Context {
   const nn::Rows& rows;
   const nn::RopeTable& rope;
   size_t layer = 0;
-  KvCache* kv = nullptr;  // not null: sampling
+  KvCache* kv = nullptr;                           // not null: sampling
   std::shared_ptr<nn::Routing> routing = nullptr;  // as of Batch
 };
 
