@@ -87,11 +87,12 @@ void end_threads() {
 
 py::dict model_info(const Engine& engine) {
   const engine::ModelInfo& f = engine.model_info();
-  return py::dict("family"_a = f.family, "directory"_a = f.directory,
-                  "config_json"_a = f.config_json, "vocab_size"_a = f.vocab_size,
-                  "max_positions"_a = f.max_positions, "num_layers"_a = f.num_layers,
-                  "num_parameters"_a = f.num_parameters, "eos_ids"_a = f.eos_ids,
-                  "bf16_products"_a = f.bf16_products);
+  return py::dict(
+      "family"_a = f.family, "directory"_a = f.directory, "config_json"_a = f.config_json,
+      "vocab_size"_a = f.vocab_size, "max_positions"_a = f.max_positions,
+      "num_layers"_a = f.num_layers, "num_routed_layers"_a = f.num_routed_layers,
+      "num_experts_per_tok"_a = f.num_experts_per_tok, "num_parameters"_a = f.num_parameters,
+      "eos_ids"_a = f.eos_ids, "bf16_products"_a = f.bf16_products);
 }
 
 py::dict batch(const engine::BatchStats& b) {

@@ -23,7 +23,12 @@ py::array_t<float> view_of(const std::vector<float>& values, py::handle owner) {
   return py::array_t<float>(static_cast<py::ssize_t>(values.size()), values.data(), owner);
 }
 
-py::list views_of(const std::vector<std::vector<float>>& vectors, py::handle owner) {
+py::array_t<int32_t> view_of(const std::vector<int32_t>& values, py::handle owner) {
+  return py::array_t<int32_t>(static_cast<py::ssize_t>(values.size()), values.data(), owner);
+}
+
+template <class T>
+py::list views_of(const std::vector<std::vector<T>>& vectors, py::handle owner) {
   py::list out;
   for (const auto& v : vectors) out.append(view_of(v, owner));
   return out;
@@ -61,7 +66,8 @@ struct ToPython {
     return py::dict("loss"_a = r.loss, "num_tokens"_a = r.num_tokens,
                     "logps"_a = views_of(r.logps, owner),
                     "entropies"_a = views_of(r.entropies, owner), "logits"_a = logits_of(r, owner),
-                    "embeddings"_a = views_of(r.embeddings, owner));
+                    "embeddings"_a = views_of(r.embeddings, owner), "aux_loss"_a = r.aux_loss,
+                    "routed_experts"_a = views_of(r.routed_experts, owner));
   }
   py::object operator()(const engine::StepResult& r) const {
     using namespace py::literals;
@@ -79,6 +85,7 @@ struct ToPython {
             py::dict("tokens"_a = py::cast(c.tokens), "logprobs"_a = py::cast(c.logprobs),
                      "top_logprobs"_a = pairs_of(c.top_logprobs), "stop_reason"_a = c.stop_reason,
                      "matched"_a = c.matched, "prompt_logprobs"_a = scores,
+                     "routed_experts"_a = view_of(c.routed_experts, owner),
                      "top_prompt_logprobs"_a = top_scores));
       prompts.append(samples);
     }

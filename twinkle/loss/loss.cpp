@@ -132,6 +132,11 @@ at::Tensor entropy_grad(const Loss& loss, const Inputs& inputs, const Json& opti
   return loss.entropy_grad(inputs, options);
 }
 
+double num_tokens(const Loss& loss, Inputs inputs, const Json& options) {
+  inputs.logprobs = inputs.entropies = at::zeros_like(inputs.weights);
+  return run(loss, inputs, options).num_tokens;
+}
+
 bool finite(const Output& output) {
   return std::isfinite(output.loss) && output.grad.isfinite().all().item<bool>();
 }

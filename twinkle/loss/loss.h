@@ -89,6 +89,10 @@ TokenGrad prepare(const Loss& loss, const Inputs& inputs, const Json& options = 
 // loss.entropy_grad after the same checks; undefined where there is none.
 at::Tensor entropy_grad(const Loss& loss, const Inputs& inputs, const Json& options = {});
 
+// Output::num_tokens of any log-probabilities, which follows from weights, extras and options; the
+// inputs' are not read. Errors as of run.
+double num_tokens(const Loss& loss, Inputs inputs, const Json& options = {});
+
 // True if the loss and every entry of its gradient are finite. A loss does not check this itself.
 bool finite(const Output& output);
 

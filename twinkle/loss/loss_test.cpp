@@ -43,6 +43,22 @@ TEST(Loss, AnUnknownNameIsToldTheOneThatWasProbablyMeant) {
               }).starts_with("loss: unknown loss 'stable_reinforce'; known are cross_entropy, "));
 }
 
+TEST(Loss, WhatAStepDividesByDoesNotDependOnLogProbabilities) {
+  for (const Loss& loss : all()) {
+    SCOPED_TRACE(loss.class_name);
+    Inputs in = two_sequences();
+    in.entropies = at::ones({3});
+    for (const Extra& extra : loss.extras) {
+      if (extra.name == "ref_sums") continue;  // in the place of ref_logps
+      in.extras[std::string(extra.name)] = at::full({extra.per_sequence ? 2 : 3}, 0.9F);
+    }
+    const double want = run(loss, in).num_tokens;
+    EXPECT_GT(want, 0);
+    in.logprobs = at::Tensor();
+    EXPECT_EQ(num_tokens(loss, in), want);
+  }
+}
+
 TEST(Loss, RefusesLogprobsOfAnotherTypeOrLength) {
   Inputs in = two_sequences();
   in.logprobs = at::zeros({3}, at::kInt);

@@ -217,7 +217,8 @@ void Decoder::to_device(Batch& batch) const {
 Decoder::Residual Decoder::run_layer(size_t index, const at::Tensor& x, const at::Tensor& normed_x,
                                      const Batch& batch) {
   const Layer& layer = layers_[index];
-  const Context context{.rows = batch.rows, .rope = rope_, .layer = index, .kv = batch.kv};
+  const Context context{
+      .rows = batch.rows, .rope = rope_, .layer = index, .kv = batch.kv, .routing = batch.routing};
   at::Tensor mixed = layer.mixer->forward(normed_x, context);
   const auto post_normed = [&](const at::Tensor& y, const nn::RmsNorm& norm) {
     return norm.weight.defined() ? nn::rms_norm(y, norm, batch.rows) : y;

@@ -30,6 +30,8 @@ struct Batch {
       nullptr;  // not owned; for sampling: keys and values are appended and the past is attended to
   // Not owned. Once it is true, the next layer is not begun: Stopped is thrown.
   const std::atomic<bool>* stop = nullptr;
+  // Of these rows: what routers are told, and tell. Null: nothing.
+  std::shared_ptr<nn::Routing> routing = nullptr;
 };
 
 // Thrown when all of a batch has been cancelled.

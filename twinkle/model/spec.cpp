@@ -130,6 +130,14 @@ void compare(const char* key, const std::variant<Kinds...>& a, const std::varian
 
 }  // namespace
 
+std::vector<size_t> DecoderSpec::routed_layers() const {
+  std::vector<size_t> out;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    if (layers[i].experts()) out.push_back(i);
+  }
+  return out;
+}
+
 std::string difference(const DecoderSpec& ours, const DecoderSpec& other) {
   std::string found, where;
   const auto check = [&](const char* key, const auto& mine, const auto& others) {

@@ -89,6 +89,7 @@ struct LayerSpec {
   const AttentionSpec& attention() const { return std::get<AttentionSpec>(mixer); }
   GatedMlpSpec& gated_mlp() { return std::get<GatedMlpSpec>(mlp); }
   const GatedMlpSpec& gated_mlp() const { return std::get<GatedMlpSpec>(mlp); }
+  const ExpertsSpec* experts() const { return std::get_if<ExpertsSpec>(&mlp); }  // null: none
 };
 
 struct DecoderSpec {
@@ -109,6 +110,8 @@ struct DecoderSpec {
 
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
   int64_t num_logits() const { return value_head ? 1 : vocab_size; }  // of every position
+  // The layers with routed experts, which choose as many for a token from as many.
+  std::vector<size_t> routed_layers() const;
 };
 
 // The first field, by its name in config.json, in which the other model computes otherwise, and

@@ -29,6 +29,7 @@ struct SamplingParams {
                                     // under the distribution that `logprobs` has
   bool prompt_logprobs = false;     // of the prompt's tokens, under the same
   int64_t top_prompt_logprobs = 0;  // likeliest tokens that come with each of the prompt
+  bool routed_experts = false;  // where routers sent tokens; such a request shares no others' pages
 
   bool operator==(const SamplingParams&) const = default;
   static constexpr auto fields() {
@@ -46,7 +47,8 @@ struct SamplingParams {
                       field(12, "min_p", &SamplingParams::min_p),
                       field(13, "top_logprobs", &SamplingParams::top_logprobs),
                       field(14, "prompt_logprobs", &SamplingParams::prompt_logprobs),
-                      field(15, "top_prompt_logprobs", &SamplingParams::top_prompt_logprobs)};
+                      field(15, "top_prompt_logprobs", &SamplingParams::top_prompt_logprobs),
+                      field(16, "routed_experts", &SamplingParams::routed_experts)};
   }
 };
 
@@ -72,6 +74,9 @@ struct Completion {
   std::string stop_reason;                // "stop" or "length"
   std::string matched;                    // the stop string that ended it, if one did
   std::vector<TopLogprobs> top_logprobs;  // for each token; empty unless asked for
+  // [tokens x layers with routed experts x k] of the prompt's tokens and those generated, but the
+  // last of these, which passes no layer; ascending in each layer. Empty unless asked for.
+  std::vector<int32_t> routed_experts;
 
   bool operator==(const Completion&) const = default;
   static constexpr auto fields() {
@@ -79,7 +84,8 @@ struct Completion {
                       field(2, "logprobs", &Completion::logprobs),
                       field(3, "stop_reason", &Completion::stop_reason),
                       field(4, "matched", &Completion::matched),
-                      field(5, "top_logprobs", &Completion::top_logprobs)};
+                      field(5, "top_logprobs", &Completion::top_logprobs),
+                      field(6, "routed_experts", &Completion::routed_experts)};
   }
 };
 

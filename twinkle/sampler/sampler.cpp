@@ -87,6 +87,21 @@ PromptScores last_of(const PromptScores& all, int64_t count) {
               all.top_logprobs.empty() ? std::vector<TopLogprobs>() : end(all.top_logprobs)};
 }
 
+// Where the tokens went that the batch computes, of the requests that ask for it.
+void keep_routes(const nn::Routing& routing, const std::vector<Sequence*>& batch) {
+  size_t width = 0;  // of a token
+  for (const auto& [layer, ids] : routing.chosen) width += static_cast<size_t>(ids.size(1));
+  int64_t row = 0;
+  for (Sequence* s : batch) {
+    const int64_t end = row + s->next - s->computed;
+    if (s->job->request.params.routed_experts) {
+      s->routes.resize(static_cast<size_t>(s->computed) * width);  // others are computed again
+      for (; row < end; ++row) routing.add_row(row, s->routes);
+    }
+    row = end;
+  }
+}
+
 bool contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
@@ -144,6 +159,7 @@ int64_t Sampler::add(Request request, Decode decode) {
   job->num_left = request.params.num_samples;
   job->completions.resize(static_cast<size_t>(job->num_left));
   job->num_scored = scores_prompt(request.params) ? 1 : std::ssize(request.prompt);
+  if (request.params.routed_experts) request.version = 0;  // others' pages do not know theirs
   job->request = std::move(request);
   job->decode = std::move(decode);
   ranks_.place(*job, jobs_);
@@ -177,8 +193,14 @@ at::Tensor Sampler::forward(const std::vector<Sequence*>& batch) {
     packed.rows.add(s.next - s.computed, {.slot = s.job->request.slot});
     chunks.push_back({&s.blocks, s.computed, s.next, s.state.data()});
   }
+  if (std::ranges::any_of(
+          batch, [](const Sequence* s) { return s->job->request.params.routed_experts; })) {
+    packed.routing = std::make_shared<nn::Routing>();
+    packed.routing->keeps = true;
+  }
   cache_.start(chunks);
   const at::Tensor hidden = decoder_.forward(packed);
+  if (packed.routing) keep_routes(*packed.routing, batch);
   num_computed_ += num_tokens(batch);
   return hidden;
 }
@@ -219,7 +241,11 @@ void Sampler::share(std::span<const Scored> scored, std::vector<Chosen>& chosen)
   }
   for (Chosen& c : chosen) {
     tokens.push_back(c.sequence->job);
-    if (c.row >= 0) mine.tokens.push_back({c.token, c.logprob, std::move(c.top)});
+    if (c.row < 0) continue;
+    Sequence& s = *c.sequence;
+    const auto told = s.routes.begin() + static_cast<ptrdiff_t>(s.num_told);
+    mine.tokens.push_back({c.token, c.logprob, std::move(c.top), {told, s.routes.end()}});
+    s.num_told = s.routes.size();
   }
   Ranks::Found all = ranks_.gather(mine, prompts, tokens);
   for (size_t i = 0; i < scored.size(); ++i) {
@@ -238,6 +264,10 @@ void Sampler::share(std::span<const Scored> scored, std::vector<Chosen>& chosen)
     chosen[i].token = all.tokens[i].token;
     chosen[i].logprob = all.tokens[i].logprob;
     chosen[i].top = std::move(all.tokens[i].top);
+    if (chosen[i].row < 0) {
+      std::vector<int32_t>& known = chosen[i].sequence->routes;
+      known.insert(known.end(), all.tokens[i].routes.begin(), all.tokens[i].routes.end());
+    }
   }
 }
 
@@ -342,6 +372,7 @@ void Sampler::give(Sequence& sequence, size_t count) {
 void Sampler::finish(Sequence& sequence) {
   Job& job = *sequence.job;
   outcomes_.reserve(outcomes_.size() + 1);
+  job.completions[static_cast<size_t>(sequence.sample)].routed_experts = std::move(sequence.routes);
   sequence.done = true;
   if (--job.num_left > 0) return;
   outcomes_.push_back({job.ticket, std::move(job.completions), std::move(job.prompt), {}});

@@ -46,6 +46,9 @@ struct Sequence {
   int64_t num_linked = 0;  // its first pages that the prefix cache knows
   uint64_t linked_id = 0;  // the id of the last of those
   int64_t shared_end = 0;  // tokens of pages that others have, whose state nobody kept
+  // Where its computed tokens went, as Completion has it, and how much of that all ranks know.
+  std::vector<int32_t> routes;
+  size_t num_told = 0;
 
   Sequence(Job* job, int64_t sample)
       : job(job),
@@ -95,6 +98,7 @@ struct Sequence {
     running = other.running;
     num_linked = other.num_linked;
     linked_id = other.linked_id;
+    routes = other.routes;
   }
 };
 

@@ -15,7 +15,9 @@ class InputFeature(TypedDict, total=False):
     completion_mask: Any  # [L] 0 or 1
     loss_scale: Any  # [L] weights of the labels in the loss; absent: 1
     length: int
-    routed_experts: Any
+    routed_experts: (
+        Any  # [L, layers with experts, k] where tokens go in place of the routers' choice; -1: that
+    )
 
 
 class ModelOutput(TypedDict, total=False):
@@ -31,6 +33,7 @@ class ModelOutput(TypedDict, total=False):
     entropies: Any  # the same shape
     values: Any
     num_tokens: float  # of labels that are not -100
+    aux_loss: float  # of routed experts, without its coefficient, with router_aux_loss_coef
     embeddings: Any  # [batch, width] float32 of L2 norm 1, with task='embedding'
     routed_experts: Any
 

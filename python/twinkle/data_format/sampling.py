@@ -46,7 +46,8 @@ class SamplingParams:
     temperature: 0 is greedy. top_k: -1 or 0 is all. min_p: tokens less probable than this share of
     the likeliest are out; 0 keeps all. logprobs: None; 1 for the chosen token's; k > 1 for those of
     the k likeliest tokens, and the chosen one. prompt_logprobs: the same of the prompt's tokens.
-    Both are of the whole distribution at `temperature` (1 where it is 0).
+    Both are of the whole distribution at `temperature` (1 where it is 0). routed_experts: of a
+    model with routed experts, where tokens go; then the prefix cache does not serve the request.
     InvalidError, of another kind of value too: max_tokens, temperature or seed below 0, a seed of
     2^64 or more, top_k below -1, top_p not above 0 or above 1, min_p outside 0 to 1,
     repetition_penalty outside 1e-6 to 1e6, logprobs or prompt_logprobs outside 0 to 128,
@@ -66,6 +67,7 @@ class SamplingParams:
     num_samples: int = 1
     min_p: float = 0.0
     max_new_tokens: InitVar[int | None] = None  # transformers' name of max_tokens
+    routed_experts: bool = False
 
     def __post_init__(self, max_new_tokens):
         if max_new_tokens is not None:
@@ -89,6 +91,7 @@ class SamplingParams:
             least=0, most=MAX_TOP_LOGPROBS, integer=True, none=True,
         )  # fmt: skip
         _number("num_samples", self.num_samples, least=1, most=MAX_SAMPLES, integer=True)
+        checks.flag("sampler: routed_experts", self.routed_experts)
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         stop = [] if stop is None else stop
         require(
@@ -172,7 +175,7 @@ class SamplingParams:
         out = {
             f.name: getattr(self, f.name)
             for f in fields(self)
-            if f.name not in ("stop", "num_samples")
+            if f.name not in ("stop", "num_samples", "routed_experts")
         }
         out["n"] = self.num_samples
         if self.stop_texts:
@@ -186,7 +189,9 @@ class SamplingParams:
 class SampledSequence:
     """stop_reason: 'stop', 'length', 'abort', 'error'. logprobs: per token [(token id, log p)]: the
     token's own, or, with logprobs > 1, the likeliest first and the token's own last where it is not
-    among them."""
+    among them. routed_experts, on request: an int32 array [tokens, layers with experts,
+    num_experts_per_tok] of the prompt's tokens and the sampled ones, but the last of these, which
+    passes no layer; new_input_feature has it, too, and training with that sends tokens there."""
 
     stop_reason: str
     tokens: list

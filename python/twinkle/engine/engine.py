@@ -74,7 +74,8 @@ class Engine:
 
     def model_info(self):
         """Facts about the model: family, directory, config_json, vocab_size, max_positions
-        (tokens), num_layers, num_parameters, eos_ids; bf16_products: how this process multiplies
+        (tokens), num_layers, num_routed_layers (those with routed experts), num_experts_per_tok (0:
+        none), num_parameters, eos_ids; bf16_products: how this process multiplies
         bfloat16 on the CPU: 'tiles', 'pairs' or 'runs', each with bits of its own."""
         return self.operations.model_info()
 

@@ -20,20 +20,33 @@ def engine_params(params, room, seed):
         "num_samples": params.num_samples,
         "ignore_eos": False,
         "min_p": float(params.min_p),
+        **({"routed_experts": True} if params.routed_experts else {}),
         **params.engine_logprobs,
     }
 
 
-def response_of(feature, prompt, samples, params, template):
-    """A prompt's SampleResponse of the engine's samples; `template` (or None) decodes them."""
+def response_of(feature, prompt, samples, params, template, model_info):
+    """A prompt's SampleResponse of the engine's samples; `template` (or None) decodes them.
+    model_info: the engine's."""
     response = SampleResponse(sequences=[], prompt_token_ids=prompt.tolist())
     if params.max_tokens != 0:
         response.sequences = [_sequence(feature, item, params, template) for item in samples]
+        if params.routed_experts:
+            info = model_info()
+            shape = -1, info["num_routed_layers"], info["num_experts_per_tok"]
+            for sequence, item in zip(response.sequences, samples, strict=True):
+                _add_routes(sequence, item["routed_experts"].reshape(shape))
     if params.prompt_logprobs is not None:
         response.prompt_logprobs = [None, *samples[0]["prompt_logprobs"]]
     if (params.prompt_logprobs or 0) > 1:
         response.topk_prompt_logprobs = [None, *samples[0]["top_prompt_logprobs"]]
     return response
+
+
+def _add_routes(sequence, routes):
+    sequence.routed_experts = routes
+    if sequence.new_input_feature is not None:
+        sequence.new_input_feature = {**sequence.new_input_feature, "routed_experts": routes}
 
 
 def _sequence(feature, item, params, template):

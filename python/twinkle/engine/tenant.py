@@ -22,7 +22,9 @@ class Tenant:
 
     inputs are lists of InputFeatures: input_ids [L] integers; labels [L], already shifted
     (labels[t] is the token after t, -100 where nothing is scored); optionally attention_mask [L]
-    (0: the position is dropped) and loss_scale [L], weights of the labels. Trajectories with
+    (0: the position is dropped), loss_scale [L], weights of the labels, and, of a model with routed
+    experts, routed_experts, which tokens go to in place of those that its routers would choose (as
+    forward returns them; -1: theirs; the last token's may be left out). Trajectories with
     `messages` are encoded with the model's own template. A packed input, whose position_ids restart
     at 0, counts as one input per sample. Wrong arguments raise at once, later errors are raised by
     the Future; an operation that fails changes nothing.
@@ -44,6 +46,7 @@ class Tenant:
         train=False,
         logits=False,
         embedding=False,
+        routed_experts=False,
         loss=None,
         **extras,
     ):
@@ -56,7 +59,9 @@ class Tenant:
         nats, 0 where the label is -100; num_tokens: scored tokens, or as forward_backward's; and on
         request: entropies, shaped as logps; logits, a list of float32 arrays [tokens, vocabulary]
         for all tokens that attention_mask keeps, divided by the temperature; embeddings, a list of
-        float32 arrays [width], the last token's final hidden state divided by its L2 norm.
+        float32 arrays [width], the last token's final hidden state divided by its L2 norm;
+        routed_experts, a list of int32 arrays [tokens, layers with experts, num_experts_per_tok],
+        where all tokens that attention_mask keeps went, ascending, as inputs may have them.
         InvalidError: an empty batch, a token or label outside the vocabulary, more than 1 GiB of
         logits; a wrong loss, option or extra.
         """
@@ -77,14 +82,22 @@ class Tenant:
                 "train": checks.flag("engine: train", train),
                 "logits": checks.flag("engine: logits", logits),
                 "embedding": checks.flag("engine: embedding", embedding),
+                "routed_experts": checks.flag("engine: routed_experts", routed_experts),
             }
             return (batch, request), None
 
         (batch, request), _ = self.engine.ranks.agree("its forward", make)
         future = self._core.forward(**request)
-        return Future(
-            future, lambda result: _scores(batch, result if loss else {**result, "loss": None})
-        )
+
+        def convert(result):
+            out = _scores(batch, result if loss else {**result, "loss": None})
+            if routed_experts:
+                info = self.engine.model_info()
+                shape = -1, info["num_routed_layers"], info["num_experts_per_tok"]
+                out["routed_experts"] = [ids.reshape(shape) for ids in result["routed_experts"]]
+            return out
+
+        return Future(future, convert)
 
     def logprobs(self, inputs, **options):
         """As forward, but its Future gives only logps: a list of float32 arrays [L]."""
@@ -100,6 +113,7 @@ class Tenant:
         logits=False,
         embedding_grad=None,
         logits_grad=None,
+        router_aux_loss_coef=0.0,
         **extras,
     ):
         """Adds the loss's gradient to the accumulated gradients. loss: the name of one of the
@@ -112,10 +126,13 @@ class Tenant:
         each input; labels then count only with a grad.
         logits_grad, with LinearLoss: d loss / d logits as forward returns them, an array [tokens,
         vocabulary] for each input; labels then do not count, and have no extras.
+        router_aux_loss_coef, of a model with routed experts: adds this times their auxiliary loss,
+        for each token that the step divides by, to what is differentiated (docs/training.md).
         Future of a Result: loss, as the loss defines it (CrossEntropyLoss: the sum of -log p over
         scored tokens); num_tokens, which the step will divide by; and, as from forward: logps,
         logits on request, and with LinearLoss entropies and embeddings if their gradients are
-        given. InvalidError: as forward's, and a wrong loss, option or extra.
+        given; aux_loss, without its coefficient, where that is above 0. InvalidError: as forward's,
+        and a wrong loss, option or extra, a coefficient for a model that has no such loss.
         """
 
         def make():
@@ -135,6 +152,9 @@ class Tenant:
                 "loss_options": as_json("extras", options),
                 "temperature": checks.number("engine: temperature", temperature, above=0),
                 "logits": checks.flag("engine: logits", logits),
+                "router_aux_loss_coef": checks.number(
+                    "engine: router_aux_loss_coef", router_aux_loss_coef, least=0
+                ),
             }
             return (batch, request), None
 
@@ -211,7 +231,7 @@ class Tenant:
 
         def convert(completions):
             return [
-                response_of(feature, prompt, samples, p, template)
+                response_of(feature, prompt, samples, p, template, self.engine.model_info)
                 for feature, prompt, samples, p in zip(
                     features, request["prompts"], completions, params, strict=True
                 )
@@ -237,7 +257,12 @@ class Tenant:
             lambda ids: template.decode(ids, skip_special_tokens=True),
             params.logprobs is not None,
             lambda completions: response_of(
-                feature, request["prompts"][0], completions[0], params, template
+                feature,
+                request["prompts"][0],
+                completions[0],
+                params,
+                template,
+                self.engine.model_info,
             ),
         )
 
@@ -348,6 +373,8 @@ def _scores(batch, result):
     for name in ("logits", "embeddings"):
         if result[name]:
             out[name] = result[name]
+    if result["aux_loss"]:
+        out["aux_loss"] = result["aux_loss"]
     return out
 
 

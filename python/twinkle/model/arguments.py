@@ -92,6 +92,13 @@ class Task:
     temperature: float = 1.0
     loss_logits: bool = False  # for the loss, which learns through them
     values: bool = False  # the logits of a value head
+    router_aux_loss_coef: float = 0.0  # in training: of the experts' auxiliary loss
+
+    @property
+    def learning(self):
+        """The engine's arguments of a forward_backward alone."""
+        coef = self.router_aux_loss_coef
+        return {"router_aux_loss_coef": coef} if coef else {}
 
     @property
     def gives(self):
@@ -146,10 +153,16 @@ def forward_kwargs(method, kwargs, temperature, loss=False):
     )
     if kwargs.pop("router_replay_action", None) is not None:
         raise NotAvailableError("model: router_replay_action needs mixture-of-experts models")
+    coef = 0.0
+    if method != "forward_only":
+        coef = checks.number(
+            "model: router_aux_loss_coef", kwargs.pop("router_aux_loss_coef", 0.0), least=0
+        )
     if not loss:
         refuse_unknown(f"model: {method}", kwargs)
     temperature = checks.number("model: temperature", temperature, above=0)
-    return Task(task == "embedding", logits, temperature), kwargs
+    made = Task(task == "embedding", logits, temperature, router_aux_loss_coef=coef)
+    return made, kwargs
 
 
 def slice_kwargs(kwargs, begin, size, total):

@@ -81,6 +81,29 @@ def _check_size(what, given, values):
             raise InvalidError(f"{what} is {shown} at position {i}, it must be {must}")
 
 
+def _routes(feature, num_tokens, index):
+    """[L, layers, k] int64, or None. A sampler does not compute the last token, of which nothing
+    follows: it may be left out, and goes where the routers say."""
+    given = feature.get("routed_experts")
+    if given is None:
+        return None
+    what = f"model: routed_experts of inputs[{index}]"
+    values = checks.array(what, given, "an array [L, layers, k] of integers")
+    _check_size(what, given, values)
+    if values.dtype.kind not in "iu" or values.ndim != 3:
+        shape = f"{values.dtype} {list(values.shape)}"
+        raise InvalidError(f"{what} is {shape}, it must be [L, layers, k] integers")
+    values = values.astype(np.int64)
+    if len(values) == num_tokens - 1:
+        values = np.concatenate([values, np.full((1, *values.shape[1:]), -1)])
+    require(
+        len(values) == num_tokens,
+        f"{what} has {len(values)} entries, input_ids has {num_tokens}, they must be equally many, "
+        "or one fewer, without the last token's",
+    )
+    return values
+
+
 def _mask(feature, index):
     values = _vector(feature, "attention_mask", index)
     wrong = () if values is None else np.flatnonzero((values != 0) & (values != 1))
@@ -114,7 +137,8 @@ def unpacked(feature, index):
         "again the label before is not -100, as that of a packed sample's last token is",
     )
     cuts = list(pairwise([0, *starts, len(ids)]))
-    names = [name for name in (*_KINDS, "loss_scale") if feature.get(name) is not None]
+    by_token = (*_KINDS, "loss_scale", "routed_experts")
+    names = [name for name in by_token if feature.get(name) is not None]
     return [{**feature, **{name: feature[name][a:b] for name in names}} for a, b in cuts]
 
 
@@ -183,6 +207,9 @@ class Batch:
                     f"model: {name} of inputs[{index}] has {len(values)} entries, input_ids has "
                     f"{len(ids)}, they must be equally many",
                 )
+        routes = _routes(feature, len(ids), index)
+        if routes is not None:
+            sequence["routed_experts"] = routes
         kept = None
         mask = _vector(feature, "attention_mask", index)
         positions = _vector(feature, "position_ids", index)
@@ -195,6 +222,8 @@ class Batch:
         if mask is not None and not mask.all():
             kept = np.flatnonzero(mask)
             sequence = {key: values[kept] for key, values in sequence.items()}
+        if routes is not None:
+            sequence["routed_experts"] = sequence["routed_experts"].reshape(-1)
         self._check_positions(positions, kept, index)
         self.sequences.append(sequence)
         self._kept.append(kept)
@@ -274,7 +303,8 @@ class Batch:
 
     def unscored(self):
         """The sequences without labels."""
-        return [{"input_ids": s["input_ids"]} for s in self.sequences]
+        names = ("input_ids", "routed_experts")
+        return [{name: s[name] for name in names if name in s} for s in self.sequences]
 
     def padded(self, vectors):
         """[B, longest] float32 tensor of the engine's vectors, 0 elsewhere; of its matrices

@@ -76,8 +76,8 @@ def _with_gradients(part, grads):
     if "values" in grads:
         rows = part.unpadded(grads["values"])
         return [
-            {"input_ids": s["input_ids"], "logits_grad": np.where(_labelled(s), g, 0)}
-            for s, g in zip(part.sequences, rows, strict=True)
+            {**unscored, "logits_grad": np.where(_labelled(s), g, 0)}
+            for s, unscored, g in zip(part.sequences, part.unscored(), rows, strict=True)
         ]
     if "logits" in grads:
         rows = part.unpadded(grads["logits"])

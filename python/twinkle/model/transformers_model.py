@@ -56,7 +56,8 @@ def _own(outputs, together, result):
     its own."""
     if together.is_alone:
         return dict(outputs)
-    of_all = {name: outputs[name] for name in ("loss", "num_tokens")}
+    names = ("loss", "num_tokens", "aux_loss")
+    of_all = {name: outputs[name] for name in names if name in outputs}
     return {**of_all, **outputs_of(together.own, result)}
 
 
@@ -224,6 +225,7 @@ class TransformersModel(SendsWeights, Adapters):
         task='embedding': in place of logps embeddings [batch, width] float32, the final hidden
         state of each sequence's last token divided by its L2 norm. InvalidError: an empty batch, a
         token or label outside the vocabulary, a sequence beyond the model's positions, more logits.
+        router_aux_loss_coef: as forward_backward's, for the backward.
         forward_backward does the same in one pass instead of two.
         """
         return self._run_forward("forward", inputs, adapter_name, temperature, kwargs)
@@ -317,7 +319,10 @@ class TransformersModel(SendsWeights, Adapters):
         work. return_logits, task: as forward's; with task='embedding' the loss is one in Python
         with require_logps = False, and one label may stand for a sequence. A loss with
         require_logits takes at most 1 GiB of logits a call, as return_logits.
-        Returns ModelOutput: loss (as the loss defines it), logps [batch, longest], num_tokens.
+        router_aux_loss_coef, of a model with routed experts: their auxiliary loss learns, too, with
+        this coefficient for each of num_tokens (docs/training.md); loss is told without it.
+        Returns ModelOutput: loss (as the loss defines it), logps [batch, longest], num_tokens, and
+        aux_loss, without its coefficient, where that is above 0.
         InvalidError: an empty batch, a token or label outside the vocabulary, a sequence beyond the
         model's positions, a loss or gradient that is not finite, kwargs that the loss does not
         take or that a metric refuses; the accumulated gradients stay then.
@@ -352,9 +357,10 @@ class TransformersModel(SendsWeights, Adapters):
                 loss=engine_loss(group.loss),
                 loss_options=json.dumps(group.loss.engine_options(**loss_kwargs)),
                 logits=task.logits,
+                **task.learning,
                 **common,
             )
-            value, loss_tokens = mine["loss"], mine["num_tokens"]
+            learnt, value, loss_tokens = mine, mine["loss"], mine["num_tokens"]
         else:
             mine = self.engine.forward(
                 sequences=task.sequences(together.own),
@@ -377,6 +383,7 @@ class TransformersModel(SendsWeights, Adapters):
                 loss="LinearLoss",
                 loss_options=json.dumps({"num_tokens": sum(count or 1 for count in counts)}),
                 logits=task.logits,
+                **task.learning,
                 **common,
             )
             if task.loss_logits:  # whose gradients are all that the second pass was given
@@ -384,6 +391,8 @@ class TransformersModel(SendsWeights, Adapters):
             elif not task.values:
                 mine = learnt
         outputs = _outputs(value, together.whole, together.scores(mine))
+        if task.learning:
+            outputs["aux_loss"] = learnt["aux_loss"]
         group.accumulate_metrics(
             True,
             together.whole,

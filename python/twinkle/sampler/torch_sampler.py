@@ -304,7 +304,7 @@ class TorchSampler(ReceivesWeights, Sampler):
         if future is not None:
             completions = future.result()
         return [
-            response_of(feature, prompt, samples, params, self.template)
+            response_of(feature, prompt, samples, params, self.template, self.engine.model_info)
             for feature, prompt, samples in zip(features, prompts, completions, strict=True)
         ]
 

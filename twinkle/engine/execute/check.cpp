@@ -36,6 +36,10 @@ void check_sample(const Sample& op, const model::DecoderSpec& spec) {
           "engine: sample: ", op.params.size(), " parameters for ", op.prompts.size(),
           " prompts; give one, or one for each");
   for (const auto& params : op.params) sampler::validate(params);
+  const auto asks = [](const SamplingParams& p) { return p.routed_experts; };
+  require(std::ranges::none_of(op.params, asks) || !spec.routed_layers().empty(), Code::kInvalid,
+          "engine: sample: routed_experts is asked for, but the model has no routed experts; leave "
+          "it out");
   require(op.version >= 0, Code::kInvalid, "engine: sample: version is ", op.version,
           ", it must be at least 1, or 0 for the present weights");
 }
@@ -100,6 +104,59 @@ void check_learns(const std::vector<Example>& sequences) {
       "the template, and at what max_length cuts off");
 }
 
+// Of a token in a layer: all -1, or each expert once. `sorted`: ascending.
+bool is_route(std::span<const int32_t> sorted, int64_t num_experts) {
+  if (sorted.back() == -1 && sorted.front() == -1) return true;
+  return sorted.front() >= 0 && sorted.back() < num_experts &&
+         std::ranges::adjacent_find(sorted) == sorted.end();
+}
+
+[[noreturn]] void refuse_route(std::span<const int32_t> sorted, int64_t num_experts,
+                               const std::string& place) {
+  for (const int32_t id : sorted) {
+    require(id >= 0 && id < num_experts, Code::kInvalid, place, " has expert ", id,
+            ", the model's are 0 to ", num_experts - 1,
+            "; where the router is to choose, all of a token's are -1");
+  }
+  fail(Code::kInvalid, place, " has expert ", *std::ranges::adjacent_find(sorted),
+       " twice, each may come once");
+}
+
+void check_routes(const Example& s, size_t index, const model::DecoderSpec& spec) {
+  if (s.routed_experts.empty()) return;
+  const std::string place = "engine: sequence " + std::to_string(index) + ": routed_experts";
+  const std::vector<size_t> layers = spec.routed_layers();
+  require(!layers.empty(), Code::kInvalid, place,
+          " is given, but the model has no routed experts; leave it out");
+  const model::ExpertsSpec& experts = *spec.layers[layers.front()].experts();
+  const auto k = static_cast<size_t>(experts.route.top_k);
+  const size_t tokens = s.input_ids.size(), n = s.routed_experts.size();
+  require(n == tokens * layers.size() * k, Code::kInvalid, place, " has ", n,
+          " entries, it must have ", k, " for each token and layer with experts (", tokens, " x ",
+          layers.size(), " x ", k, ")");
+  for (size_t row = 0; row * k < n; ++row) {
+    const auto ids = std::span(s.routed_experts).subspan(row * k, k);
+    std::vector<int32_t> sorted(ids.begin(), ids.end());
+    std::ranges::sort(sorted);
+    if (is_route(sorted, experts.num_experts)) continue;
+    refuse_route(sorted, experts.num_experts,
+                 place + " of token " + std::to_string(row / layers.size()) + " in layer " +
+                     std::to_string(layers[row % layers.size()]));
+  }
+}
+
+void check_aux_loss(double coefficient, const model::DecoderSpec& spec) {
+  require(coefficient >= 0 && std::isfinite(coefficient), Code::kInvalid,
+          "engine: router_aux_loss_coef is ", coefficient,
+          ", it must be at least 0 and finite; 0 means none");
+  const auto has_one = [](const model::LayerSpec& layer) {
+    return layer.experts() && layer.experts()->aux_loss != nn::AuxLoss::kNone;
+  };
+  require(coefficient == 0 || std::ranges::any_of(spec.layers, has_one), Code::kInvalid,
+          "engine: router_aux_loss_coef is ", coefficient, ", but models of ", spec.family,
+          " have no auxiliary loss of experts; leave it out");
+}
+
 void check_num_targets(const Example& s, size_t index, const loss::Loss* loss) {
   require(s.num_targets >= 1, Code::kInvalid, "engine: sequence ", index, ": num_targets is ",
           s.num_targets, ", it must be at least 1");
@@ -113,6 +170,14 @@ void check_num_targets(const Example& s, size_t index, const loss::Loss* loss) {
 }
 
 constexpr double kVector = sizeof(std::vector<float>);
+
+// Of where a token went.
+double route_bytes(const model::DecoderSpec& spec) {
+  const std::vector<size_t> layers = spec.routed_layers();
+  if (layers.empty()) return 0;
+  return static_cast<double>(spec.layers[layers.front()].experts()->route.top_k) *
+         static_cast<double>(layers.size()) * 4;
+}
 
 double forward_bytes(const std::vector<Example>& sequences, bool logits, bool embedding,
                      const model::DecoderSpec& spec) {
@@ -134,6 +199,7 @@ double token_bytes(bool logprobs, int64_t top) {
 
 double sample_bytes(const Sample& op, const model::DecoderSpec& spec, bool streams) {
   double out = 0;
+  const double route = route_bytes(spec);
   for (size_t i = 0; i < op.prompts.size(); ++i) {
     const SamplingParams& p = op.params[op.params.size() == 1 ? 0 : i];
     const int64_t length = std::ssize(op.prompts[i]);
@@ -143,9 +209,10 @@ double sample_bytes(const Sample& op, const model::DecoderSpec& spec, bool strea
         static_cast<double>(most) * (4 + token_bytes(p.logprobs, p.top_logprobs));
     // While it is sampled: a copy of the prompt, and its tokens.
     const double sequence = sizeof(sampler::Sequence) + static_cast<double>(length + most) * 4;
+    const double routes = p.routed_experts ? static_cast<double>(length + most) * route : 0;
     const double events = streams ? static_cast<double>(most) * sizeof(TokenEvent) : 0;
     out += sizeof(sampler::PromptScores) + kVector +
-           static_cast<double>(p.num_samples) * (completion + sequence + events) +
+           static_cast<double>(p.num_samples) * (completion + sequence + routes + events) +
            static_cast<double>(length) * token_bytes(p.prompt_logprobs, p.top_prompt_logprobs);
   }
   return out;
@@ -155,8 +222,12 @@ double sample_bytes(const Sample& op, const model::DecoderSpec& spec, bool strea
 
 int64_t max_result_bytes(const Operation& operation, const model::DecoderSpec& spec, bool streams) {
   double out = sizeof(Result);
-  if (const auto* f = std::get_if<Forward>(&operation))
+  if (const auto* f = std::get_if<Forward>(&operation)) {
     out += forward_bytes(f->sequences, f->logits, f->embedding, spec);
+    for (const Example& s : f->sequences)
+      if (f->routed_experts)
+        out += kVector + static_cast<double>(s.input_ids.size()) * route_bytes(spec);
+  }
   if (const auto* b = std::get_if<ForwardBackward>(&operation))
     out += forward_bytes(b->sequences, b->logits, false, spec);
   if (const auto* s = std::get_if<Sample>(&operation)) out += sample_bytes(*s, spec, streams);
@@ -189,6 +260,7 @@ void check_sequences(const std::vector<Example>& sequences, const model::Decoder
     sized(s.labels.size(), "labels");
     sized(s.weights.size(), "weights");
     check_embedding_grad(s, i, spec.hidden_size);
+    check_routes(s, i, spec);
     for (const auto& [name, values] : s.extras) {
       if (loss && loss::per_sequence(*loss, name)) {
         require(values.size() == 1, Code::kInvalid, "engine: sequence ", i, " has ", values.size(),
@@ -223,6 +295,9 @@ void check(const Operation& operation, const model::DecoderSpec& spec) {
             "engine: forward: loss_options is '", f->loss_options,
             "', but there is no loss; name it, or leave them out");
     if (f->logits) check_logits(f->sequences, spec);
+    require(!f->routed_experts || !spec.routed_layers().empty(), Code::kInvalid,
+            "engine: forward: routed_experts is asked for, but the model has no routed experts; "
+            "leave it out");
     for (const Example& s : f->sequences) {
       require(
           s.embedding_grad.empty() && s.logits_grad.empty(), Code::kInvalid,
@@ -233,6 +308,7 @@ void check(const Operation& operation, const model::DecoderSpec& spec) {
     check_learns(b->sequences);
     check_logits_grads(b->sequences, spec);
     check_temperature(b->temperature);
+    check_aux_loss(b->router_aux_loss_coef, spec);
     if (b->logits) check_logits(b->sequences, spec);
   } else if (const auto* s = std::get_if<Sample>(&operation)) {
     check_sample(*s, spec);

@@ -69,6 +69,10 @@ ModelInfo facts_of(model::Decoder& decoder, const Checkpoint& checkpoint) {
   info.vocab_size = spec.vocab_size;
   info.max_positions = spec.max_positions;
   info.num_layers = spec.num_layers();
+  if (const std::vector<size_t> routed = spec.routed_layers(); !routed.empty()) {
+    info.num_routed_layers = std::ssize(routed);
+    info.num_experts_per_tok = spec.layers[routed.front()].experts()->route.top_k;
+  }
   info.bf16_products = kernels::linear_bf16_best();
   for (const auto& w : decoder.weights()) info.num_parameters += w.value->numel();
   info.eos_ids = read_eos(checkpoint.path(), checkpoint.config(), spec.vocab_size);

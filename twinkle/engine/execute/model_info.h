@@ -12,6 +12,7 @@ namespace twinkle::engine {
 struct ModelInfo {
   std::string family, directory, config_json;
   int64_t vocab_size = 0, max_positions = 0, num_layers = 0, num_parameters = 0;
+  int64_t num_routed_layers = 0, num_experts_per_tok = 0;
   std::vector<int32_t> eos_ids;
   std::string bf16_products;  // kernels::linear_bf16_best()
   std::string arithmetic;     // JSON of arithmetic_of

@@ -88,6 +88,7 @@ Result part_of(Result result, const Part& part) {
     cut(forward->entropies, part);
     cut(forward->logits, part);
     cut(forward->embeddings, part);
+    cut(forward->routed_experts, part);
   }
   if (auto* sample = std::get_if<SampleResult>(&result)) {
     cut(sample->completions, part);

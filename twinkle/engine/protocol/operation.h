@@ -18,8 +18,8 @@
 
 namespace twinkle::engine {
 
-// One sequence of a forward. All vectors have one entry per token, but labels and weights, which
-// have num_targets.
+// One sequence of a forward. Vectors have one entry per token, where nothing else is said; labels
+// and weights have num_targets.
 struct Example {
   std::vector<int32_t> input_ids;  // 0 <= id < vocabulary
   std::vector<int32_t> labels;  // already shifted: labels[t] is the token after t; -100 = ignored.
@@ -34,6 +34,9 @@ struct Example {
   // Labels of each token, a token's one after the other; more than 1 for a loss of many_targets, or
   // for a Forward without one. The sequence has no extras then.
   int32_t num_targets = 1;
+  // [tokens x layers with routed experts x k] the experts that tokens go to, each once, in place of
+  // those that the router chooses: a sampler's, say. k times -1: the router chooses. Empty: always.
+  std::vector<int32_t> routed_experts;
 
   bool operator==(const Example&) const = default;
   static constexpr auto fields() {
@@ -43,7 +46,8 @@ struct Example {
                       field(4, "extras", &Example::extras),
                       field(5, "embedding_grad", &Example::embedding_grad),
                       field(6, "logits_grad", &Example::logits_grad),
-                      field(7, "num_targets", &Example::num_targets)};
+                      field(7, "num_targets", &Example::num_targets),
+                      field(8, "routed_experts", &Example::routed_experts)};
   }
 };
 
@@ -93,14 +97,15 @@ inline constexpr int64_t kMaxLogitBytes = int64_t{1} << 30;
 struct Forward {
   std::string tenant;
   std::vector<Example> sequences;
-  bool disable_lora = false;  // score with the base model
-  double temperature = 1.0;   // logits are divided by it; > 0
-  bool entropy = false;       // also return the entropy of every scored token
-  bool train = false;         // with the dropout of the tenant's next ForwardBackward
-  bool logits = false;        // also return the logits of every token
-  bool embedding = false;     // also return every sequence's embedding
-  std::string loss;           // whose value to return, as a ForwardBackward does; empty: none
-  std::string loss_options;   // JSON object as text; empty: defaults
+  bool disable_lora = false;    // score with the base model
+  double temperature = 1.0;     // logits are divided by it; > 0
+  bool entropy = false;         // also return the entropy of every scored token
+  bool train = false;           // with the dropout of the tenant's next ForwardBackward
+  bool logits = false;          // also return the logits of every token
+  bool embedding = false;       // also return every sequence's embedding
+  std::string loss;             // whose value to return, as a ForwardBackward does; empty: none
+  std::string loss_options;     // JSON object as text; empty: defaults
+  bool routed_experts = false;  // also return where routers sent every token
 
   bool operator==(const Forward&) const = default;
   static constexpr std::string_view kName = "forward";
@@ -114,7 +119,8 @@ struct Forward {
                       field(7, "logits", &Forward::logits),
                       field(8, "embedding", &Forward::embedding),
                       field(9, "loss", &Forward::loss),
-                      field(10, "loss_options", &Forward::loss_options)};
+                      field(10, "loss_options", &Forward::loss_options),
+                      field(11, "routed_experts", &Forward::routed_experts)};
   }
 };
 
@@ -128,6 +134,10 @@ struct ForwardBackward {
   std::string loss_options;  // JSON object as text; empty: defaults
   double temperature = 1.0;  // logits are divided by it; > 0
   bool logits = false;       // also return the logits of every token
+  // Of a model with routed experts: this times their auxiliary loss (nn/experts/balance.h), each
+  // sequence's alone and their mean by tokens, is added to the loss for each token that a step
+  // divides by. The loss's own value is told without it. At least 0; 0: none.
+  double router_aux_loss_coef = 0;
 
   bool operator==(const ForwardBackward&) const = default;
   static constexpr std::string_view kName = "forward_backward";
@@ -137,7 +147,8 @@ struct ForwardBackward {
                       field(3, "loss", &ForwardBackward::loss),
                       field(4, "loss_options", &ForwardBackward::loss_options),
                       field(5, "temperature", &ForwardBackward::temperature),
-                      field(6, "logits", &ForwardBackward::logits)};
+                      field(6, "logits", &ForwardBackward::logits),
+                      field(7, "router_aux_loss_coef", &ForwardBackward::router_aux_loss_coef)};
   }
 };
 

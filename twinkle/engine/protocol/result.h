@@ -22,6 +22,9 @@ struct ForwardResult {
   // and the last token's final hidden state divided by its L2 norm, [width] (nn/head/pooling.h), of
   // a ForwardBackward with an embedding_grad too.
   std::vector<std::vector<float>> logits, embeddings;
+  double aux_loss = 0;  // of routed experts, without its coefficient, which asks for it
+  // Only when asked for, per sequence: where every token went, as Example has it, ascending.
+  std::vector<std::vector<int32_t>> routed_experts;
 
   bool operator==(const ForwardResult&) const = default;
   static constexpr std::string_view kName = "forward";
@@ -31,7 +34,9 @@ struct ForwardResult {
                       field(3, "logps", &ForwardResult::logps),
                       field(4, "entropies", &ForwardResult::entropies),
                       field(5, "logits", &ForwardResult::logits),
-                      field(6, "embeddings", &ForwardResult::embeddings)};
+                      field(6, "embeddings", &ForwardResult::embeddings),
+                      field(7, "aux_loss", &ForwardResult::aux_loss),
+                      field(8, "routed_experts", &ForwardResult::routed_experts)};
   }
 };
 

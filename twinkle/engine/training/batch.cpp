@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "twinkle/base/error.h"
@@ -25,7 +26,7 @@ struct PackedBatch {
 
 namespace {
 
-void pack_pass(PackedBatch& pass, std::span<const OpSlice> pieces) {
+void pack_rows(PackedBatch& pass, std::span<const OpSlice> pieces) {
   std::vector<int64_t> lengths, ids;
   std::vector<nn::Segment> segments;
   bool tempered = false;
@@ -62,15 +63,82 @@ void pack_pass(PackedBatch& pass, std::span<const OpSlice> pieces) {
   std::copy(ids.begin(), ids.end(), pass.tape.batch.input_ids.mutable_data_ptr<int64_t>());
 }
 
+// f(operation, index in it, number in the pass) of all sequences.
+template <class F>
+void for_sequences(std::span<const OpSlice> pieces, const F& f) {
+  size_t number = 0;
+  for (const OpSlice& piece : pieces) {
+    for (size_t s = piece.first; s < piece.last; ++s) f(*piece.op, s, number++);
+  }
+}
+
+// [T, k] of each routed layer, -1 where the router chooses.
+std::map<size_t, at::Tensor> given_routes(std::span<const OpSlice> pieces, const nn::Rows& rows,
+                                          const model::DecoderSpec& spec) {
+  std::map<size_t, at::Tensor> out;
+  const std::vector<size_t> layers = spec.routed_layers();
+  std::vector<int32_t*> to;
+  const int64_t k = spec.layers[layers.front()].experts()->route.top_k;
+  for (const size_t layer : layers) {
+    out[layer] = at::full({rows.num_tokens(), k}, -1, at::kInt);
+    to.push_back(out[layer].mutable_data_ptr<int32_t>());
+  }
+  for_sequences(pieces, [&](const TrainingOp& op, size_t s, size_t number) {
+    const int32_t* from = op.sequences()[s].routed_experts.data();
+    const int32_t* const end = from + op.sequences()[s].routed_experts.size();
+    for (int64_t row = rows.cu_seqlens[number]; from < end; ++row) {
+      for (int32_t* const of_layer : to) {
+        std::copy_n(from, k, of_layer + row * k);
+        std::sort(of_layer + row * k, of_layer + (row + 1) * k);
+        from += k;
+      }
+    }
+  });
+  return out;
+}
+
+// What the pass's routers are told, and asked; null: nothing.
+std::shared_ptr<nn::Routing> routing_of(std::span<const OpSlice> pieces, const nn::Rows& rows,
+                                        const model::DecoderSpec& spec) {
+  bool balanced = false, given = false, asked = false;
+  std::vector<double> coefficients;
+  for_sequences(pieces, [&](const TrainingOp& op, size_t s, size_t) {
+    balanced = balanced || op.wants_aux_loss();
+    given = given || !op.sequences()[s].routed_experts.empty();
+    asked = asked || op.wants_routes();
+    coefficients.push_back(op.aux_coefficient(s));
+  });
+  if (!balanced && !given && !asked) return nullptr;
+  auto out = std::make_shared<nn::Routing>();
+  if (balanced) out->balance.emplace(rows.cu_seqlens, std::move(coefficients));
+  if (given) out->given = given_routes(pieces, rows, spec);
+  out->keeps = asked;
+  return out;
+}
+
+void pack_pass(PackedBatch& pass, std::span<const OpSlice> pieces, const model::Decoder& decoder) {
+  pack_rows(pass, pieces);
+  if (pass.has_rows())
+    pass.tape.batch.routing = routing_of(pieces, pass.tape.batch.rows, decoder.spec());
+}
+
+// Where the tokens of a sequence went.
+std::vector<int32_t> routes_of(const PackedBatch& pass, size_t sequence) {
+  const auto& cu = pass.tape.batch.rows.cu_seqlens;
+  std::vector<int32_t> out;
+  for (int64_t row = cu[sequence]; row < cu[sequence + 1]; ++row)
+    pass.tape.batch.routing->add_row(row, out);
+  return out;
+}
+
 nn::LogitsOf logits_of(const PackedBatch& pass, size_t sequence, const TrainingOp& op) {
   return {static_cast<float>(op.temperature()), pass.tape.batch.rows.segments[sequence]};
 }
 
-// One vector of each sequence of a piece, by `of_sequence`.
+// What `of_sequence` gives for each sequence of a piece.
 template <class F>
-std::vector<std::vector<float>> of_sequences(const PackedBatch& pass, size_t piece,
-                                             const F& of_sequence) {
-  std::vector<std::vector<float>> out;
+auto of_sequences(const PackedBatch& pass, size_t piece, const F& of_sequence) {
+  std::vector<decltype(of_sequence(size_t{0}))> out;
   for (size_t s = pass.cu_sequences[piece]; s < pass.cu_sequences[piece + 1]; ++s)
     out.push_back(of_sequence(s));
   return out;
@@ -104,12 +172,24 @@ std::vector<PieceOutputs> outputs_of(std::span<const OpSlice> pieces, const Pack
     if (op.wants_embedding())
       part.embeddings =
           of_sequences(pass, i, [&](size_t s) { return embedding_of(hidden, cu[s + 1] - 1); });
+    if (op.wants_aux_loss())
+      part.aux_losses = of_sequences(pass, i, [&](size_t s) {
+        return static_cast<float>(pass.tape.batch.routing->balance->loss(s));
+      });
+    if (op.wants_routes())
+      part.routed_experts = of_sequences(pass, i, [&](size_t s) { return routes_of(pass, s); });
   }
   return all;
 }
 
-Split::Widths widths_of(const nn::Linear& head) {
-  return {.embedding = head.weight.size(1), .vocabulary = head.weight.size(0)};
+Split::Widths widths_of(const model::Decoder& decoder) {
+  const nn::Linear& head = decoder.head();
+  const std::vector<size_t> routed = decoder.spec().routed_layers();
+  const int64_t k =
+      routed.empty() ? 0 : decoder.spec().layers[routed.front()].experts()->route.top_k;
+  return {.embedding = head.weight.size(1),
+          .vocabulary = head.weight.size(0),
+          .routes = std::ssize(routed) * k};
 }
 
 // d loss / d embedding of the sequences that have one goes into their last rows.
@@ -243,7 +323,11 @@ void prepare_whole(const Pieces& of, const PackedBatch& pass, const at::Tensor& 
 // The sequences of piece `i` learn nothing.
 void mute(PackedBatch& pass, size_t i, at::Tensor& dhidden) {
   const size_t first = pass.cu_sequences[i], last = pass.cu_sequences[i + 1];
-  for (size_t s = first; s < last; ++s) pass.tape.batch.rows.segments[s].learn.end();
+  for (size_t s = first; s < last; ++s) {
+    pass.tape.batch.rows.segments[s].learn.end();
+    if (const auto& routing = pass.tape.batch.routing; routing && routing->balance)
+      routing->balance->mute(s);
+  }
   const auto& cu = pass.tape.batch.rows.cu_seqlens;
   dhidden.slice(0, cu[first], cu[last]).zero_();
 }
@@ -284,7 +368,7 @@ at::Tensor learn(Pieces& of, PackedBatch& pass, const at::Tensor& hidden) {
   }
   std::vector<PieceOutputs> outputs = outputs_of(of.mine, pass, hidden, head, out);
   for (size_t i = 0; i < outputs.size(); ++i) outputs[i].finite = finite[i] != 0;
-  end_pieces(of.all, of.with.split.append(of.cut, std::move(outputs), widths_of(head)));
+  end_pieces(of.all, of.with.split.append(of.cut, std::move(outputs), widths_of(of.with.decoder)));
   if (!pass.has_rows()) return {};
   for (size_t i = 0; i < of.all.size(); ++i) {
     if (of.all[i].op->error || of.all[i].again) mute(pass, i, out.dhidden);
@@ -301,7 +385,8 @@ void score(const Pieces& of, const PackedBatch& pass, const at::Tensor& hidden) 
   if (pass.has_rows())
     out = nn::head_forward(hidden, head, pass.targets, pass.tape.batch.rows,
                            {.entropy = any_wants_entropy(of.mine)});
-  of.with.split.append(of.cut, outputs_of(of.mine, pass, hidden, head, out), widths_of(head));
+  of.with.split.append(of.cut, outputs_of(of.mine, pass, hidden, head, out),
+                       widths_of(of.with.decoder));
 }
 
 }  // namespace
@@ -320,7 +405,7 @@ void forward_pass(std::span<OpSlice> pieces, const PassContext& with, const Stop
   const Pieces of(pieces, with);
   PackedBatch pass;
   pass.tape.batch.stop = &stop;
-  pack_pass(pass, of.mine);
+  pack_pass(pass, of.mine, with.decoder);
   at::Tensor hidden;
   if (pass.has_rows())
     hidden = with.decoder.forward(pass.tape.batch);
@@ -333,7 +418,7 @@ void backward_pass(std::span<OpSlice> pieces, const PassContext& with, const Sto
   Pieces of(pieces, with);
   PackedBatch pass;
   pass.tape.batch.stop = &stop;
-  pack_pass(pass, of.mine);
+  pack_pass(pass, of.mine, with.decoder);
   const Partials partials(with.split, with.pool, with.decoder.dtype(), pass.tape.batch.rows);
   at::Tensor hidden;
   if (pass.has_rows())
@@ -354,7 +439,7 @@ KeptPass keep_pass(OpSlice& piece, const PassContext& with, const Stop& stop) {
   learning.learns = true;
   auto pass = std::make_shared<PackedBatch>();
   pass->tape.batch.stop = &stop;
-  pack_pass(*pass, {&learning, 1});
+  pack_pass(*pass, {&learning, 1}, with.decoder);
   const int64_t bytes = with.decoder.activation_bytes(pass->tape.batch);
   score({{&piece, 1}, with}, *pass, with.decoder.forward_train(pass->tape));
   return {piece.first, piece.last, bytes, std::move(pass)};

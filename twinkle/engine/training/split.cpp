@@ -43,20 +43,23 @@ struct Counts {
     const TrainingOp& op = *piece.op;
     scored = op.num_scored(piece.first, piece.last);
     if (op.wants_entropy()) entropies = scored;
+    if (op.wants_aux_loss()) aux_losses = static_cast<int64_t>(piece.last - piece.first);
     for (size_t s = piece.first; s < piece.last; ++s) {
       if (op.wants_logits()) logits.push_back(num_tokens(op, s) * widths.vocabulary);
       if (op.wants_embedding()) embeddings.push_back(widths.embedding);
+      if (op.wants_routes()) routes.push_back(num_tokens(op, s) * widths.routes);
     }
   }
   int64_t sum() const {
-    int64_t out = 1 + scored + entropies;  // 1: whether it is finite
+    int64_t out = 1 + scored + entropies + aux_losses;  // 1: whether it is finite
     for (const int64_t n : logits) out += n;
     for (const int64_t n : embeddings) out += n;
+    for (const int64_t n : routes) out += n;
     return out;
   }
 
-  int64_t scored = 0, entropies = 0;
-  std::vector<int64_t> logits, embeddings;
+  int64_t scored = 0, entropies = 0, aux_losses = 0;
+  std::vector<int64_t> logits, embeddings, routes;
 };
 
 void write(const PieceOutputs& piece, std::vector<float>& to) {
@@ -64,8 +67,10 @@ void write(const PieceOutputs& piece, std::vector<float>& to) {
   to.push_back(piece.finite ? 1.0f : 0.0f);
   add(piece.outputs.logprobs);
   add(piece.outputs.entropies);
+  add(piece.outputs.aux_losses);
   for (const auto& row : piece.outputs.logits) add(row);
   for (const auto& row : piece.outputs.embeddings) add(row);
+  for (const auto& row : piece.outputs.routed_experts) add(row);  // whole numbers, far below 2^24
 }
 
 }  // namespace
@@ -136,8 +141,12 @@ std::vector<bool> Split::append(const Cut& cut, std::vector<PieceOutputs> mine,
       if (reader.take(1)[0] == 0) finite[i] = false;
       TrainingOp::Outputs part{.logprobs = reader.take(of.scored),
                                .entropies = reader.take(of.entropies)};
+      const auto aux_losses = reader.take(of.aux_losses);
+      part.aux_losses.assign(aux_losses.begin(), aux_losses.end());
       part.logits = reader.take_rows(of.logits);
       part.embeddings = reader.take_rows(of.embeddings);
+      for (const auto& row : reader.take_rows(of.routes))
+        part.routed_experts.emplace_back(row.begin(), row.end());
       if (theirs[i].first < theirs[i].last) theirs[i].op->append(std::move(part), theirs[i].last);
     }
   }

@@ -43,10 +43,10 @@ class Split {
   Scores gather(size_t index, const Cut& cut, Scores mine) const;
 
   // Every operation gets what all ranks have computed of it; `mine` has one for each piece.
-  // `width`: floats of an embedding, and `vocabulary`: of a token's logits. Returns whether every
-  // rank's part of each piece is finite.
+  // `embedding`: floats of one, `vocabulary`: of a token's logits, and `routes`: numbers of experts
+  // that a token goes to. Returns whether every rank's part of each piece is finite.
   struct Widths {
-    int64_t embedding, vocabulary;
+    int64_t embedding, vocabulary, routes;
   };
   std::vector<bool> append(const Cut& cut, std::vector<PieceOutputs> mine, Widths widths) const;
 

@@ -17,6 +17,12 @@ at::Tensor copy_of(std::span<const float> values) {
   return out;
 }
 
+double num_tokens_in(const std::vector<Example>& sequences) {
+  double out = 0;
+  for (const Example& s : sequences) out += static_cast<double>(s.input_ids.size());
+  return out;
+}
+
 std::vector<std::vector<float>> spread(const std::vector<Example>& sequences,
                                        const std::vector<float>& scored) {
   std::vector<std::vector<float>> out;
@@ -83,6 +89,9 @@ TrainingOp::TrainingOp(int64_t id, Tenant& tenant, const Operation& operation)
     inputs_.extras[name] = copy_of(values);
   }
   entropy_grad_ = loss::entropy_grad(*loss_, inputs_, options_);
+  if (wants_aux_loss())
+    aux_per_token_ = backward_->router_aux_loss_coef * loss::num_tokens(*loss_, inputs_, options_) /
+                     num_tokens_in(sequences());
   if (backward_ && loss_->separable()) grad_ = loss::prepare(*loss_, inputs_, options_);
 }
 
@@ -109,11 +118,19 @@ std::span<const float> TrainingOp::entropy_grad(size_t first, size_t last) const
   return {entropy_grad_.const_data_ptr<float>() + cu_[first], n};
 }
 
+// The mean by tokens of the sequences' auxiliary losses counts once for each token that a step
+// divides by.
+double TrainingOp::aux_coefficient(size_t sequence) const {
+  return aux_per_token_ * static_cast<double>(sequences()[sequence].input_ids.size());
+}
+
 void TrainingOp::append(Outputs part, size_t last) {
   logprobs_.insert(logprobs_.end(), part.logprobs.begin(), part.logprobs.end());
   entropies_.insert(entropies_.end(), part.entropies.begin(), part.entropies.end());
   std::ranges::move(part.logits, std::back_inserter(logits_));
   std::ranges::move(part.embeddings, std::back_inserter(embeddings_));
+  aux_losses_.insert(aux_losses_.end(), part.aux_losses.begin(), part.aux_losses.end());
+  std::ranges::move(part.routed_experts, std::back_inserter(routed_experts_));
   num_done_ = last;
 }
 
@@ -122,6 +139,8 @@ void TrainingOp::begin_again() {
   entropies_.clear();
   logits_.clear();
   embeddings_.clear();
+  aux_losses_.clear();
+  routed_experts_.clear();
   num_done_ = 0;
 }
 
@@ -155,6 +174,14 @@ double TrainingOp::through_rows() const {
   return sum;
 }
 
+double TrainingOp::aux_loss() const {
+  double sum = 0;
+  for (size_t s = 0; s < aux_losses_.size(); ++s)
+    sum +=
+        static_cast<double>(aux_losses_[s]) * static_cast<double>(sequences()[s].input_ids.size());
+  return sum / num_tokens_in(sequences());
+}
+
 void TrainingOp::check_finite(const std::vector<std::vector<float>>& rows, const char* what) const {
   for (const std::vector<float>& row : rows) {
     require(std::ranges::all_of(row, [](float x) { return std::isfinite(x); }), Code::kInvalid,
@@ -177,6 +204,7 @@ void TrainingOp::finish() {
   if (loss_) finish_loss();
   if (forward_ || backward_->logits) result_.logits = std::move(logits_);
   result_.embeddings = std::move(embeddings_);
+  result_.routed_experts = std::move(routed_experts_);
 }
 
 void TrainingOp::finish_loss() {
@@ -189,6 +217,7 @@ void TrainingOp::finish_loss() {
           ": nothing was changed; look at its learning rate, its weights and its extras");
   result_.loss = out.loss;
   result_.num_tokens = out.num_tokens;
+  if (wants_aux_loss()) result_.aux_loss = aux_loss();
 }
 
 void TrainingOp::mark() {

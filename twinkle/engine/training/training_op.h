@@ -46,11 +46,19 @@ class TrainingOp {
   bool wants_logits() const { return wants_logits_; }
   // True: the result needs the sequences' embeddings, or it learns through one.
   bool wants_embedding() const { return wants_embedding_; }
+  // True: the result needs where every token went.
+  bool wants_routes() const { return forward_ && forward_->routed_experts; }
+  // True: an auxiliary loss of routed experts is differentiated too, and told.
+  bool wants_aux_loss() const { return backward_ && backward_->router_aux_loss_coef > 0; }
+  // Of the sequence's auxiliary loss in what is differentiated.
+  double aux_coefficient(size_t sequence) const;
 
   // Outputs of the sequences up to `last`, in order: of their scored rows, and others if wanted.
   struct Outputs {
     std::span<const float> logprobs, entropies;
     std::vector<std::vector<float>> logits, embeddings;
+    std::vector<float> aux_losses;                     // of sequences
+    std::vector<std::vector<int32_t>> routed_experts;  // of sequences
   };
   void append(Outputs part, size_t last);
   bool complete() const { return num_done_ == sequences().size(); }
@@ -76,6 +84,7 @@ class TrainingOp {
   void finish_loss();
   void check_finite(const std::vector<std::vector<float>>& rows, const char* what) const;
   double through_rows() const;  // the loss's part through embeddings and logits
+  double aux_loss() const;
 
   int64_t id_;
   Tenant* tenant_;
@@ -87,6 +96,9 @@ class TrainingOp {
   std::vector<float> logprobs_;                          // [N], in order, as far as it has got
   std::vector<float> entropies_;                         // the same, or empty
   std::vector<std::vector<float>> logits_, embeddings_;  // of sequences, where they are wanted
+  std::vector<float> aux_losses_;                        // the same
+  std::vector<std::vector<int32_t>> routed_experts_;     // the same
+  double aux_per_token_ = 0;                             // of aux_coefficient
   size_t num_done_ = 0;                                  // sequences
   loss::Inputs inputs_;
   Json options_ = JsonObject{};

@@ -6,9 +6,12 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+
 #include "twinkle/model/kv_cache.h"
 #include "twinkle/model/spec.h"
 #include "twinkle/nn/attention/rope.h"
+#include "twinkle/nn/experts/routing.h"
 #include "twinkle/nn/rows.h"
 
 namespace twinkle::model {
@@ -18,7 +21,8 @@ struct Context {
   const nn::Rows& rows;
   const nn::RopeTable& rope;
   size_t layer = 0;
-  KvCache* kv = nullptr;  // not null: sampling
+  KvCache* kv = nullptr;                           // not null: sampling
+  std::shared_ptr<nn::Routing> routing = nullptr;  // as of Batch
 };
 
 class Block {

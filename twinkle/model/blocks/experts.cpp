@@ -14,6 +14,7 @@ RoutedExperts::RoutedExperts(const DecoderSpec& decoder, const ExpertsSpec& spec
   kernels::check_route(spec.route, spec.num_experts);
   const int64_t d = decoder.hidden_size, e = spec.num_experts, f = spec.intermediate_size;
   router_.options = spec.route;
+  router_.aux_loss = spec.aux_loss;
   parts.weight("mlp.gate.weight", {e, d}, true, router_.weight, router_.weight_grad);
   if (spec.correction) parts.constant("mlp.gate.e_score_correction_bias", {e}, router_.correction);
   parts.weight("mlp.experts.gate_up_proj", {e, 2 * f, d}, true, experts_.gate_up,
@@ -52,7 +53,7 @@ at::Tensor RoutedExperts::shared(const at::Tensor& x, const nn::Rows& rows) cons
 
 at::Tensor RoutedExperts::forward(const at::Tensor& x, const Context& context) const {
   const nn::Rows& rows = context.rows;
-  const nn::Routes routes = nn::route(x, router_, rows);
+  const nn::Routes routes = nn::route(x, router_, rows, {context.routing, context.layer});
   const at::Tensor y = nn::experts(x, routes, experts_, rows);
   return has_shared() ? y + shared(x, rows) : y;
 }

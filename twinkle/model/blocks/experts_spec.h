@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "twinkle/kernels/experts/route.h"
+#include "twinkle/nn/experts/balance.h"
 
 namespace twinkle::model {
 
@@ -14,6 +15,8 @@ struct ExpertsSpec {
   // The checkpoint has a number of every expert that is added to its score for the choice:
   // gate.e_score_correction_bias.
   bool correction = false;
+  // The auxiliary loss that its code has, for those who ask for it.
+  nn::AuxLoss aux_loss = nn::AuxLoss::kNone;
   // An MLP that sees every token, of this width; 0: there is none.
   int64_t shared_size = 0;
   std::string_view shared_name =

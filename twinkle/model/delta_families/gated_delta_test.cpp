@@ -162,6 +162,7 @@ TEST(Qwen35Moe, HasExpertsWithNormedWeightsAndAGatedSharedOneInEveryLayer) {
   ExpertsSpec want{.num_experts = 8, .intermediate_size = 24};
   want.route.top_k = 3;
   want.route.normalise = true;
+  want.aux_loss = nn::AuxLoss::kAllLayers;
   want.shared_size = 40;
   want.shared_gate = true;
   for (const LayerSpec& layer : spec.layers) EXPECT_EQ(std::get<ExpertsSpec>(layer.mlp), want);

@@ -26,6 +26,7 @@ Family deepseek() {
                 ExpertsSpec experts = read_experts(config);
                 experts.route.normalise = get_or(config, "norm_topk_prob", false);
                 experts.route.norm_eps = 1e-20;
+                experts.aux_loss = nn::AuxLoss::kEachLayer;
                 share_experts(config, 0, experts);
                 route_layers(spec, experts, deepseek_routed(config, 0));
                 spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");

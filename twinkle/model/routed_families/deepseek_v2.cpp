@@ -22,6 +22,7 @@ ExpertsSpec experts_of(const Json& config) {
   require(!get_or(config, "norm_topk_prob", false), Code::kInvalid,
           "model: config field 'norm_topk_prob' is true; known: false");
   route.scale = get_or(config, "routed_scaling_factor", 1.0);
+  experts.aux_loss = nn::AuxLoss::kEachLayer;
   share_experts(config, 2, experts);
   return experts;
 }

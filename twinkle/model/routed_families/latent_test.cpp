@@ -52,6 +52,7 @@ TEST(DeepseekV2, HasLatentAttentionAndTheSharedExperts) {
   EXPECT_EQ(spec.rope.rotary_dim, 8);
   EXPECT_TRUE(spec.rope.interleaved);
   EXPECT_EQ(experts_of(spec).shared_size, 2 * 24);
+  EXPECT_EQ(experts_of(spec).aux_loss, nn::AuxLoss::kEachLayer);
   EXPECT_EQ(experts_of(spec).route.groups, 1);
   c["q_lora_rank"] = 20;
   c["topk_method"] = "group_limited_greedy";

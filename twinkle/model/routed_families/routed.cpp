@@ -16,6 +16,7 @@ ExpertsSpec read_experts(const Json& config) {
   experts.intermediate_size =
       read_size(config, own ? "moe_intermediate_size" : "intermediate_size");
   experts.route.top_k = read_size(config, "num_experts_per_tok");
+  experts.aux_loss = nn::AuxLoss::kAllLayers;
   kernels::check_route(experts.route, experts.num_experts);
   return experts;
 }
@@ -44,6 +45,7 @@ ExpertsSpec corrected_experts(const Json& config, const kernels::RouteOptions& a
   route.norm_eps = 1e-20;
   route.scale = get_or(config, "routed_scaling_factor", absent.scale);
   experts.correction = true;
+  experts.aux_loss = nn::AuxLoss::kNone;  // the correction is in its place
   share_experts(config, 1, experts);
   return experts;
 }

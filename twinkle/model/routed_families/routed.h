@@ -9,7 +9,8 @@ namespace twinkle::model {
 
 // The number of experts (num_experts, num_local_experts or n_routed_experts, by which transformers
 // writes the same), their intermediate_size (moe_intermediate_size) and how many a token has
-// (num_experts_per_tok). Error kInvalid: one is missing or impossible.
+// (num_experts_per_tok), with the auxiliary loss of transformers. Error kInvalid: one is missing or
+// impossible.
 ExpertsSpec read_experts(const Json& config);
 
 // Gives them n_shared_experts' shared ones; null: none.

@@ -44,6 +44,7 @@ TEST(Qwen3Moe, HasNormedHeadsAndExpertsInEveryLayer) {
   EXPECT_EQ(kinds_of(spec), "routed routed routed routed ");
   ExpertsSpec want{.num_experts = 8, .intermediate_size = 24};
   want.route.top_k = 3;
+  want.aux_loss = nn::AuxLoss::kAllLayers;
   EXPECT_EQ(experts_of(spec, 3), want);
   c["norm_topk_prob"] = true;
   EXPECT_TRUE(experts_of(read_spec(c), 0).route.normalise);
@@ -169,6 +170,7 @@ TEST(Deepseek, HasADenseLayerFirstAndSharedExpertsWithoutAGate) {
   EXPECT_EQ(experts_of(spec, 1).shared_name, "shared_experts");
   EXPECT_FALSE(experts_of(spec, 1).shared_gate);
   EXPECT_FALSE(experts_of(spec, 1).route.normalise);
+  EXPECT_EQ(experts_of(spec, 1).aux_loss, nn::AuxLoss::kEachLayer);
   c["n_shared_experts"] = nullptr;
   EXPECT_EQ(experts_of(read_spec(c), 1).shared_size, 0);
   c["moe_layer_freq"] = 2;
@@ -216,6 +218,7 @@ TEST(Glm4Moe, TurnsHalfOfEachHeadAndChoosesBySigmoidsWithACorrection) {
   EXPECT_TRUE(spec.layers[0].attention().qkv_bias);
   EXPECT_FALSE(spec.layers[0].attention().o_bias);
   EXPECT_EQ(experts_of(spec, 2).route.scale, 2.5);
+  EXPECT_EQ(experts_of(spec, 2).aux_loss, nn::AuxLoss::kNone);
   EXPECT_EQ(experts_of(spec, 2).route.groups, 4);
   EXPECT_EQ(experts_of(spec, 2).route.top_groups, 2);
   EXPECT_EQ(spec.rope.rotary_dim, 12);

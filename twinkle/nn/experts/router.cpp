@@ -18,33 +18,49 @@ at::ScalarType wide_type(const at::Tensor& x) {
 
 // What backward needs besides tensors.
 struct RouterCall : torch::CustomClassHolder {
-  RouterCall(const Router& from, const Rows& of) : router(from) {
+  RouterCall(const Router& from, const Rows& of, const RoutingOf& in) : router(from), routing(in) {
     if (router.weight_grad) rows = of;
   }
   Router router;
   Rows rows;
+  RoutingOf routing;
 };
 
-Routes forward(const at::Tensor& x, const Router& router, at::Tensor& scores) {
+// Where rows go, by what the pass is told; and tells it.
+at::Tensor settled(at::Tensor ids, const at::Tensor& scores, AuxLoss form, const RoutingOf& of) {
+  if (!of.pass) return ids;
+  Routing& pass = *of.pass;
+  if (const auto found = pass.given.find(of.layer); found != pass.given.end()) {
+    const at::Tensor& given = found->second;
+    ids = at::where(given.narrow(1, 0, 1) >= 0, given, ids).contiguous();
+  }
+  if (pass.keeps) pass.chosen[of.layer] = ids;
+  if (pass.balance) pass.balance->note(of.layer, form, scores, ids);
+  return ids;
+}
+
+Routes forward(const at::Tensor& x, const Router& router, const RoutingOf& routing,
+               at::Tensor& scores) {
   const at::ScalarType type = wide_type(x);
   const at::Tensor logits =
       product(x.to(type), {.weight = router.weight.to(type), .exact = router.exact});
   scores = kernels::route_scores(logits, router.options.score);
   const at::Tensor correction =
       router.correction.defined() ? router.correction.to(type) : router.correction;
-  const at::Tensor ids = kernels::route_top_k(scores, correction, router.options);
+  const at::Tensor ids = settled(kernels::route_top_k(scores, correction, router.options), scores,
+                                 router.aux_loss, routing);
   return {ids, kernels::route_weights(scores, ids, router.options)};
 }
 
 struct RouterFunction : torch::autograd::Function<RouterFunction> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const Router* router,
-                               const Rows* rows) {
+                               const Rows* rows, const RoutingOf* routing) {
     at::Tensor scores;
-    const Routes routes = nn::forward(x, *router, scores);
+    const Routes routes = nn::forward(x, *router, *routing, scores);
     ctx->save_for_backward({router->weight_grad ? x : at::Tensor(), scores, routes.ids});
     ctx->saved_data["type"] = x.scalar_type();
     ctx->saved_data["call"] =
-        c10::IValue::make_capsule(c10::make_intrusive<RouterCall>(*router, *rows));
+        c10::IValue::make_capsule(c10::make_intrusive<RouterCall>(*router, *rows, *routing));
     ctx->mark_non_differentiable({routes.ids});
     return {routes.ids, routes.weights};
   }
@@ -57,6 +73,8 @@ struct RouterFunction : torch::autograd::Function<RouterFunction> {
     const Router& router = call.router;
     const at::Tensor dlogits =
         kernels::route_backward(grads[1].contiguous(), scores, ids, router.options);
+    if (const Routing* pass = call.routing.pass.get(); pass && pass->balance)
+      pass->balance->add_grad(call.routing.layer, scores, dlogits);
     if (router.weight_grad) {
       add_weight_grad(dlogits, x.to(scores.scalar_type()), router.weight, call.rows,
                       *router.weight_grad);
@@ -66,19 +84,20 @@ struct RouterFunction : torch::autograd::Function<RouterFunction> {
       dx = transposed_product(dlogits, router.weight.to(scores.scalar_type()), router.exact)
                .to(ctx->saved_data.at("type").toScalarType());
     }
-    return {dx, {}, {}};
+    return {dx, {}, {}, {}};
   }
 };
 
 }  // namespace
 
-Routes route(const at::Tensor& x, const Router& router, const Rows& rows) {
+Routes route(const at::Tensor& x, const Router& router, const Rows& rows,
+             const RoutingOf& routing) {
   if (at::GradMode::is_enabled()) {
-    const variable_list out = RouterFunction::apply(x, &router, &rows);
+    const variable_list out = RouterFunction::apply(x, &router, &rows, &routing);
     return {out[0], out[1]};
   }
   at::Tensor scores;
-  return forward(x, router, scores);
+  return forward(x, router, routing, scores);
 }
 
 }  // namespace twinkle::nn

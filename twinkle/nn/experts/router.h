@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "twinkle/kernels/experts/route.h"
+#include "twinkle/nn/experts/routing.h"
 #include "twinkle/nn/rows.h"
 #include "twinkle/nn/weight_grad.h"
 
@@ -18,6 +19,7 @@ struct Router {
   WeightGrad* weight_grad = nullptr;  // not owned; nullptr: frozen
   kernels::RouteOptions options;
   bool exact = true;  // false: a row's bits may depend on the other rows
+  AuxLoss aux_loss = AuxLoss::kNone;
 };
 
 struct Routes {
@@ -25,7 +27,9 @@ struct Routes {
   at::Tensor weights;  // [T, k] float32
 };
 
-// x [T, D] of the weight's type, on the CPU. Error kInvalid: NaN among the scores.
-Routes route(const at::Tensor& x_TD, const Router& router, const Rows& rows);
+// x [T, D] of the weight's type, on the CPU. Of experts that are given, weights and gradients are
+// those of the router's scores as they are. An auxiliary loss's gradient is added in backward.
+Routes route(const at::Tensor& x_TD, const Router& router, const Rows& rows,
+             const RoutingOf& routing = {});
 
 }  // namespace twinkle::nn

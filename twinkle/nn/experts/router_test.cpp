@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+
 #include "twinkle/kernels/finite_difference_for_test.h"
 #include "twinkle/nn/rows_for_test.h"
 
@@ -51,6 +53,36 @@ TEST_F(RouterTest, weights_and_the_gradient_of_a_learning_router_equal_plain_aut
     routes.weights.backward(g);
     EXPECT_TRUE(at::allclose(x.grad(), slopes[0], 1e-10, 1e-12));
     EXPECT_TRUE(at::allclose(sum.sum, slopes[1], 1e-10, 1e-12));
+  }
+}
+
+TEST_F(RouterTest, experts_that_are_given_take_the_place_of_its_choice_with_its_own_scores) {
+  for (const auto& options : {kNormed, kPlain}) {
+    const at::Tensor x = kernels::leaf({5, 7});
+    const Router router{
+        .weight = at::randn({6, 7}, at::kDouble), .options = options, .exact = kExact};
+    const auto routing = std::make_shared<Routing>();
+    routing->keeps = true;
+    const at::Tensor given = at::full({5, options.top_k}, -1, at::kInt);
+    for (const int64_t row : {0, 3}) given[row].copy_(at::arange(6 - options.top_k, 6));
+    routing->given[2] = given;
+    at::Tensor ids = route(x, router, rows_, {routing, 1}).ids;  // of another layer
+    EXPECT_TRUE(at::equal(ids, route(x, router, rows_).ids));
+    EXPECT_TRUE(at::equal(routing->chosen.at(1), ids));
+    ids = at::where(given >= 0, given, ids);
+    const Routes routes = route(x, router, rows_, {routing, 2});
+    EXPECT_TRUE(at::equal(routes.ids, ids));
+    EXPECT_TRUE(at::equal(routing->chosen.at(2), ids));
+    const at::Tensor logits = x.matmul(router.weight.t());
+    const at::Tensor scores =
+        options.score == RouteScore::kSoftmax ? at::softmax(logits, -1) : at::sigmoid(logits);
+    at::Tensor want = scores.gather(1, ids.to(at::kLong));
+    if (options.normalise) want = want / want.sum(-1, true);
+    want = want * options.scale;
+    EXPECT_TRUE(at::allclose(routes.weights, want, 1e-12, 1e-14));
+    const at::Tensor g = at::randn(want.sizes(), at::kDouble);
+    EXPECT_TRUE(at::allclose(torch::autograd::grad({routes.weights}, {x}, {g})[0],
+                             torch::autograd::grad({want}, {x}, {g})[0], 1e-10, 1e-12));
   }
 }
 

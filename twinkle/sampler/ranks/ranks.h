@@ -32,9 +32,10 @@ class Ranks {
     int32_t token;
     float logprob;
     TopLogprobs top;
+    std::vector<int32_t> routes;  // that the others do not know yet
     static constexpr auto fields() {
       return std::tuple{field(1, "token", &Picked::token), field(2, "logprob", &Picked::logprob),
-                        field(3, "top", &Picked::top)};
+                        field(3, "top", &Picked::top), field(4, "routes", &Picked::routes)};
     }
   };
   // What a step has found.
