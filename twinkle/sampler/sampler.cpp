@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/max.h>
 
 #include <algorithm>
 #include <cmath>
@@ -11,38 +10,11 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
-#include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/simd/team.h"
-#include "twinkle/kernels/softmax.h"
 #include "twinkle/nn/linear.h"
-#include "twinkle/sampler/logits/sampling.h"
 #include "twinkle/sampler/logits/scores.h"
 
 namespace twinkle::sampler {
-
-namespace {
-
-// The temperature of log-probabilities: greedy sampling reports the model's own.
-float temperature_of(const SamplingParams& params) {
-  return params.temperature == 0 ? 1.0f : static_cast<float>(params.temperature);
-}
-
-}  // namespace
-
-// A token to be chosen for a sequence from a row of logits.
-struct Sampler::Chosen {
-  Sequence* sequence;
-  int64_t row;  // -1: another rank has it
-  int32_t token = kNoToken;
-  float logprob = 0;
-  TopLogprobs top = {};
-
-  const SamplingParams& params() const { return sequence->job->request.params; }
-  bool is_scored() const {
-    return token != kNoToken && (params().logprobs || params().top_logprobs > 0);
-  }
-  float temperature() const { return temperature_of(params()); }
-};
 
 // Tokens of a prompt that a step scores.
 struct Sampler::Scored {
@@ -287,76 +259,6 @@ at::Tensor Sampler::last_logits(const at::Tensor& hidden, const std::vector<Sequ
   return nn::linear(hidden.index_select(0, index.to(hidden.device())), decoder_.head(), rows);
 }
 
-// The largest logit's token of each row where that is all that is asked of a device: then the
-// logits stay there.
-bool Sampler::choose_largest(const at::Tensor& logits, std::vector<Chosen>& chosen) {
-  const auto is_enough = [](const Chosen& c) {
-    const SamplingParams& params = c.params();
-    return c.row < 0 || (params.temperature == 0 && params.repetition_penalty == 1.0 &&
-                         params.top_logprobs == 0);
-  };
-  if (logits.is_cpu() || !std::ranges::all_of(chosen, is_enough)) return false;
-  const auto [tops, ids] = at::max(logits, 1);  // of equal ones the first
-  const at::Tensor top = tops.to(at::kFloat).cpu(), id = ids.cpu();
-  for (Chosen& c : chosen) {
-    if (c.row < 0) continue;
-    const bool usable = std::isfinite(top.const_data_ptr<float>()[c.row]);
-    c.token = usable ? static_cast<int32_t>(id.const_data_ptr<int64_t>()[c.row]) : kNoToken;
-  }
-  score_on_device(logits, {}, chosen);
-  return true;
-}
-
-void Sampler::choose(const at::Tensor& logits, std::vector<Chosen>& chosen) {
-  if (choose_largest(logits, chosen)) return;
-  const at::Tensor host = logits.is_cpu() ? logits : kernels::cuda::to_host(logits);
-  const int64_t vocab = logits.size(1);
-  kernels::parallel_for(0, std::ssize(chosen), 1, [&](int64_t begin, int64_t end) {
-    PickScratch scratch;
-    const at::Tensor wide = at::empty({vocab}, at::kFloat);
-    for (int64_t i = begin; i < end; ++i) {
-      Chosen& c = chosen[static_cast<size_t>(i)];
-      if (c.row < 0) continue;
-      const SamplingParams& params = c.params();
-      wide.copy_(host.select(0, c.row));
-      const std::span row(wide.const_data_ptr<float>(), static_cast<size_t>(vocab));
-      const double u = uniform(params.seed, static_cast<uint64_t>(c.sequence->sample),
-                               static_cast<uint64_t>(c.sequence->size()));
-      c.token = pick(row, params, c.sequence->tokens, u, scratch);
-      if (logits.is_cpu() && c.is_scored()) {
-        score(c, host, kernels::softmax_stats(host, c.row, c.token, c.temperature(), false));
-      }
-    }
-  });
-  if (!logits.is_cpu()) score_on_device(logits, host, chosen);
-}
-
-void Sampler::score(Chosen& c, const at::Tensor& host, const kernels::RowStats& stats) {
-  c.logprob = static_cast<float>(stats.logprob);
-  c.top = likeliest(host, c.row, c.params().top_logprobs, c.temperature(), stats);
-}
-
-// By the kernel that scores for the trainer, so that the log-probabilities have its bits.
-void Sampler::score_on_device(const at::Tensor& logits, const at::Tensor& host,
-                              std::vector<Chosen>& chosen) {
-  std::vector<Chosen*> scored;
-  std::vector<int64_t> rows;
-  std::vector<int32_t> ids;
-  std::vector<float> temperatures;
-  for (Chosen& c : chosen) {
-    if (!c.is_scored()) continue;
-    scored.push_back(&c);
-    rows.push_back(c.row);
-    ids.push_back(c.token);
-    temperatures.push_back(c.temperature());
-  }
-  if (scored.empty()) return;
-  const at::Tensor index = at::tensor(rows, at::kLong).to(logits.device());
-  std::vector<kernels::RowStats> stats(scored.size());
-  kernels::softmax_stats(logits.index_select(0, index), ids, temperatures, false, stats);
-  for (size_t i = 0; i < scored.size(); ++i) score(*scored[i], host, stats[i]);
-}
-
 // Makes tokens [0, count) of the sequence's completion events, if the request streams.
 void Sampler::give(Sequence& sequence, size_t count) {
   const Job& job = *sequence.job;
@@ -446,7 +348,7 @@ void Sampler::sweep() {
 }
 
 // The batch's forward, and the tokens that follow.
-std::vector<Sampler::Chosen> Sampler::forward_step(const std::vector<Sequence*>& batch) {
+std::vector<Chosen> Sampler::forward_step(const std::vector<Sequence*>& batch) {
   std::vector<Sequence*> mine;
   std::ranges::copy_if(batch, std::back_inserter(mine),
                        [this](const Sequence* s) { return ranks_.has(*s->job); });

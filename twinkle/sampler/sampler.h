@@ -15,6 +15,7 @@
 #include "twinkle/model/decoder.h"
 #include "twinkle/sampler/cache/paged_cache.h"
 #include "twinkle/sampler/decode_graphs.h"
+#include "twinkle/sampler/logits/choose.h"
 #include "twinkle/sampler/ranks/ranks.h"
 #include "twinkle/sampler/request.h"
 #include "twinkle/sampler/schedule/schedule.h"
@@ -81,7 +82,6 @@ class Sampler {
   const std::shared_ptr<const std::string>& graph_failure() const { return graphs_.failure(); }
 
  private:
-  struct Chosen;
   struct Scored;
 
   void check(const Request& request, bool has_decode) const;
@@ -91,11 +91,6 @@ class Sampler {
   void check_scores(Job& job, int64_t count);
   void share(std::span<const Scored> scored, std::vector<Chosen>& chosen);
   at::Tensor last_logits(const at::Tensor& hidden, const std::vector<Sequence*>& batch);
-  bool choose_largest(const at::Tensor& logits, std::vector<Chosen>& chosen);
-  void choose(const at::Tensor& logits, std::vector<Chosen>& chosen);
-  static void score(Chosen& chosen, const at::Tensor& logits, const kernels::RowStats& stats);
-  static void score_on_device(const at::Tensor& logits, const at::Tensor& host,
-                              std::vector<Chosen>& chosen);
   void accept(Chosen& chosen);
   void accept_or_fail(Chosen& chosen);
   void give(Sequence& sequence, size_t count);
