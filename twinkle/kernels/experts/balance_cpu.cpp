@@ -1,25 +1,11 @@
 #include <algorithm>
 
-#include "twinkle/base/error.h"
 #include "twinkle/kernels/experts/balance.h"
+#include "twinkle/kernels/experts/route_checks.h"
 #include "twinkle/kernels/simd/tasks.h"
 
 namespace twinkle::kernels {
 namespace {
-
-void check(const at::Tensor& x, const char* name, at::ScalarType type) {
-  require(x.is_cpu() && x.dim() == 2 && x.is_contiguous() && x.scalar_type() == type,
-          Code::kInvalid, "kernels: ", name, " is ", x.scalar_type(), " ", x.sizes(), " on ",
-          x.device().str(), ", it must be contiguous, with 2 dims, of ", type,
-          " and on the CPU: experts run there alone");
-}
-
-template <class Body>
-void with_scores(const at::Tensor& scores, const Body& body) {
-  const bool wide = scores.scalar_type() == at::kDouble;
-  check(scores, "the router's scores", wide ? at::kDouble : at::kFloat);
-  wide ? body(double{}) : body(float{});
-}
 
 // run(s, begin, end) of every sequence's rows.
 template <class Run>
@@ -35,8 +21,8 @@ void for_sequences(std::span<const int64_t> cu_seqlens, const Run& run) {
 ChoiceSums choice_sums(const at::Tensor& scores, const at::Tensor& ids,
                        std::span<const int64_t> cu_seqlens) {
   ChoiceSums out;
-  with_scores(scores, [&]<class A>(A) {
-    check(ids, "the chosen experts' tensor", at::kInt);
+  with_scores(scores, "the router's scores", [&]<class A>(A) {
+    check_routed(ids, "the chosen experts' tensor", at::kInt);
     const int64_t experts = scores.size(1), k = ids.size(1);
     const auto size = static_cast<size_t>((std::ssize(cu_seqlens) - 1) * experts);
     out = {.counts = std::vector<double>(size), .scores = std::vector<double>(size)};
@@ -56,8 +42,8 @@ ChoiceSums choice_sums(const at::Tensor& scores, const at::Tensor& ids,
 
 void add_slopes(const at::Tensor& scores, std::span<const double> slopes,
                 std::span<const int64_t> cu_seqlens, const at::Tensor& dlogits) {
-  with_scores(scores, [&]<class A>(A) {
-    check(dlogits, "the gradient of the router's logits", scores.scalar_type());
+  with_scores(scores, "the router's scores", [&]<class A>(A) {
+    check_routed(dlogits, "the gradient of the router's logits", scores.scalar_type());
     const int64_t experts = scores.size(1);
     const A* from = scores.const_data_ptr<A>();
     A* to = dlogits.mutable_data_ptr<A>();

@@ -10,24 +10,11 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/experts/route.h"
+#include "twinkle/kernels/experts/route_checks.h"
 #include "twinkle/kernels/simd/tasks.h"
 
 namespace twinkle::kernels {
 namespace {
-
-void check(const at::Tensor& x, const char* name, at::ScalarType type) {
-  require(x.is_cpu() && x.dim() == 2 && x.is_contiguous() && x.scalar_type() == type,
-          Code::kInvalid, "kernels: ", name, " is ", x.scalar_type(), " ", x.sizes(), " on ",
-          x.device().str(), ", it must be contiguous, with 2 dims, of ", type,
-          " and on the CPU: experts run there alone");
-}
-
-template <class Body>
-void with_scores(const at::Tensor& x, const char* name, const Body& body) {
-  const bool wide = x.scalar_type() == at::kDouble;
-  check(x, name, wide ? at::kDouble : at::kFloat);
-  wide ? body(double{}) : body(float{});
-}
 
 template <class A>
 void softmax(const A* logits, int64_t count, A* out) {
@@ -205,7 +192,7 @@ at::Tensor route_weights(const at::Tensor& scores, const at::Tensor& ids,
                          const RouteOptions& options) {
   at::Tensor out;
   with_scores(scores, "the router's scores", [&]<class A>(A) {
-    check(ids, "the chosen experts' tensor", at::kInt);
+    check_routed(ids, "the chosen experts' tensor", at::kInt);
     out = at::empty(ids.sizes(), scores.options());
     const int64_t experts = scores.size(1), k = options.top_k;
     const int32_t* id = ids.const_data_ptr<int32_t>();
@@ -223,8 +210,8 @@ at::Tensor route_backward(const at::Tensor& grad, const at::Tensor& scores, cons
                           const RouteOptions& options) {
   at::Tensor out;
   with_scores(scores, "the router's scores", [&]<class A>(A) {
-    check(ids, "the chosen experts' tensor", at::kInt);
-    check(grad, "the gradient of the router's weights", scores.scalar_type());
+    check_routed(ids, "the chosen experts' tensor", at::kInt);
+    check_routed(grad, "the gradient of the router's weights", scores.scalar_type());
     out = at::zeros_like(scores);
     const int64_t experts = scores.size(1), k = options.top_k;
     const int32_t* id = ids.const_data_ptr<int32_t>();
