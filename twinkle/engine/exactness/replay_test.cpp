@@ -84,11 +84,20 @@ struct Numbers {
   bool operator==(const Numbers&) const = default;
 };
 
+struct Ask {
+  std::vector<Example> sequences = {};
+  double coefficient = 0;  // of the auxiliary loss
+};
+
 // Of a forward and a forward_backward, at once with those of another tenant.
-Numbers numbers(Engine& engine, const std::vector<Example>& mine,
-                const std::vector<Example>& theirs = {}) {
-  std::vector<Operation> operations{told(mine), ForwardBackward{.tenant = "a", .sequences = mine}};
-  if (!theirs.empty()) operations.push_back(ForwardBackward{.tenant = "b", .sequences = theirs});
+Numbers numbers(Engine& engine, const Ask& mine, const Ask& theirs = {}) {
+  const auto learning = [](const std::string& tenant, const Ask& of) {
+    return ForwardBackward{.tenant = tenant,
+                           .sequences = of.sequences,
+                           .router_aux_loss_coef = of.coefficient};
+  };
+  std::vector<Operation> operations{told(mine.sequences), learning("a", mine)};
+  if (!theirs.sequences.empty()) operations.push_back(learning("b", theirs));
   auto futures = engine.submit(std::move(operations));
   Numbers out{.told = std::get<ForwardResult>(futures[0].get()),
               .learned = std::get<ForwardResult>(futures[1].get())};
@@ -98,18 +107,18 @@ Numbers numbers(Engine& engine, const std::vector<Example>& mine,
 }
 
 TEST_F(RouteReplay, OfWhatTheRoutersChoseHasTheBitsOfTheirChoice) {
-  const Numbers own = numbers(*engine(), sequences());
+  const Numbers own = numbers(*engine(), {sequences()});
   std::vector<Example> again = sequences();
   for (size_t s = 0; s < again.size(); ++s) {
     again[s].routed_experts = own.told.routed_experts[s];
     EXPECT_EQ(std::ssize(again[s].routed_experts),
               std::ssize(again[s].input_ids) * kRouted * kTopK);
   }
-  EXPECT_TRUE(numbers(*engine(), again) == own);
+  EXPECT_TRUE(numbers(*engine(), {again}) == own);
 }
 
 TEST_F(RouteReplay, OfOthersGoesWhereTheySayAndLeavesTheRestToTheRouters) {
-  const Numbers own = numbers(*engine(), sequences()), other = numbers(*engine(), routed(1));
+  const Numbers own = numbers(*engine(), {sequences()}), other = numbers(*engine(), {routed(1)});
   EXPECT_NE(other.gradients, own.gradients);
   EXPECT_NE(other.told.logps, own.told.logps);
   EXPECT_EQ(other.told.logps, other.learned.logps);
@@ -122,15 +131,20 @@ TEST_F(RouteReplay, OfOthersGoesWhereTheySayAndLeavesTheRestToTheRouters) {
 }
 
 TEST_F(RouteReplay, HasTheSameBitsHoweverTheBatchIsCutAndWhoeverSharesIt) {
-  const Numbers want = numbers(*engine(), routed(1));
-  for (const auto& theirs : {sequences(), routed(2)})
-    EXPECT_TRUE(numbers(*engine(), routed(1), theirs) == want);
-  EXPECT_TRUE(numbers(*engine(20), routed(1)) == want);
-  EXPECT_TRUE(numbers(*engine(20, 1), routed(1)) == want);
+  const Ask both{routed(1), 0.05}, neither{sequences()};
+  for (const Ask& mine : {both, neither}) {
+    const Numbers want = numbers(*engine(), mine);
+    EXPECT_EQ(want.learned.aux_loss > 0, mine.coefficient > 0);
+    for (const Ask& theirs : {neither, Ask{routed(2), 0.3}})
+      EXPECT_TRUE(numbers(*engine(), mine, theirs) == want);
+    EXPECT_TRUE(numbers(*engine(20), mine) == want);
+    EXPECT_TRUE(numbers(*engine(20, 1), mine) == want);
+  }
+  const Numbers want = numbers(*engine(), {routed(1)});
   on_ranks({.dp = 2}, options(), [&](Engine& of_rank, int rank, const mesh::SentBytes&) {
     create(of_rank);
     const Part part = rank == 0 ? Part{0, 2} : Part{2, 3};
-    const Numbers got = numbers(of_rank, slice(routed(1), part));
+    const Numbers got = numbers(of_rank, {slice(routed(1), part)});
     EXPECT_EQ(got.gradients, want.gradients);
     EXPECT_EQ(got.told.routed_experts, slice(want.told.routed_experts, part));
     EXPECT_EQ(got.told.logps, slice(want.told.logps, part));

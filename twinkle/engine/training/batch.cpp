@@ -63,12 +63,12 @@ void pack_rows(PackedBatch& pass, std::span<const OpSlice> pieces) {
   std::copy(ids.begin(), ids.end(), pass.tape.batch.input_ids.mutable_data_ptr<int64_t>());
 }
 
-// f(operation, index in it, number in the pass) of all sequences.
+// f(piece, index in its operation, number in the pass) of all sequences.
 template <class F>
 void for_sequences(std::span<const OpSlice> pieces, const F& f) {
   size_t number = 0;
   for (const OpSlice& piece : pieces) {
-    for (size_t s = piece.first; s < piece.last; ++s) f(*piece.op, s, number++);
+    for (size_t s = piece.first; s < piece.last; ++s) f(piece, s, number++);
   }
 }
 
@@ -83,9 +83,9 @@ std::map<size_t, at::Tensor> given_routes(std::span<const OpSlice> pieces, const
     out[layer] = at::full({rows.num_tokens(), k}, -1, at::kInt);
     to.push_back(out[layer].mutable_data_ptr<int32_t>());
   }
-  for_sequences(pieces, [&](const TrainingOp& op, size_t s, size_t number) {
-    const int32_t* from = op.sequences()[s].routed_experts.data();
-    const int32_t* const end = from + op.sequences()[s].routed_experts.size();
+  for_sequences(pieces, [&](const OpSlice& piece, size_t s, size_t number) {
+    const std::vector<int32_t>& ids = piece.op->sequences()[s].routed_experts;
+    const int32_t *from = ids.data(), *const end = from + ids.size();
     for (int64_t row = rows.cu_seqlens[number]; from < end; ++row) {
       for (int32_t* const of_layer : to) {
         std::copy_n(from, k, of_layer + row * k);
@@ -102,11 +102,12 @@ std::shared_ptr<nn::Routing> routing_of(std::span<const OpSlice> pieces, const n
                                         const model::DecoderSpec& spec) {
   bool balanced = false, given = false, asked = false;
   std::vector<double> coefficients;
-  for_sequences(pieces, [&](const TrainingOp& op, size_t s, size_t) {
+  for_sequences(pieces, [&](const OpSlice& piece, size_t s, size_t) {
+    const TrainingOp& op = *piece.op;
     balanced = balanced || op.wants_aux_loss();
     given = given || !op.sequences()[s].routed_experts.empty();
     asked = asked || op.wants_routes();
-    coefficients.push_back(op.aux_coefficient(s));
+    coefficients.push_back(piece.learns ? op.aux_coefficient(s) : 0);
   });
   if (!balanced && !given && !asked) return nullptr;
   auto out = std::make_shared<nn::Routing>();
