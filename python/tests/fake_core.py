@@ -161,6 +161,7 @@ class Engine:
         return {
             "family": "bigram", "directory": self.model, "config_json": '{"width": 3}',
             "vocab_size": VOCAB, "max_positions": 32, "num_layers": 0,
+            "num_routed_layers": 0,
             "num_parameters": VOCAB * VOCAB, "eos_ids": [0],
         }  # fmt: skip
 

@@ -15,16 +15,13 @@ class InputFeature(TypedDict, total=False):
     completion_mask: Any  # [L] 0 or 1
     loss_scale: Any  # [L] weights of the labels in the loss; absent: 1
     length: int
-    routed_experts: (
-        Any  # [L, layers with experts, k] where tokens go in place of the routers' choice; -1: that
-    )
+    routed_experts: Any  # [L, layers with experts, k] where tokens go; -1: where routers say
 
 
 class ModelOutput(TypedDict, total=False):
     """A model's output for a batch of B sequences, the longest of L positions.
 
-    TransformersModel gives loss, logps and num_tokens, and what else it is asked for. values and
-    routed_experts are upstream's and stay out: they need other models.
+    TransformersModel gives loss, logps and num_tokens, and what else it is asked for.
     """
 
     logits: Any  # [batch, longest, vocabulary] float32, with return_logits=True
@@ -35,7 +32,7 @@ class ModelOutput(TypedDict, total=False):
     num_tokens: float  # of labels that are not -100
     aux_loss: float  # of routed experts, without its coefficient, with router_aux_loss_coef
     embeddings: Any  # [batch, width] float32 of L2 norm 1, with task='embedding'
-    routed_experts: Any
+    routed_experts: Any  # [batch, longest, layers with experts, k] int64, with RECORD, -1: nothing
 
 
 class LossOutput(TypedDict, total=False):

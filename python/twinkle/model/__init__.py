@@ -3,11 +3,13 @@
 from twinkle.errors import later
 from twinkle.model.base import TwinkleModel
 from twinkle.model.multi_lora import MultiLoraTransformersModel
+from twinkle.model.router_replay import RouterReplayAction
 from twinkle.model.transformers_model import TransformersModel
 from twinkle.model.value_model import TransformersValueModel
 
 __all__ = [
     "MultiLoraTransformersModel",
+    "RouterReplayAction",
     "TransformersModel",
     "TransformersValueModel",
     "TwinkleModel",

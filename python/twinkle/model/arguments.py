@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from twinkle import checks
 from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, require
 from twinkle.logger import get_logger
+from twinkle.model.router_replay import records
 
 # Keyword arguments that scripts of transformers and of ModelScope's Twinkle give: flags that this
 # engine has no use for, which the log says, and those that are looked at.
@@ -29,11 +30,9 @@ def check_model_cls(model_cls, value_head):
     )
 
 
-def check_arguments(config, mixed_precision, dtype, router_replay):
+def check_arguments(config, mixed_precision, dtype):
     """Refuses what the model's constructor cannot take. InvalidError: a value that cannot be;
     NotAvailableError: one that this version does not have."""
-    if router_replay:
-        raise NotAvailableError("model: enable_router_replay needs mixture-of-experts models")
     require(
         config is None, "model: config is given, but the engine reads the config of model_id alone"
     )
@@ -93,6 +92,12 @@ class Task:
     loss_logits: bool = False  # for the loss, which learns through them
     values: bool = False  # the logits of a value head
     router_aux_loss_coef: float = 0.0  # in training: of the experts' auxiliary loss
+    routes: bool = False  # where tokens went
+
+    @property
+    def scoring(self):
+        """The engine's arguments of a forward that is returned."""
+        return {"routed_experts": True} if self.routes else {}
 
     @property
     def learning(self):
@@ -139,8 +144,7 @@ class Task:
 
 
 def forward_kwargs(method, kwargs, temperature, loss=False):
-    """(Task, the loss's keyword arguments). InvalidError, NotAvailableError: what cannot be had is
-    refused by name."""
+    """(Task, the loss's keyword arguments). InvalidError: what cannot be had is refused by name."""
     kwargs = dict(kwargs)
     task = kwargs.pop("task", "causal_lm")
     # The head is fused in either of the last two.
@@ -151,8 +155,7 @@ def forward_kwargs(method, kwargs, temperature, loss=False):
         not logits or task != "embedding",
         "model: return_logits is True, but task='embedding' computes no logits; leave one out",
     )
-    if kwargs.pop("router_replay_action", None) is not None:
-        raise NotAvailableError("model: router_replay_action needs mixture-of-experts models")
+    routes = records(method, kwargs.pop("router_replay_action", None))
     coef = 0.0
     if method != "forward_only":
         coef = checks.number(
@@ -161,8 +164,8 @@ def forward_kwargs(method, kwargs, temperature, loss=False):
     if not loss:
         refuse_unknown(f"model: {method}", kwargs)
     temperature = checks.number("model: temperature", temperature, above=0)
-    made = Task(task == "embedding", logits, temperature, router_aux_loss_coef=coef)
-    return made, kwargs
+    of_experts = {"router_aux_loss_coef": coef, "routes": routes}
+    return Task(task == "embedding", logits, temperature, **of_experts), kwargs
 
 
 def slice_kwargs(kwargs, begin, size, total):

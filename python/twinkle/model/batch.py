@@ -94,6 +94,8 @@ def _routes(feature, num_tokens, index):
         shape = f"{values.dtype} {list(values.shape)}"
         raise InvalidError(f"{what} is {shape}, it must be [L, layers, k] integers")
     values = values.astype(np.int64)
+    if (values[num_tokens:] == -1).all():  # as a model's forward pads them
+        values = values[:num_tokens]
     if len(values) == num_tokens - 1:
         values = np.concatenate([values, np.full((1, *values.shape[1:]), -1)])
     require(
@@ -320,8 +322,10 @@ class Batch:
         return out
 
     def wide(self, vectors, pad):
-        """[B, longest] int64 array of the engine's vectors of integers, `pad` elsewhere."""
-        out = np.full((len(self), max(self.lengths, default=0)), pad, dtype=np.int64)
+        """[B, longest] int64 array of the engine's vectors of integers, `pad` elsewhere; of its
+        arrays [tokens, ...] one of [B, longest, ...]."""
+        longest, rest = max(self.lengths, default=0), vectors[0].shape[1:] if len(vectors) else ()
+        out = np.full((len(self), longest, *rest), pad, dtype=np.int64)
         for row, (vector, kept) in enumerate(zip(vectors, self._kept, strict=True)):
             out[row, slice(0, len(vector)) if kept is None else kept] = vector
         return out

@@ -36,6 +36,7 @@ from twinkle.model.python_loss import (
     with_values,
 )
 from twinkle.model.remote import at_once, of_all, of_batch
+from twinkle.model.router_replay import padded_routes
 from twinkle.model.sharing import sharing_options
 from twinkle.model.together import Together
 from twinkle.remote import remote_class
@@ -120,9 +121,11 @@ class TransformersModel(SendsWeights, Adapters):
         options = {name: kwargs.pop(name) for name in option_names() if name in kwargs}
         refuse_unknown("model: TransformersModel", kwargs, (*KWARGS, *option_names(), *_NAMED))
         checks.newest("model: revision", kwargs.get("revision"))
-        replay = kwargs.get("enable_router_replay", False)
+        replay = checks.flag(
+            "model: enable_router_replay", kwargs.get("enable_router_replay", False)
+        )
         check_model_cls(model_cls, self._value_head)
-        check_arguments(config, mixed_precision, dtype, replay)
+        check_arguments(config, mixed_precision, dtype)
         if grad_scaler_config:
             refuse_grad_scaler("grad_scaler_config")
         self.device_mesh, self._device = place(self, device_mesh, kwargs.get("remote_group"))
@@ -149,6 +152,11 @@ class TransformersModel(SendsWeights, Adapters):
         )
         self.engine, self._ranks = engine.operations, engine.ranks
         self.model_info = self.engine.model_info()
+        require(
+            not replay or self.model_info["num_routed_layers"],
+            "model: enable_router_replay is True, but the model has no routed experts: leave it "
+            "out",
+        )
         # What scripts reach for on the model inside; the engine knows its layers.
         self.model = SimpleNamespace(
             _no_split_modules=None,
@@ -202,6 +210,7 @@ class TransformersModel(SendsWeights, Adapters):
             train=training,
             logits=task.logits or task.loss_logits or task.values,
             embedding=task.embedding,
+            **task.scoring,
         ).result()
         if task.values:
             result = with_values(together.own, result)
@@ -211,7 +220,11 @@ class TransformersModel(SendsWeights, Adapters):
         status.disable_lora = disable_lora and group.config is not None
         status.loss_kwargs = None
         group.mode = "train" if training else "eval"
-        return _asked(task, _own(outputs, together, result))
+        out = _asked(task, _own(outputs, together, result))
+        if task.routes:
+            ids = result["routed_experts"]
+            out["routed_experts"] = padded_routes(together.own, ids, self.model_info)
+        return out
 
     @of_batch
     def forward(self, *, inputs, adapter_name=None, temperature=1.0, **kwargs):
@@ -226,6 +239,9 @@ class TransformersModel(SendsWeights, Adapters):
         state of each sequence's last token divided by its L2 norm. InvalidError: an empty batch, a
         token or label outside the vocabulary, a sequence beyond the model's positions, more logits.
         router_aux_loss_coef: as forward_backward's, for the backward.
+        router_replay_action=RouterReplayAction.RECORD, of a model with routed experts: also
+        routed_experts [batch, longest, layers with experts, k], where tokens went, -1 where nothing
+        was given: rows of it are routed_experts of inputs.
         forward_backward does the same in one pass instead of two.
         """
         return self._run_forward("forward", inputs, adapter_name, temperature, kwargs)

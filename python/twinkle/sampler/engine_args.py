@@ -13,8 +13,9 @@ _ENGINE = {
     "enable_prefix_caching": "prefix_cache", "enforce_eager": "decode_graphs",
     "gpu_memory_utilization": "memory_share",
 }  # fmt: skip
+_ROUTES = "enable_return_routed_experts"
 _USED = ("max_model_len", "dtype", "seed", "max_loras", "max_lora_rank", "logprobs_mode", "model",
-         "enable_lora", "load_format", "enable_tower_connector_lora")  # fmt: skip
+         "enable_lora", "load_format", "enable_tower_connector_lora", _ROUTES)  # fmt: skip
 # Those with one value that says what this engine does, and what to do instead of asking for others.
 _ONLY = {
     "quantization": (None, "this version has none: leave it out"),
@@ -52,6 +53,7 @@ class EngineArgs:
     precision: str  # the engine's mixed_precision
     logprobs_mode: str | None
     adapters: bool  # whether adapter_path may be given
+    routed_experts: bool  # whether every sample has them
     options: dict = field(default_factory=dict)  # of an engine of the sampler's own
 
     def check_logprobs(self, params):
@@ -101,6 +103,7 @@ def read(args, model, model_id):
         precision=_precision(args.get("dtype", "auto"), model),
         logprobs_mode=_logprobs_mode(args.get("logprobs_mode")),
         adapters=checks.flag("sampler: enable_lora", args.get("enable_lora", True)),
+        routed_experts=checks.flag(f"sampler: {_ROUTES}", args.get(_ROUTES, False)),
         options=options,
     )
 

@@ -1,5 +1,6 @@
 """The parameters of sample(), as it was given them and as they are taken."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 from twinkle.data_format import SamplingParams
@@ -48,4 +49,4 @@ def params_of(given, named, args):
     )
     _check_widths(params)
     args.check_logprobs(params)
-    return params
+    return replace(params, routed_experts=True) if args.routed_experts else params

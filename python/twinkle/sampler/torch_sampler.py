@@ -76,7 +76,8 @@ class TorchSampler(ReceivesWeights, Sampler):
     max_loras, max_lora_rank (of adapter_path), enable_lora (False refuses adapter_path),
     logprobs_mode; max_num_seqs is max_sequences, max_num_batched_tokens prefill_tokens,
     enable_prefix_caching prefix_cache, enforce_eager no decode_graphs, gpu_memory_utilization
-    memory_share. vLLM's other names are refused, with what to use instead, as are options of the
+    memory_share; enable_return_routed_experts is SamplingParams.routed_experts of every call.
+    vLLM's other names are refused, with what to use instead, as are options of the
     engine where that is model='s.
     InvalidError: neither model_id nor model, a wrong type of one of them, an unknown argument or
     one of engine_args, a value outside its limits, a quantization, a tensor_parallel_size other

@@ -13,7 +13,7 @@ from parity.test_gradients import check
 from twinkle.data_format import LoraConfig
 from twinkle.engine import Engine
 from twinkle.errors import InvalidError
-from twinkle.model import TransformersModel
+from twinkle.model import RouterReplayAction, TransformersModel
 
 NORMED = {"qwen3_moe": True, "qwen2_moe": False, "mixtral": True}
 
@@ -98,6 +98,15 @@ def test_a_tenant_tells_where_tokens_went_and_a_model_sends_them_there():
         for row, ids in zip(rows, result["routed_experts"], strict=True)
     ]
     assert torch.equal(model.forward_only(inputs=again)["logps"], own)
+    recorded = model.forward_only(inputs=rows, router_replay_action=RouterReplayAction.RECORD)
+    for row, ids, got in zip(
+        rows, result["routed_experts"], recorded["routed_experts"], strict=True
+    ):
+        assert np.array_equal(got[: len(ids)], ids)
+        assert (got[len(ids) :] == -1).all()
+        row["routed_experts"] = got
+    learned = model.forward_backward(inputs=rows, router_replay_action="REPLAY_FORWARD")
+    assert torch.equal(learned["logps"], own)
     row, ids = rows[1], result["routed_experts"][1].copy()
     ids[5] = (ids[5] + 1) % num
     length = len(row["input_ids"])
@@ -117,6 +126,10 @@ def test_a_tenant_tells_where_tokens_went_and_a_model_sends_them_there():
     whole = {"input_ids": [*prompt, *sample.tokens], "labels": [-100, *prompt[1:], *sample.tokens]}
     again = tenant.forward([whole], routed_experts=True).result()["routed_experts"][0]
     assert np.array_equal(again[:-1], sample.routed_experts)
+    with pytest.raises(InvalidError, match="router_replay_action is 'record', it must be None, R"):
+        model.forward_only(inputs=rows, router_replay_action="record")
+    with pytest.raises(InvalidError, match="RECORD, but forward_backward returns no routed_exp"):
+        model.forward_backward(inputs=rows, router_replay_action=RouterReplayAction.RECORD)
     with pytest.raises(InvalidError, match=r"routed_experts of inputs\[0\] is .*be \[L, lay"):
         model.forward_only(inputs=[{**row, "routed_experts": ids[0]}])
     with pytest.raises(InvalidError, match="has 3 entries, input_ids has 66, they must be"):
