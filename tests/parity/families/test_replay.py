@@ -2,6 +2,7 @@
 transformers whose routers are told the same."""
 
 import contextlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from twinkle.data_format import LoraConfig
 from twinkle.engine import Engine
 from twinkle.errors import InvalidError
 from twinkle.model import RouterReplayAction, TransformersModel
+from twinkle.sampler import TorchSampler
 
 NORMED = {"qwen3_moe": True, "qwen2_moe": False, "mixtral": True}
 
@@ -77,38 +79,51 @@ def test_scores_and_gradients_equal_transformers_whose_routers_are_told_the_same
     assert (plain[2] - logps[2]).abs().max() > 1e-2
 
 
-def test_a_tenant_tells_where_tokens_went_and_a_model_sends_them_there():
-    """The last token's may be left out, as samplers do, and attention_mask drops a token's."""
+@pytest.fixture(scope="module")
+def both():
+    """A tenant and a model of the same weights, and where tokens of rows went."""
     case = families.case("qwen3_moe")
-    layers, k, num = shape_of(case.reference)
     rows = [{key: s[key] for key in ("input_ids", "labels")} for s in case.sequences]
     tenant = Engine(case.directory, mixed_precision="no", device=ours.DEVICE).tenant("me")
-    result = tenant.forward(rows, routed_experts=True).result()
-    for row, ids in zip(rows, result["routed_experts"], strict=True):
+    model = TransformersModel(model_id=case.directory, mixed_precision="no")
+    model.add_adapter_to_model("default", LoraConfig(r=2, target_modules="all-linear"))
+    routes = tenant.forward(rows, routed_experts=True).result()["routed_experts"]
+    own = model.forward_only(inputs=rows)["logps"]
+    return SimpleNamespace(
+        tenant=tenant,
+        model=model,
+        rows=rows,
+        routes=routes,
+        own=own,
+        shape=shape_of(case.reference),
+    )
+
+
+def test_a_tenant_and_a_model_tell_where_tokens_went_and_send_them_there(both):
+    """The last token's may be left out, as samplers do."""
+    layers, k, num = both.shape
+    recorded = both.model.forward_only(
+        inputs=both.rows, router_replay_action=RouterReplayAction.RECORD
+    )["routed_experts"]
+    short, padded = [], []
+    for row, ids, got in zip(both.rows, both.routes, recorded, strict=True):
         assert ids.shape == (len(row["input_ids"]), layers, k)
         assert (ids[..., 1:] > ids[..., :-1]).all()
         assert ids.min() >= 0
         assert ids.max() < num
-
-    model = TransformersModel(model_id=case.directory, mixed_precision="no")
-    model.add_adapter_to_model("default", LoraConfig(r=2, target_modules="all-linear"))
-    own = model.forward_only(inputs=rows)["logps"]
-    again = [
-        {**row, "routed_experts": ids[:-1].astype(np.uint8)}
-        for row, ids in zip(rows, result["routed_experts"], strict=True)
-    ]
-    assert torch.equal(model.forward_only(inputs=again)["logps"], own)
-    recorded = model.forward_only(inputs=rows, router_replay_action=RouterReplayAction.RECORD)
-    for row, ids, got in zip(
-        rows, result["routed_experts"], recorded["routed_experts"], strict=True
-    ):
         assert np.array_equal(got[: len(ids)], ids)
         assert (got[len(ids) :] == -1).all()
-        row["routed_experts"] = got
-    learned = model.forward_backward(inputs=rows, router_replay_action="REPLAY_FORWARD")
-    assert torch.equal(learned["logps"], own)
-    row, ids = rows[1], result["routed_experts"][1].copy()
-    ids[5] = (ids[5] + 1) % num
+        short.append({**row, "routed_experts": ids[:-1].astype(np.uint8)})
+        padded.append({**row, "routed_experts": got})
+    assert torch.equal(both.model.forward_only(inputs=short)["logps"], both.own)
+    learned = both.model.forward_backward(inputs=padded, router_replay_action="REPLAY_FORWARD")
+    assert torch.equal(learned["logps"], both.own)
+
+
+def test_another_route_of_a_token_changes_what_follows_it(both):
+    """attention_mask drops a token's."""
+    row, ids = both.rows[1], both.routes[1].copy()
+    ids[5] = (ids[5] + 1) % both.shape[2]
     length = len(row["input_ids"])
     padded = {
         "input_ids": [*row["input_ids"], 0],
@@ -116,20 +131,30 @@ def test_a_tenant_tells_where_tokens_went_and_a_model_sends_them_there():
         "attention_mask": [1] * length + [0],
         "routed_experts": np.concatenate([ids, ids[:1]]),
     }
-    other = model.forward_only(inputs=[padded])["logps"][0, :length]
+    other = both.model.forward_only(inputs=[padded])["logps"][0, :length]
     first = next(t for t in range(5, length) if row["labels"][t] != -100)
-    assert torch.equal(other[:5], own[1, :5])
-    assert other[first] != own[1, first]
+    assert torch.equal(other[:5], both.own[1, :5])
+    assert other[first] != both.own[1, first]
+
+
+def test_a_sample_tells_where_its_tokens_went(both):
+    prompt = both.rows[1]["input_ids"][:20]
     sampling = {"max_tokens": 9, "seed": 3, "temperature": 1.0, "routed_experts": True}
-    prompt = row["input_ids"][:20]
-    (sample,) = tenant.sample([{"input_ids": prompt}], sampling).result()[0].sequences
+    (sample,) = both.tenant.sample([{"input_ids": prompt}], sampling).result()[0].sequences
     whole = {"input_ids": [*prompt, *sample.tokens], "labels": [-100, *prompt[1:], *sample.tokens]}
-    again = tenant.forward([whole], routed_experts=True).result()["routed_experts"][0]
+    again = both.tenant.forward([whole], routed_experts=True).result()["routed_experts"][0]
     assert np.array_equal(again[:-1], sample.routed_experts)
+    sampler = TorchSampler(model=both.model, engine_args={"enable_return_routed_experts": True})
+    (same,) = sampler.sample([{"input_ids": prompt}], max_tokens=9, seed=3)[0].sequences
+    assert np.array_equal(same.routed_experts, sample.routed_experts)
+
+
+def test_what_cannot_be_is_refused(both):
+    model, row, ids = both.model, both.rows[1], both.routes[1]
     with pytest.raises(InvalidError, match="router_replay_action is 'record', it must be None, R"):
-        model.forward_only(inputs=rows, router_replay_action="record")
+        model.forward_only(inputs=[row], router_replay_action="record")
     with pytest.raises(InvalidError, match="RECORD, but forward_backward returns no routed_exp"):
-        model.forward_backward(inputs=rows, router_replay_action=RouterReplayAction.RECORD)
+        model.forward_backward(inputs=[row], router_replay_action=RouterReplayAction.RECORD)
     with pytest.raises(InvalidError, match=r"routed_experts of inputs\[0\] is .*be \[L, lay"):
         model.forward_only(inputs=[{**row, "routed_experts": ids[0]}])
     with pytest.raises(InvalidError, match="has 3 entries, input_ids has 66, they must be"):

@@ -92,9 +92,8 @@ struct Ask {
 // Of a forward and a forward_backward, at once with those of another tenant.
 Numbers numbers(Engine& engine, const Ask& mine, const Ask& theirs = {}) {
   const auto learning = [](const std::string& tenant, const Ask& of) {
-    return ForwardBackward{.tenant = tenant,
-                           .sequences = of.sequences,
-                           .router_aux_loss_coef = of.coefficient};
+    return ForwardBackward{
+        .tenant = tenant, .sequences = of.sequences, .router_aux_loss_coef = of.coefficient};
   };
   std::vector<Operation> operations{told(mine.sequences), learning("a", mine)};
   if (!theirs.sequences.empty()) operations.push_back(learning("b", theirs));
