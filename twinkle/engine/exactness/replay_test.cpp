@@ -89,18 +89,20 @@ struct Ask {
   double coefficient = 0;  // of the auxiliary loss
 };
 
-// Of a forward and a forward_backward, at once with those of another tenant.
+// Of a forward and a forward_backward, each in one pass with another tenant's forward_backward.
 Numbers numbers(Engine& engine, const Ask& mine, const Ask& theirs = {}) {
   const auto learning = [](const std::string& tenant, const Ask& of) {
     return ForwardBackward{
         .tenant = tenant, .sequences = of.sequences, .router_aux_loss_coef = of.coefficient};
   };
-  std::vector<Operation> operations{told(mine.sequences), learning("a", mine)};
-  if (!theirs.sequences.empty()) operations.push_back(learning("b", theirs));
-  auto futures = engine.submit(std::move(operations));
-  Numbers out{.told = std::get<ForwardResult>(futures[0].get()),
-              .learned = std::get<ForwardResult>(futures[1].get())};
-  if (futures.size() > 2) futures[2].get();
+  const auto result = [&](const Operation& first) {
+    std::vector<Operation> operations{first};
+    if (!theirs.sequences.empty()) operations.push_back(learning("b", theirs));
+    auto futures = engine.submit(std::move(operations));
+    if (futures.size() > 1) futures[1].get();
+    return std::get<ForwardResult>(futures[0].get());
+  };
+  Numbers out{.told = result(told(mine.sequences)), .learned = result(learning("a", mine))};
   out.gradients = engine.run<InspectResult>(Inspect{"a"}).gradients;
   return out;
 }

@@ -324,11 +324,7 @@ void prepare_whole(const Pieces& of, const PackedBatch& pass, const at::Tensor& 
 // The sequences of piece `i` learn nothing.
 void mute(PackedBatch& pass, size_t i, at::Tensor& dhidden) {
   const size_t first = pass.cu_sequences[i], last = pass.cu_sequences[i + 1];
-  for (size_t s = first; s < last; ++s) {
-    pass.tape.batch.rows.segments[s].learn.end();
-    if (const auto& routing = pass.tape.batch.routing; routing && routing->balance)
-      routing->balance->mute(s);
-  }
+  for (size_t s = first; s < last; ++s) pass.tape.batch.rows.segments[s].learn.end();
   const auto& cu = pass.tape.batch.rows.cu_seqlens;
   dhidden.slice(0, cu[first], cu[last]).zero_();
 }

@@ -44,8 +44,6 @@ class Balance {
 
   // Of the sequence, without its coefficient, after the forward pass.
   double loss(size_t sequence) const;
-  // The sequence learns nothing.
-  void mute(size_t sequence) { coefficients_[sequence] = 0; }
 
  private:
   struct Layer {
