@@ -467,7 +467,8 @@ def test_a_sequence_has_no_other_fields_than_the_engines(fp32):
     tenant, sequence = fp32.frozen_tenant(), drawn([3])[0]
     text = (
         r"^engine: sequence 1: 'weigths' is not a field, it has input_ids, labels, "
-        "weights, extras, embedding_grad, logits_grad and num_targets$"
+        "weights, extras, embedding_grad, logits_grad, num_targets and "
+        "routed_experts$"
     )
     with pytest.raises(InvalidError, match=text):
         fp32.engine.forward(tenant=tenant, sequences=[sequence, {**sequence, "weigths": [1, 1, 1]}])

@@ -25,15 +25,22 @@ def engine_params(params, room, seed):
     }
 
 
-def response_of(feature, prompt, samples, params, template, model_info):
-    """A prompt's SampleResponse of the engine's samples; `template` (or None) decodes them.
-    model_info: the engine's."""
+def routes_shape(engine, asked):
+    """What an array of where tokens went is reshaped to; None unless asked. Results hold this, and
+    not the engine, which ends before they do."""
+    if not asked:
+        return None
+    info = engine.model_info()
+    return -1, info["num_routed_layers"], info["num_experts_per_tok"]
+
+
+def response_of(feature, prompt, samples, params, template, shape=None):
+    """A prompt's SampleResponse of the engine's samples; `template` (or None) decodes them. shape:
+    routes_shape."""
     response = SampleResponse(sequences=[], prompt_token_ids=prompt.tolist())
     if params.max_tokens != 0:
         response.sequences = [_sequence(feature, item, params, template) for item in samples]
         if params.routed_experts:
-            info = model_info()
-            shape = -1, info["num_routed_layers"], info["num_experts_per_tok"]
             for sequence, item in zip(response.sequences, samples, strict=True):
                 _add_routes(sequence, item["routed_experts"].reshape(shape))
     if params.prompt_logprobs is not None:

@@ -8,7 +8,7 @@ from twinkle import checks
 from twinkle.core import core
 from twinkle.engine.arguments import as_json, features_of, params_of, room_for
 from twinkle.engine.future import Future, Result
-from twinkle.engine.sampling import engine_params, response_of
+from twinkle.engine.sampling import engine_params, response_of, routes_shape
 from twinkle.engine.stream import TokenStream
 from twinkle.errors import refuse_unknown, require
 from twinkle.infra import current_run
@@ -89,11 +89,11 @@ class Tenant:
         (batch, request), _ = self.engine.ranks.agree("its forward", make)
         future = self._core.forward(**request)
 
+        shape = routes_shape(self.engine, routed_experts)
+
         def convert(result):
             out = _scores(batch, result if loss else {**result, "loss": None})
-            if routed_experts:
-                info = self.engine.model_info()
-                shape = -1, info["num_routed_layers"], info["num_experts_per_tok"]
+            if shape:
                 out["routed_experts"] = [ids.reshape(shape) for ids in result["routed_experts"]]
             return out
 
@@ -228,10 +228,11 @@ class Tenant:
         request["params"] = self._params(params, rooms, sum(counts[: ranks.rank]))
         future = self._core.sample(**request)
         template = self.engine.decoder()
+        shape = routes_shape(self.engine, any(p.routed_experts for p in params))
 
         def convert(completions):
             return [
-                response_of(feature, prompt, samples, p, template, self.engine.model_info)
+                response_of(feature, prompt, samples, p, template, shape)
                 for feature, prompt, samples, p in zip(
                     features, request["prompts"], completions, params, strict=True
                 )
@@ -252,17 +253,13 @@ class Tenant:
         (feature,) = self._features([prompt])
         request, rooms = self._request([feature], [params], version)
         request["params"] = self._params([params], rooms, 0)
+        shape = routes_shape(self.engine, params.routed_experts)
         return TokenStream(
             self._core.sample_stream(**request),
             lambda ids: template.decode(ids, skip_special_tokens=True),
             params.logprobs is not None,
             lambda completions: response_of(
-                feature,
-                request["prompts"][0],
-                completions[0],
-                params,
-                template,
-                self.engine.model_info,
+                feature, request["prompts"][0], completions[0], params, template, shape
             ),
         )
 

@@ -12,7 +12,7 @@ from twinkle.core import core
 from twinkle.data_format import LoraConfig
 from twinkle.data_format.lora import warn_of_another_base
 from twinkle.engine.ranks import Ranks, ranks_of
-from twinkle.engine.sampling import engine_params, response_of
+from twinkle.engine.sampling import engine_params, response_of, routes_shape
 from twinkle.engine.stream import TokenStream
 from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import current_run, place
@@ -304,8 +304,9 @@ class TorchSampler(ReceivesWeights, Sampler):
                 future = self.engine.sample(**request)
         if future is not None:
             completions = future.result()
+        shape = routes_shape(self.engine, params.routed_experts)
         return [
-            response_of(feature, prompt, samples, params, self.template, self.engine.model_info)
+            response_of(feature, prompt, samples, params, self.template, shape)
             for feature, prompt, samples in zip(features, prompts, completions, strict=True)
         ]
 
