@@ -11,6 +11,8 @@
 namespace twinkle::fuzz {
 namespace {
 
+using server::tinker::Form;
+
 constexpr int64_t kMaxBody = int64_t{1} << 20;
 
 // A frame of RFC 8878 with one raw block, and one whose block repeats a byte so often.
@@ -27,10 +29,10 @@ std::string repeated_frame(uint32_t count) {
 
 // What is found in a body that is not taken does not depend on the pieces in which it comes; of a
 // broken frame, more may be told in small ones.
-void search(const std::string& bytes, const std::string& encoding, bool is_protobuf) {
+void search(const std::string& bytes, const std::string& encoding, Form body, Form found) {
   std::string whole;
   for (const size_t piece : {bytes.size() + 1, size_t{3}}) {
-    const auto finder = server::tinker::address_finder(is_protobuf);
+    const auto finder = server::tinker::address_finder(body, found);
     server::Search search(finder, encoding, kMaxBody);
     for (size_t at = 0; at < bytes.size(); at += piece)
       if (!search.read(std::string_view(bytes).substr(at, piece))) break;
@@ -42,8 +44,8 @@ void search(const std::string& bytes, const std::string& encoding, bool is_proto
 }
 
 void read_request(const std::string& bytes) {
-  search(bytes, "", true);
-  search(bytes, "", false);
+  for (const Form body : {Form::kJson, Form::kProtobuf})
+    for (const Form found : {Form::kJson, Form::kProtobuf}) search(bytes, "", body, found);
   const server::tinker::Address address = server::tinker::address_of(bytes);
   const auto request = server::tinker::read_forward_backward(bytes);
   if (request.model_id != address.model_id || request.seq_id != address.seq_id)
@@ -51,7 +53,7 @@ void read_request(const std::string& bytes) {
 }
 
 void read_zstd(const std::string& bytes) {
-  search(bytes, "zstd", false);
+  search(bytes, "zstd", Form::kJson, Form::kProtobuf);
   std::string body = bytes;
   const std::string wrong = server::decode_body(body, "zstd", kMaxBody);
   require(wrong.empty(), Code::kInvalid, wrong);

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 from service.message import ONES, message, train
+from service.wire import JSON
+
+zstandard = pytest.importorskip("zstandard")
 
 ROUTES = Path(__file__).parents[2] / "twinkle" / "server" / "routes.def"
 
@@ -157,6 +160,47 @@ def test_a_body_that_is_no_object_of_json_is_refused(wire, body):
         )
         if answer.status == 422:
             assert re.search("body|field|seq_id|_id is missing", answer.detail), answer.detail
+
+
+def test_a_forward_backward_of_json_uses_its_number_up_and_no_other(attacked, wire):
+    run, other = wire.run(), wire.run()
+    last = wire.step(run, 9).json()  # it comes first
+    head = f'"model_id": "{run}", "seq_id": '
+    inner = f'{{"model_id": "{run}", "seq_id": 8}}'
+    ones = "[" + "1," * 3_900_000 + "1]"
+    packed = zstandard.ZstdCompressor().compress
+    for text, encode in (  # each with its number, from 1 on
+        ("{" + head + '1, "forward_backward_input": {"data": [], "loss_fn": "ppo"}}', None),
+        (f'{{"x": {inner}, {head}2, "seq_id": 8, "model_id": "{other}"}}', None),
+        (f'{{"x": "{"y" * 9 * 2**20}", {head}3}}', None),
+        (f'{{"x": "{"y" * 9 * 2**20}", {head}4}}', packed),
+        (f'{{"x": {ones}, {head}5}}', None),
+        (f'{{"x": {"[" * 127 + "]" * 127}, {head}6,', packed),  # and it is cut
+        (f'{{{head}7, "x": {"[" * 200}', None),
+    ):
+        body = encode(text.encode()) if encode else text.encode()
+        headers = JSON | ({"content-encoding": "zstd"} if encode else {})
+        for _ in range(2):
+            answer = wire.post("forward_backward", body, headers)
+            assert answer.status in (413, 422), answer.body
+    nobodys = [  # and of another: numbers that are none, and what is none
+        f'{{"x": {inner}}}', f'{{{head}"8"}}', f'{{{head}8e0}}', f'{{{head}8.0}}', f"[{inner}]",
+        f'{{{head}8e999}}', f"{{{head}{8 + 2**32}}}", f"{{{head}{8 + 2**64}}}", f'{{{head}8',
+        f'{{"x": {"[" * 128}{"]" * 128}, {head}8}}', f'{{"x": NaN, {head}8}}',
+        f'{{"x": 1 {head}8}}',
+    ]  # fmt: skip
+    for body in nobodys:
+        assert wire.post("forward_backward", body).status == 422, body
+    assert attacked.wire(key="tml-foreign").post("forward_backward", f"{{{head}8}}").status == 422
+    for seq_id in range(1, 8):
+        step = wire.step(run, seq_id)
+        assert step.detail == f"server: seq_id {seq_id} of '{run}' was refused"
+    wire.result(train(wire, message(run, 8, weights=ONES)).json())
+    assert "seq_id 1: server: the Content-Type" in wire.result(last)["error"]
+    wire.result(train(wire, message(run, 10, weights=ONES)).json())
+    wire.result(train(wire, message(other, 1, weights=ONES)).json())
+    for of, seq_id in ((run, 11), (other, 2)):
+        assert wire.result(wire.step(of, seq_id).json())["metrics"]["step"] == 1
 
 
 NAMES = [

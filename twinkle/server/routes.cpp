@@ -9,6 +9,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
+#include "twinkle/server/bodies/num_values.h"
 #include "twinkle/server/replay/brief.h"
 #include "twinkle/server/tinker/address.h"
 #include "twinkle/store/keys/audit.h"
@@ -31,6 +32,8 @@ constexpr std::array kRoutes = {
 constexpr int64_t kMostPublicBytes = int64_t{64} << 10;
 constexpr int64_t kMostJsonBytes = int64_t{8} << 20;
 constexpr int64_t kLongBytes = int64_t{64} << 10;  // of a body
+// Of JSON, beside a prompt's tokens: each takes memory, and the thread's time.
+constexpr int64_t kMostOtherValues = int64_t{64} << 10;
 
 bool matches(std::string_view pattern, std::string_view path,
              std::map<std::string, std::string>& parameters) {
@@ -106,6 +109,41 @@ bool is_protobuf(const Head& head) {
   return head.header("content-type").find("protobuf") != std::string::npos;
 }
 
+// Whether a body tells a number of a run.
+bool is_numbered(const Route& route) {
+  return route.kind == Kind::kJournalled && (route.touches & kRun);
+}
+
+// In which a route takes its body.
+tinker::Form form_of(const Route& route) {
+  return route.run == forward_backward ? tinker::Form::kProtobuf : tinker::Form::kJson;
+}
+tinker::Form form_of(const Head& head) {
+  return is_protobuf(head) ? tinker::Form::kProtobuf : tinker::Form::kJson;
+}
+const char* content_type_of(const Route& route) {
+  return form_of(route) == tinker::Form::kProtobuf ? "application/x-protobuf" : "application/json";
+}
+
+// What it finds in the body is one that the route takes.
+std::shared_ptr<Finder> finder_of(const Route& route, const Head& head) {
+  return tinker::address_finder(form_of(head), form_of(route));
+}
+
+// Before it is read, when it comes: what a journal holds is read as it is. Error kInvalid: it is
+// not in the form of its route, or has too many values.
+void require_readable(const Asked& asked, const Services& services) {
+  const Request& r = asked.request;
+  require(!is_numbered(*asked.route) || form_of(r) == form_of(*asked.route), Code::kInvalid,
+          "server: the Content-Type of the body is '", beginning(r.header("content-type"), 80),
+          "', ", asked.route->path, " takes ", content_type_of(*asked.route), " alone");
+  if (r.method != "POST" || is_protobuf(r) || std::ssize(r.body) <= kLongBytes) return;
+  const int64_t most = services.backend.model().max_positions + kMostOtherValues;
+  require(num_values(r.body, most) <= most, Code::kInvalid, "server: the body has more than ", most,
+          " values of JSON, as many as a prompt may have tokens and ", kMostOtherValues,
+          " more; send fewer");
+}
+
 // Unless it was read. Error kInvalid: a body that is no object of JSON.
 void read_body(Asked& asked) {
   const Request& r = asked.request;
@@ -118,11 +156,6 @@ void read_body(Asked& asked) {
 // While a request waits for the disk: JSON takes many times its bytes, which alone have their room.
 void let_go_of_long(Json& body, const Request& request) {
   if (std::ssize(request.body) > kLongBytes) body = nullptr;
-}
-
-// Whether a body tells a number of a run.
-bool is_numbered(const Route& route) {
-  return route.kind == Kind::kJournalled && (route.touches & kRun);
 }
 
 // Of a body. What is no protobuf is JSON, or is not read, and JSON takes many times its bytes.
@@ -254,15 +287,16 @@ void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& ser
   }
 }
 
-// As read_body(), but that a request whose number can be told is refused with it.
-void read_or_refuse(Asked& asked) {
+// Reads its body, but that a request whose number can be told is refused with it.
+void read_or_refuse(Asked& asked, const Services& services) {
   try {
+    require_readable(asked, services);
     read_body(asked);
   } catch (const Error& error) {
     if (!is_numbered(*asked.route)) throw;
     asked.refused = error.what();
     asked.request.refused = response_of(std::current_exception());
-    const auto finder = tinker::address_finder(false);
+    const auto finder = finder_of(*asked.route, asked.request);
     finder->read(asked.request.body);
     asked.request.body = finder->found();
   }
@@ -277,6 +311,7 @@ void refuse(const std::shared_ptr<Asked>& a, const Caller& caller, Services& ser
   if (a->refused.empty())
     a->refused =
         "server: " + get<std::string>(parse_json(why.body, "server: the refusal"), "detail");
+  a->request.headers["content-type"] = content_type_of(*a->route);
   accept(a, caller, services, [why, reply](const Response& response) {
     reply(response.status == 503 ? response : why);  // not written down: it comes again
   });
@@ -366,7 +401,7 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
     Admission admission = room.admit(head, caller.owner);
     if (admission.max_body_bytes < 0) return refuse(std::move(admission.refused));
     if (is_numbered(route)) {
-      admission.finder = tinker::address_finder(is_protobuf(head));
+      admission.finder = finder_of(route, head);
       admission.most_searched_bytes = admission.max_body_bytes;
     }
     admission.max_body_bytes = std::min(admission.max_body_bytes, most_bytes(route, head));
@@ -390,7 +425,7 @@ void route(Request request, Services& services, Reply answer) {
     const auto entered = enter(*a->route, a->request, services);
     if (const auto* refused = std::get_if<Response>(&entered)) return reply(*refused);
     const Caller caller = std::get<Caller>(entered);
-    if (!a->request.refused) read_or_refuse(*a);
+    if (!a->request.refused) read_or_refuse(*a, services);
     if (a->request.refused) return refuse(a, caller, services, reply);
     if (a->route->kind == Kind::kAnswered) {
       if (auto response = run(*a, caller, {}, 0, services, reply)) reply(std::move(*response));

@@ -1,4 +1,4 @@
-// Numbers of requests whose bodies are not taken: too long, or not JSON.
+// Numbers of requests whose bodies are not taken: too long, not JSON, or in another's form.
 #include "twinkle/server/service_for_test.h"
 #include "twinkle/server/tinker/address.h"
 
@@ -9,7 +9,8 @@ using UsedUpTest = ServiceTest;
 
 // What the server asks with of a body that begins so and is not taken.
 std::string found_in(const std::string& beginning, bool is_protobuf) {
-  const auto finder = tinker::address_finder(is_protobuf);
+  const tinker::Form form = is_protobuf ? tinker::Form::kProtobuf : tinker::Form::kJson;
+  const auto finder = tinker::address_finder(form, form);
   finder->read(beginning);
   return finder->found();
 }
@@ -108,6 +109,81 @@ TEST_F(UsedUpTest, TheReasonOfANumberThatWasUsedUpIsTheOneThatWasTold) {
     EXPECT_EQ(answer(r).status, 413);
     EXPECT_EQ(services_->runs.find(id)->refused.at(seq_id++).why, "server: the body is too long");
   }
+}
+
+TEST_F(UsedUpTest, ABodyInTheFormOfAnotherRouteUsesItsNumberUpThroughAStartToo) {
+  go_on();
+  const std::string id = run();
+  const auto sent = [&](const char* route, const std::string& body, const std::string& type) {
+    Request r = request(std::string("/api/v1/") + route, body, "tml-a");
+    r.headers["content-type"] = type;
+    const Response told = answer(r);
+    EXPECT_EQ(told.status, 422) << told.body;
+    return text(told, "detail");
+  };
+  // As the SDK sent it before 0.25, its number behind a datum that has one, too.
+  const std::string json =
+      R"({"forward_backward_input": {"data": [{"model_id": "x", "seq_id": 3}],)"
+      R"("loss_fn": "cross_entropy"}, "model_id": ")" +
+      id + R"(", "seq_id": 1})";
+  const Response stepped = step(id, 2);
+  for (int i = 0; i < 2; ++i)
+    EXPECT_EQ(sent("forward_backward", json, "application/json"),
+              "server: the Content-Type of the body is 'application/json', "
+              "/api/v1/forward_backward takes application/x-protobuf alone");
+  const std::string error = text(failure(stepped), "error");
+  EXPECT_NE(error.find("a request of its window failed"), std::string::npos) << error;
+  EXPECT_NE(error.find("seq_id 1: server: the Content-Type"), std::string::npos) << error;
+  const Response saved =
+      post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 5}, {"path", "a"}});
+  EXPECT_EQ(sent("optim_step", forward_backward_bytes(id, 3, "x"), "application/x-protobuf"),
+            "server: the Content-Type of the body is 'application/x-protobuf', "
+            "/api/v1/optim_step takes application/json alone");
+  // What tells no number that can be: it uses none up.
+  for (const char* seq_id : {"\"4\"", "4.5", "1e999", "4294967300", "-4", "null", "[4]"})
+    sent("forward_backward", R"({"model_id": ")" + id + R"(", "seq_id": )" + seq_id + "}", "");
+  sent("forward_backward", forward_backward_bytes(id, 4, "x"), "application/json");
+  sent("optim_step", R"({"model_id": ")" + id + R"(", "seq_id": 4})", "application/x-protobuf");
+  close();
+  open();
+  go_on();
+  EXPECT_EQ(text(failure(stepped), "error"), error);
+  for (const int64_t seq_id : {1, 3})
+    EXPECT_EQ(text(train(id, seq_id), "detail"),
+              "server: seq_id " + std::to_string(seq_id) + " of '" + id + "' was refused");
+  EXPECT_EQ(result(train(id, 4)).status, 200);
+  EXPECT_TRUE(parse(result(saved)).contains("path"));
+}
+
+TEST_F(UsedUpTest, SuchABodyThatAnEarlierBuildWroteDownUsesNoneUp) {
+  const std::string id = run();
+  replay(0,
+         {.method = "POST",
+          .path = "/api/v1/forward_backward",
+          .content_type = "application/json",
+          .owner = services_->runs.find(id)->owner,
+          .body = R"({"model_id": ")" + id + R"(", "seq_id": 1})"},
+         *services_);
+  EXPECT_EQ(result(train(id, 1)).status, 200) << "as then";
+}
+
+TEST_F(UsedUpTest, ABodyOfMoreValuesThanAPromptMayHaveIsRefusedByThatAndUsesItsNumberUp) {
+  const std::string id = run();
+  const int64_t most = backend_->model().max_positions + 65536;
+  const auto stepped = [&](int64_t seq_id, int64_t num_values) {
+    JsonArray others(static_cast<size_t>(num_values - 6), Json(1));  // and what is next to them
+    return post("/api/v1/optim_step", {{"model_id", id},
+                                       {"seq_id", seq_id},
+                                       {"adam_params", {{"learning_rate", 0.1}}},
+                                       {"x", std::move(others)}});
+  };
+  const Response refused = stepped(1, most + 1);
+  EXPECT_EQ(refused.status, 422);
+  EXPECT_EQ(text(refused, "detail"),
+            "server: the body has more than 65600 values of JSON, as many as a prompt may have "
+            "tokens and 65536 more; send fewer");
+  EXPECT_TRUE(parse(result(stepped(2, most))).contains("metrics"));
+  EXPECT_EQ(text(step(id, 1), "detail"), "server: seq_id 1 of '" + id + "' was refused");
 }
 
 }  // namespace

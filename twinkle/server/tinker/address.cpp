@@ -15,6 +15,10 @@ namespace {
 
 constexpr size_t kMostIdBytes = 4096;
 
+std::string json_of(const std::string& model_id, int64_t seq_id) {
+  return boost::json::serialize(JsonObject{{"model_id", model_id}, {"seq_id", seq_id}});
+}
+
 // What Boost's parser tells of a document, of long texts a part at a time. A handler that answers
 // false ends it.
 struct Members {
@@ -84,8 +88,8 @@ struct Members {
 
 class InJson : public Finder {
  public:
-  InJson()
-      : parser_([] {
+  explicit InJson(Form found)
+      : found_(found), parser_([] {
           boost::json::parse_options out;
           out.max_depth = 128;
           return out;
@@ -99,11 +103,16 @@ class InJson : public Finder {
   std::string found() const override {
     const Json &model_id = parser_.handler().model_id, &seq_id = parser_.handler().seq_id;
     if (!model_id.is_string() || !seq_id.is_int64()) return "";
-    if (model_id.get_string().size() > kMostIdBytes) return "";
-    return boost::json::serialize(JsonObject{{"model_id", model_id}, {"seq_id", seq_id}});
+    const std::string id(model_id.get_string());
+    const int64_t number = seq_id.get_int64();
+    if (id.size() > kMostIdBytes) return "";
+    if (found_ == Form::kJson) return json_of(id, number);
+    if (id.empty() || number < 1 || !std::in_range<int32_t>(number)) return "";
+    return bytes_of({.model_id = id, .seq_id = static_cast<int32_t>(number)});
   }
 
  private:
+  const Form found_;
   boost::json::basic_parser<Members> parser_;
   boost::json::error_code failure_;
 };
@@ -111,6 +120,8 @@ class InJson : public Finder {
 // Byte by byte (protobuf's encoding, wire types 0, 1, 2 and 5), but for what it skips.
 class InProtobuf : public Finder {
  public:
+  explicit InProtobuf(Form found) : found_(found) {}
+
   bool read(std::string_view more) override {
     while (!more.empty() && !ends_) {
       const auto skipped = static_cast<size_t>(std::min<uint64_t>(skip_, more.size()));
@@ -125,7 +136,10 @@ class InProtobuf : public Finder {
     }
     return !ends_;
   }
-  std::string found() const override { return has_both() ? bytes_of(to_) : ""; }
+  std::string found() const override {
+    if (!has_both()) return "";
+    return found_ == Form::kJson ? json_of(to_.model_id, to_.seq_id) : bytes_of(to_);
+  }
 
  private:
   bool has_both() const { return !to_.model_id.empty() && text_left_ == 0 && to_.seq_id >= 1; }
@@ -169,6 +183,7 @@ class InProtobuf : public Finder {
     }
   }
 
+  const Form found_;
   Address to_;
   uint64_t number_ = 0, key_ = 0, skip_ = 0, text_left_ = 0;
   int shift_ = 0;
@@ -177,9 +192,9 @@ class InProtobuf : public Finder {
 
 }  // namespace
 
-std::shared_ptr<Finder> address_finder(bool is_protobuf) {
-  if (is_protobuf) return std::make_shared<InProtobuf>();
-  return std::make_shared<InJson>();
+std::shared_ptr<Finder> address_finder(Form body, Form found) {
+  if (body == Form::kProtobuf) return std::make_shared<InProtobuf>(found);
+  return std::make_shared<InJson>(found);
 }
 
 }  // namespace twinkle::server::tinker

@@ -7,10 +7,12 @@
 
 namespace twinkle::server::tinker {
 
-// Of a protobuf as of Tinker's forward_backward, else of JSON. What it finds is a body of the same
-// kind with these alone, forward_only too where a protobuf has that before them. It ends where it
-// has both, where the body is none, and where a model_id is longer than 4096 bytes. Of a member
-// that comes twice the first counts; JSON's null is none.
-std::shared_ptr<Finder> address_finder(bool is_protobuf);
+enum class Form { kJson, kProtobuf };  // the latter as of Tinker's forward_backward
+
+// What it finds in a body of the one form is one of the other with these alone, and where both are
+// protobuf, forward_only, too, if it stands before them. It ends where it has both, where the body
+// is none, and where a model_id is longer than 4096 bytes. Of a member that comes twice the first
+// counts; JSON's null is none, and its seq_id is none for a protobuf unless that can hold it.
+std::shared_ptr<Finder> address_finder(Form body, Form found);
 
 }  // namespace twinkle::server::tinker

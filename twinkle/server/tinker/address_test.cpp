@@ -15,7 +15,8 @@ struct Got {
 };
 
 Got in(const std::string& body, bool is_protobuf, size_t piece) {
-  const auto finder = address_finder(is_protobuf);
+  const Form form = is_protobuf ? Form::kProtobuf : Form::kJson;
+  const auto finder = address_finder(form, form);
   size_t at = 0;
   bool goes_on = true;
   for (; goes_on && at < body.size(); at += piece)
@@ -100,6 +101,25 @@ TEST(Address, IsFoundWhereverItStandsInAProtobuf) {
         id + std::string("\x10\x00", 2), std::string("\x0b"), std::string(20, '\xff'),
         std::string("\x0a\xff\xff\x03") + std::string(70000, 'a') + number})
     EXPECT_EQ(in(none, true, 1000).found, "");
+}
+
+// In one form, told in the other.
+std::string turned(const std::string& body, Form from) {
+  const auto finder = address_finder(from, from == Form::kJson ? Form::kProtobuf : Form::kJson);
+  finder->read(body);
+  return finder->found();
+}
+
+TEST(Address, OfOneFormIsToldInTheOther) {
+  const std::string bytes = bytes_of({.model_id = "a:train:0", .seq_id = 7});
+  EXPECT_EQ(turned(R"({"seq_id": 7, "x": [], "model_id": "a:train:0"})", Form::kJson), bytes);
+  EXPECT_EQ(turned(bytes, Form::kProtobuf), kBoth);
+  for (const char* seq_id : {"0", "-1", "2147483648", "4294967303", "9223372036854775807"})
+    EXPECT_EQ(
+        turned(R"({"model_id": "a:train:0", "seq_id": )" + std::string(seq_id) + "}", Form::kJson),
+        "")
+        << "no int32 from 1 on is " << seq_id;
+  EXPECT_EQ(turned(R"({"model_id": "", "seq_id": 7})", Form::kJson), "");
 }
 
 }  // namespace
