@@ -1,6 +1,7 @@
 """The torchrun scripts of the source documents and of docs/parallel.md over several processes: the
 bits of one."""
 
+import fnmatch
 import json
 import re
 import subprocess
@@ -11,7 +12,8 @@ import pytest
 from parallel.processes import alone, environment, sha256, torchrun
 from seed_scripts import BEST_PRACTICES, with_sizes
 
-PAGE = Path(__file__).parents[2] / "docs/parallel.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/parallel.md"
 SIZES = {
     "range(100)": "range(20)",
     "range(1000)": "range(80)",
@@ -98,3 +100,20 @@ def test_the_script_of_the_page_prints_on_two_processes_what_it_prints_on_one(
     assert len(printed[1].splitlines()) == 5 and printed[1] == printed[2]
     saved = [tmp_path / size / "outputs/parallel/adapter" for size in ("1", "2")]
     assert sha256(saved[0]) == sha256(saved[1])
+
+
+def test_every_test_that_the_page_names_is_there():
+    page = PAGE.read_text()
+    sources = [file.read_text() for file in (ROOT / "twinkle").rglob("*_test.cpp")]
+    defined = [
+        ".".join(name)
+        for text in sources
+        for name in re.findall(r"^TEST\w*\((\w+), (\w+)\)", text, re.M)
+    ]
+    named = re.findall(r"gtest_filter='([^']+)'", page)
+    named += re.findall(r"`([A-Z]\w+\.[A-Z]\w+)`", page)
+    assert len(named) > 10
+    for pattern in named:
+        assert fnmatch.filter(defined, pattern), pattern
+    for path in re.findall(r"`(tests/[\w/]+\.py)`", page):
+        assert (ROOT / path).is_file(), path

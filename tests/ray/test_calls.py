@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import re
-import time
 import types
 from pathlib import Path
 
@@ -310,11 +309,9 @@ def test_a_row_that_is_bad_on_one_rank_alone_is_told_and_the_group_goes_on(run, 
     model = TransformersModel(model_id=tiny_llama_dir, remote_group="two")
     model.add_adapter_to_model("default", LoraConfig(r=4))
     rows = rows_of_tokens()
-    began = time.monotonic()
     with pytest.raises(InvalidError, match="token"):
         model.forward_backward(inputs=[*rows[:3], {"input_ids": [9999, 1]}])()
     model.forward_backward(inputs=rows)()
-    assert time.monotonic() - began < 20
 
 
 def test_numbers_of_pairs_are_cut_with_their_rows(run, tiny_llama_dir):

@@ -26,7 +26,8 @@ from twinkle import (
     TransformersModel,
 )
 from twinkle.errors import ConflictError
-from twinkle.remote.cluster import _environment
+from twinkle.logger import get_logger
+from twinkle.remote.cluster import Cluster, _environment
 
 ENDS, TOKENS = (Path(__file__).with_name(name) for name in ("ends.py", "tokens.py"))
 
@@ -89,6 +90,32 @@ def test_a_cluster_that_does_not_answer_is_refused_at_once(monkeypatch):
             groups=two)  # fmt: skip
 
 
+@pytest.mark.parametrize(("mode", "count"), [(None, 1), ("disabled", 0), ("token", 0)])
+def test_a_cluster_without_a_token_is_joined_with_what_gives_it_one(
+    mode, count, monkeypatch, tmp_path
+):
+    ray = pytest.importorskip("ray")
+    told = []
+    monkeypatch.setattr(get_logger(), "warning", told.append)
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("HOME", str(tmp_path))  # in which there is no token
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    if mode:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    joined = object.__new__(Cluster)
+    joined._ray = ray
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        assert joined._connect(1)
+    assert len(told) == count
+    for text in told:
+        assert text.startswith(f"infra: the Ray cluster at {address} asks for no token, so whoever")
+        assert "before `ray start`, once `ray get-auth-token --generate > /dev/null`, and" in text
+        assert "on every node `export RAY_AUTH_MODE=token`" in text
+
+
 def test_a_card_is_visible_to_workers_of_groups_on_cards_alone(monkeypatch):
     monkeypatch.delenv("TWINKLE_DEVICE")
     for group, seen in (
@@ -121,7 +148,9 @@ def test_groups_beyond_the_cluster_are_told_what_is_free(cluster):
         )
         patch.delenv("TWINKLE_DEVICE")
         refused(
-            "need 1 CPU and 1 GPU each, .* 0 of 0 GPUs are free: .* or set TWINKLE_DEVICE=cpu",
+            "need 1 CPU and 1 GPU each, .* 0 of 0 GPUs are free: .* or set TWINKLE_DEVICE=cpu to "
+            "run on CPUs; where `ray start` of a node has ended with InvalidAuthToken, run `export "
+            "RAY_AUTH_MODE=token` before it",
             groups=[DeviceGroup("cards", 2, "cuda")],
         )
 
@@ -195,14 +224,12 @@ def test_a_worker_that_stays_silent_after_another_has_failed_ends_its_group(driv
         thing, other = Thing(remote_group="two"), Thing(remote_group="other")
         with pytest.raises(ConflictError, match="bad row"):
             thing.fail_beside(ConflictError("bad row"), 1000)()
-        began = time.monotonic()
         with pytest.raises(
             InternalError,
             match=r"rank 1 of group two has not answered for 4 s after another rank has failed in "
             r"Thing.fail_beside at test_failures.py:\d+: bad row \(rank 0 of group two",
         ):
             thing.step()
-        assert time.monotonic() - began < 10
         with pytest.raises(InternalError, match="rank 1 of group two has not answered"):
             thing.facts()
         assert other.step() == 1

@@ -1,7 +1,6 @@
 """Training in the workers of a group: the bits of one process."""
 
 import hashlib
-import time
 from pathlib import Path
 
 import pytest
@@ -39,8 +38,6 @@ def test_a_row_that_python_refuses_on_one_rank_is_told_and_never_mixed_with_the_
     alone = model_at().forward_backward(inputs=rows)["loss"]
     with driver(two=2):
         model = model_at(remote_group="two")
-        began = time.monotonic()
         with pytest.raises(InvalidError, match=r"input_ids of inputs\[1\] has shape"):
             model.forward_backward(inputs=spoilt)()
-        assert time.monotonic() - began < 20
         assert model.forward_backward(inputs=rows)()["loss"] == alone

@@ -47,6 +47,19 @@ def _here_alone(pid):
         raise LookupError("it is not known here")
 
 
+def busy(until):
+    """For so many seconds, or until there is this file. Returns whether it has come within a
+    minute's half."""
+    if not isinstance(until, str):
+        time.sleep(until)
+        return True
+    for _ in range(600):
+        if Path(until).exists():
+            return True
+        time.sleep(0.05)
+    return False
+
+
 @remote_class(execute="all")
 class Thing:
     """Says what it gets, and who it is."""
@@ -142,11 +155,13 @@ class Thing:
         return "well"
 
     @remote_function(dispatch="all", collect="none")
-    def fail_beside(self, error, seconds, then=None):
-        """The first worker fails; the others are busy for so long, and then fail, too."""
+    def fail_beside(self, error, until, then=None):
+        """The first worker fails; the others are busy for so long, and then fail, too. Where a
+        file has not come they leave one at its name with `.late`."""
         if Platform.get_rank() == 0:
             raise error
-        time.sleep(seconds)
+        if not busy(until):
+            Path(f"{until}.late").touch()
         if then is not None:
             raise then
 
@@ -160,9 +175,8 @@ class Thing:
         time.sleep(seconds)
 
     @remote_function(dispatch="all", collect="none")
-    def wait(self, seconds, rank=None):
-        if rank in (None, Platform.get_rank()):
-            time.sleep(seconds)
+    def wait(self, until, rank=None):
+        return rank not in (None, Platform.get_rank()) or busy(until)
 
     @remote_function(dispatch="all", collect="none")
     def large(self, megabytes):

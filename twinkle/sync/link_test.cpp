@@ -6,6 +6,7 @@
 #include <chrono>
 #include <functional>
 #include <future>
+#include <latch>
 #include <memory>
 #include <optional>
 #include <set>
@@ -78,6 +79,26 @@ TEST(Link, RanksThatMeetAnewMakeATenantOfAnotherName) {
     EXPECT_TRUE(name.starts_with("sync/") && name.ends_with("/1/default")) << name;
     EXPECT_TRUE(names.insert(name).second) << name;
   }
+}
+
+// No other name would help here.
+TEST(Link, ATenantThatIsRefusedIsTriedOnce) {
+  const model::TinyModel model;
+  Engine trainer(options_of(model)), sampler(options_of(model));
+  trainer.run<Done>(Create{.tenant = "me", .lora_json = kLora});
+  sampler.run<Done>(Create{.tenant = "all"});  // trains all weights, beside which are no adapters
+  on_ranks(2, {}, [&](Link& link, int rank) {
+    if (rank == 0) {
+      expect_error("sync: rank 1: engine: ", [&] { link.send(trainer, "me", "default"); });
+      link.send(trainer, "me", "default");
+      return;
+    }
+    expect_error("engine: ", [&] { link.receive(sampler, "all"); });
+    sampler.run<Done>(engine::Delete{"all"});
+    sampler.run<Done>(Create{.tenant = "frozen", .frozen = true});
+    const std::string name = link.receive(sampler, "frozen").tenant;
+    EXPECT_TRUE(name.ends_with("/2/default")) << name;  // the first was the one that was refused
+  });
 }
 
 TEST(Link, AnAdapterBringsItsBaseWhereTheSamplerHasAnother) {
@@ -323,14 +344,54 @@ TEST(Link, ARankThatHasGoneEndsTheOthersAndTheOldWeightsStay) {
   Engine sampler(options_of(model));
   sampler.run<Done>(Create{.tenant = "frozen", .frozen = true});
   const Texts before = sampled(sampler, "frozen");
-  on_ranks(3, {.num_senders = 1}, [&](Link& link, int rank) {
-    if (rank == 0) return;  // its link ends here
-    if (rank == 1)
-      expect_error("rank 0 has gone", [&] { link.receive(sampler, "frozen"); });
-    else
-      link.close("rank 0 has gone, too");
-  });
+  for (const int gone : {0, 1}) {
+    on_ranks(2, {}, [&](Link& link, int rank) {
+      if (rank == gone) return;  // its link ends here
+      expect_error("mesh: rank " + std::to_string(gone) + " has gone", [&] {
+        if (rank == 0)
+          link.send(sampler, "frozen", "");
+        else
+          link.receive(sampler, "frozen");
+      });
+    });
+  }
   EXPECT_EQ(sampled(sampler, "frozen"), before);
+}
+
+// Of three ranks two have switched, or have nothing to switch, and wait for the third, whose sample
+// goes on until they have been told.
+TEST(Link, RanksThatWaitForASwitchAreToldThatItsRankHasLeft) {
+  const model::TinyModel model;
+  Engine trainer(options_of(model)), slow(options_of(model)), quick(options_of(model));
+  trainer.run<Done>(Create{.tenant = "me"});
+  for (Engine* engine : {&slow, &quick})
+    engine->run<Done>(Create{.tenant = "frozen", .frozen = true});
+  train(trainer, "me");
+  const Texts before = sampled(quick, "frozen"), after = sampled(trainer, "me");
+  ASSERT_NE(before, after);
+  SlowSample running(slow, std::chrono::milliseconds(100));
+  std::latch told(2);
+  on_ranks(3, {}, [&](Link& link, int rank) {
+    const auto leaves = [&](const auto& call) { expect_error("sync: a rank has left", call); };
+    if (rank == 1) {
+      std::thread syncs([&] { leaves([&] { link.receive(slow, "frozen"); }); });
+      for (int i = 0; i < 1000 && sampled(quick, "frozen") == before; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      link.close("sync: a rank has left");
+      told.wait();
+      running.finish();
+      return syncs.join();
+    }
+    leaves([&] {
+      if (rank == 0)
+        link.send(trainer, "me", "");
+      else
+        link.receive(quick, "frozen");
+    });
+    told.count_down();
+  });
+  running.wait();
+  EXPECT_EQ(sampled(quick, "frozen"), after);
 }
 
 TEST(Link, NeedsSomebodyOnEitherSide) {

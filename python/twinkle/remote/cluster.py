@@ -11,12 +11,18 @@ from pathlib import Path
 from twinkle import checks
 from twinkle.device_mesh import DeviceMesh
 from twinkle.errors import InternalError, InvalidError, NotAvailableError, require
+from twinkle.logger import get_logger
 from twinkle.platform import Platform, environment_number
 from twinkle.remote.gone import why_gone
 from twinkle.remote.group import WorkerGroup
 from twinkle.remote.proxy import Proxy
 
 VERSION = "2.60"
+# Of a node without RAY_AUTH_MODE; Ray's own text there tells to make a token.
+_REFUSED = (
+    "; where `ray start` of a node has ended with InvalidAuthToken, run `export "
+    "RAY_AUTH_MODE=token` before it"
+)
 _PLACEMENT = ("remote_group", "instance_id", "device_mesh")
 
 
@@ -113,6 +119,7 @@ class Cluster:
                 _check_answers(found, explicit=address is not None)
                 self._variables = _agree_on_token(explicit=address is not None)
                 ray.init(logging_level="warning")
+                _warn_without_token(found)
                 return True
             self._variables = _agree_on_token(own=True)
             ray.init(
@@ -251,6 +258,23 @@ def _agree_on_token(own=False, explicit=False):
     return tuple(wanted)
 
 
+def _has_token():
+    from ray._raylet import AuthenticationMode, get_authentication_mode
+
+    return get_authentication_mode() == AuthenticationMode.TOKEN
+
+
+def _warn_without_token(address):
+    """Of a cluster that this process has joined without one, unless it was told to."""
+    if "RAY_AUTH_MODE" in os.environ or _has_token():
+        return
+    get_logger().warning(
+        f"infra: the Ray cluster at {address} asks for no token, so whoever reaches its ports can "
+        "run code on its nodes: before `ray start`, once `ray get-auth-token --generate > "
+        "/dev/null`, and on every node `export RAY_AUTH_MODE=token` (docs/ray.md)"
+    )
+
+
 def _needs(group):
     """(CPUs, GPUs) of each worker."""
     cpus = environment_number("TWINKLE_CPU_PG_CPUS_PER_PROC", 1.0, 0, 1024)
@@ -284,6 +308,7 @@ def _placed(ray, group, seconds):
             f"infra: the Ray cluster has no place for group {group.name} after {seconds:g} s: its "
             f"{group.num_ranks} ranks need {asked} each, {said}: make the groups smaller, add nodes"
             + (", or set TWINKLE_DEVICE=cpu to run on CPUs" if gpus else "")
+            + _REFUSED * _has_token()
         ) from None
     return place
 

@@ -64,6 +64,29 @@ std::vector<at::Tensor> read_weights(const fs::path& directory, const BaseModel&
   return read_owned(source, base);
 }
 
+bool same_in_bfloat16(const at::Tensor& a, const at::Tensor& b) {
+  constexpr int64_t kAtATime = 1 << 20;  // elements
+  const at::Tensor flat_a = a.reshape({-1}), flat_b = b.reshape({-1});
+  for (int64_t at = 0; at < flat_a.size(0); at += kAtATime) {
+    const int64_t count = std::min(kAtATime, flat_a.size(0) - at);
+    const auto rounded = [&](const at::Tensor& t) {
+      return t.narrow(0, at, count).to(at::kBFloat16);
+    };
+    if (!at::equal(rounded(flat_a), rounded(flat_b))) return false;
+  }
+  return true;
+}
+
+// The state goes on from the weights that it was saved with, of which it has the float32 values.
+// Compared as bfloat16, the coarsest type that a save or an engine has them in.
+void require_its_weights(const Loaded& loaded, const BaseModel& base, const fs::path& directory) {
+  for (size_t i = 0; i < loaded.weights.size(); ++i)
+    require(same_in_bfloat16(loaded.weights[i], loaded.training->masters[i]), Code::kInvalid,
+            "engine: load: ", directory.string(), ": the model's ", base.weights[i].name,
+            " is of another save than ", kTrainingFields,
+            ": copy all files of one save, or load it without the optimizer");
+}
+
 TrainingShape training_shape(const lora::SavedAdapter& adapter) {
   TrainingShape out;
   for (const auto& module : adapter.modules) {
@@ -140,6 +163,7 @@ Loaded read_checkpoint(const Load& operation, const TenantShape& tenant, const B
   const TrainingShape shape = out.adapter ? training_shape(*out.adapter) : training_shape(base);
   out.training = read_training(directory, shape, operation.tenant,
                                operation.exact ? &base.arithmetic : nullptr, reserve);
+  require_its_weights(out, base, directory);
   return out;
 }
 

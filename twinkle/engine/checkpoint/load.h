@@ -44,8 +44,8 @@ lora::SavedAdapter read_adapter(const std::filesystem::path& directory, const Ba
 
 // Names, shapes, rank and scale are compared with the tenant's before any tensor is read. Error
 // kNotFound: no such checkpoint; kInvalid: of another model, rank or scale, damaged, a state that
-// no training leaves; or, with `exact`, saved where the arithmetic was another. `reserve`: as of
-// lora::read_adapter, for each part of the state.
+// no training leaves, or of another save than the weights; or, with `exact`, saved where the
+// arithmetic was another. `reserve`: as of lora::read_adapter, for each part of the state.
 Loaded read_checkpoint(const Load& operation, const TenantShape& tenant, const BaseModel& base,
                        const std::function<void(int64_t)>& reserve = {});
 

@@ -140,26 +140,38 @@ TEST_P(TrainingStateTest, ClippedGradientsAreStillClippedAfterALoad) {
   engine_.run<ForwardResult>(work("me"));
 }
 
-TEST_P(TrainingStateTest, AnAdapterOfAnotherSaveIsNamedAndChangesNothing) {
-  if (GetParam()) return;  // a model's weights are in the state
+TEST_P(TrainingStateTest, WeightsOfAnotherSaveAreNamedAndChangeNothing) {
   const fs::path other = scratch_ / "other";
   const auto mix = [&] {
     train();
     engine_.run<SaveResult>(Save{"me", other.string()});
-    fs::copy_file(other / "adapter_model.safetensors", weights(),
-                  fs::copy_options::overwrite_existing);
+    fs::copy_file(other / weights().filename(), weights(), fs::copy_options::overwrite_existing);
   };
-  refused(mix, "engine: load: " + weights().string() +
+  const std::string what =
+      GetParam() ? target() + ": the model's model.embed_tokens.weight" : weights().string();
+  refused(mix, "engine: load: " + what +
                    " is of another save than trainer_state.json: copy all files of one save, or "
                    "load it without the optimizer");
   save();
   mix();
   engine_.run<LoadResult>(Load{"me", target()});  // weights alone
+  if (GetParam()) return;  // each state has what its model's weights are compared with
   Json state = read_json(file("trainer_state.json"));
   EXPECT_EQ(state.as_object().erase("adapter_digest"), 1u);  // as an older program leaves it
   write_text(file("trainer_state.json"), pretty(state));
   EXPECT_EQ(load(), "no error");
-  fs::remove_all(other);
+}
+
+// Its weights are rounded in one engine, and have been in the other: they are of one save.
+TEST_P(TrainingStateTest, AModelGoesOnInAnotherPrecisionAndBack) {
+  if (!GetParam()) return;
+  Engine rounding({.model = {.path = model_.path(), .mixed_precision = "bf16"}});
+  rounding.run<Done>(Create{.tenant = "me"});
+  save();
+  for (Engine* engine : {&rounding, &engine_, &engine_, &rounding}) {
+    EXPECT_EQ(error_of([&] { engine->run<LoadResult>(Load{"me", target(), true}); }), "no error");
+    engine->run<SaveResult>(Save{"me", target(), true});
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(LoraAndFull, TrainingStateTest, testing::Bool());

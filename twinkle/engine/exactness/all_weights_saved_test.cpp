@@ -147,11 +147,10 @@ TEST(AllWeightsSaved, ThatOneRankFindsDamagedAreTheErrorOfAllAndChangeNothing) {
     learn_on(rank, 1);
     rank.run(save_to(folder));
   });
-  for (const std::string& file : {std::string("model.safetensors"), training_part(1, 4)}) {
+  const auto is_refused = [&](const std::string& file, const std::string& text,
+                              const std::string& why_not) {
     const std::string whole = read_text(folder / file);
-    std::string damaged = whole;
-    damaged.replace(damaged.size() - 4, 4, std::string("\x00\x00\xc0\x7f", 4));  // NaN
-    write_text(folder / file, damaged);
+    write_text(folder / file, text);
     on_mesh({1, 2}, options, [&](Rank& rank) {
       rank.create();
       learn_on(rank, 2);
@@ -159,13 +158,22 @@ TEST(AllWeightsSaved, ThatOneRankFindsDamagedAreTheErrorOfAllAndChangeNothing) {
       const auto before = rank.told().tensors;
       const std::string why = invalid_of(
           [&] { rank.run(Load{.tenant = "a", .directory = folder.string(), .optimizer = true}); });
-      EXPECT_NE(why.find("holds NaN or infinity"), std::string::npos) << why;
+      EXPECT_NE(why.find(why_not), std::string::npos) << why;
       rank.inspect();
       EXPECT_EQ(rank.told().tensors, before);
       learn_on(rank, 3);
     });
     write_text(folder / file, whole);
+  };
+  for (const std::string& file : {std::string("model.safetensors"), training_part(1, 4)}) {
+    std::string damaged = read_text(folder / file);
+    damaged.replace(damaged.size() - 4, 4, std::string("\x00\x00\xc0\x7f", 4));  // NaN
+    is_refused(file, damaged, "holds NaN or infinity");
   }
+  // One number of the model's last weight is another save's.
+  std::string mixed = read_text(folder / "model.safetensors");
+  mixed.replace(mixed.size() - 4, 4, std::string("\x00\x00\x00\x42", 4));  // 32
+  is_refused("model.safetensors", mixed, " is of another save than trainer_state.json");
 }
 
 TEST(AllWeightsDeleted, GiveTheBaseBackAndMakeRoomForAdapters) {
