@@ -290,8 +290,6 @@ def case(name):
         randomise(model)
         if family.zero_centred:
             centre_norms(model)
-        # glm's are beyond 160
-        model.config.eos_token_id = model.generation_config.eos_token_id = None
         directory, twin = written(family, model, Path(_root().name) / name)
         if name not in ROUTED or far_from_ties(directory, sequences):
             break
