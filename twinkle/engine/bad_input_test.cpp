@@ -56,9 +56,9 @@ TEST(BadModel, ABrokenModelIsNamedWhenItIsOpened) {
          model::write_tiny(d, tiny_config(), weights);
        },
        "model: tensor model.norm.weight of "},
-      {set("eos_token_id", -5), "eos_token_id is -5, expected an integer from 0 to 130"},
+      {set("eos_token_id", -5), "eos_token_id is -5, expected an integer from 0 to 2147483647"},
       {set("eos_token_id", JsonArray{2, int64_t{1} << 40}),
-       "eos_token_id is [2,1099511627776], expected an integer from 0 to 130"},
+       "eos_token_id is [2,1099511627776], expected an integer from 0 to 2147483647"},
       {set("vocab_size", 0), "config field 'vocab_size' is 0, it must be at least 1"},
   };
   for (const auto& [spoil, want] : cases) {

@@ -6,14 +6,27 @@
 #include "twinkle/kernels/allocation_meter_for_test.h"
 #include "twinkle/model/decoder.h"
 #include "twinkle/model/family.h"
-#include "twinkle/model/tiny_model.h"
+#include "twinkle/model/tiny_families.h"
 
 namespace twinkle::model {
 namespace {
 
+constexpr int64_t kLayers = 4;
+
 JsonObject four_layers(const std::string& family) {
   JsonObject config = tiny_config(family);
-  config["num_hidden_layers"] = 4;
+  config["num_hidden_layers"] = kLayers;
+  return config;
+}
+
+// Four layers alike, of what the family has besides llama's.
+JsonObject four_equal_layers(const std::string& family) {
+  const bool delta = family == "qwen3_next", latent = family == "deepseek_v3";
+  if (!delta && !latent && family != "qwen3_moe") return four_layers(family);
+  JsonObject config = tiny_family(family);
+  config["num_hidden_layers"] = kLayers;
+  if (latent) config["first_k_dense_replace"] = 0;
+  if (delta) config["layer_types"] = JsonArray(kLayers, "linear_attention");
   return config;
 }
 
@@ -29,12 +42,14 @@ using Case = std::tuple<std::string, at::ScalarType>;
 class Activations : public testing::TestWithParam<Case> {
  protected:
   Activations()
-      : config_(four_layers(std::get<0>(GetParam()))),
+      : config_(four_equal_layers(std::get<0>(GetParam()))),
         directory_(config_),
         decoder_(read_spec(config_), Checkpoint::open(directory_.path()), std::get<1>(GetParam())) {
-    const Batch inputs_alone = batch_of(lengths_);
+    const int64_t tokens = batch_of(lengths_).rows.num_tokens();
     const int64_t row = 48 * static_cast<int64_t>(at::elementSize(decoder_.dtype()));
-    inputs_ = 6 * row * inputs_alone.rows.num_tokens();
+    inputs_ = (kLayers + 2) * row * tokens;
+    if (const Json* chosen = find(Json(config_), "num_experts_per_tok"))
+      places_ = kLayers * tokens * chosen->to_number<int64_t>() * 16;
   }
 
   // Hidden states and all gradients under a limit; what the tape held in between.
@@ -66,13 +81,14 @@ class Activations : public testing::TestWithParam<Case> {
   const TinyModel directory_;
   Decoder decoder_;
   const std::vector<int64_t> lengths_{90, 1, 60};
-  int64_t inputs_;  // bytes of the segments' inputs
+  int64_t inputs_;      // bytes of the segments' inputs
+  int64_t places_ = 0;  // counted bytes that are no tensors': which token is where at which expert
 };
 
 TEST_P(Activations, TheComputedBytesAreThoseThatAreAllocated) {
   for (const bool train : {false, true}) {
     if (train) decoder_.train_all();
-    const auto held = static_cast<double>(run(0).held);
+    const auto held = static_cast<double>(run(0).held + places_);
     EXPECT_NEAR(static_cast<double>(whole()) / held, 1.0, 0.01) << train;
   }
 }
@@ -81,13 +97,13 @@ TEST_P(Activations, EveryLimitGivesTheSameBitsAndHoldsWhereTheInputsFit) {
   decoder_.train_all();
   const Run want = run(0);
   EXPECT_EQ(want.recomputed, 0);
-  const int64_t layer = (whole() - inputs_) / 4;
-  for (const int64_t kept : {4, 3, 1, 0}) {
+  const int64_t layer = (whole() - inputs_) / kLayers;
+  for (const int64_t kept : {kLayers, int64_t{3}, int64_t{1}, int64_t{0}}) {
     const int64_t limit = inputs_ + kept * layer + layer / 2;
     const Run got = run(limit);
-    EXPECT_EQ(got.recomputed, 4 - kept);
+    EXPECT_EQ(got.recomputed, kLayers - kept);
     EXPECT_LE(got.held, limit);
-    EXPECT_LT(got.held, want.held + 1 - (4 - kept) * layer * 9 / 10);
+    EXPECT_LT(got.held, want.held + 1 - (kLayers - kept) * layer * 9 / 10);
     ASSERT_EQ(got.values.size(), want.values.size());
     for (size_t i = 0; i < got.values.size(); ++i)
       EXPECT_TRUE(at::equal(got.values[i], want.values[i])) << kept << " " << i;
@@ -97,7 +113,7 @@ TEST_P(Activations, EveryLimitGivesTheSameBitsAndHoldsWhereTheInputsFit) {
 TEST_P(Activations, InputsThatAloneExceedTheLimitAreKeptAll) {
   decoder_.train_all();
   const Run want = run(0), got = run(1);
-  EXPECT_EQ(got.recomputed, 4);
+  EXPECT_EQ(got.recomputed, kLayers);
   EXPECT_NEAR(static_cast<double>(got.held) / static_cast<double>(inputs_), 1.0, 0.05);
   EXPECT_TRUE(at::equal(got.values[0], want.values[0]));
 }
@@ -106,7 +122,10 @@ INSTANTIATE_TEST_SUITE_P(All, Activations,
                          testing::Values(Case{"llama", at::kFloat}, Case{"llama", at::kBFloat16},
                                          Case{"qwen2", at::kBFloat16}, Case{"qwen3", at::kBFloat16},
                                          Case{"qwen3", at::kDouble}, Case{"glm4", at::kFloat},
-                                         Case{"internlm2", at::kBFloat16}));
+                                         Case{"internlm2", at::kBFloat16},
+                                         Case{"qwen3_moe", at::kFloat},
+                                         Case{"deepseek_v3", at::kBFloat16},
+                                         Case{"qwen3_next", at::kFloat}));
 
 // Half of each weight's sides, but for the vocabulary's and a head's: a decoder of half the width
 // with half the heads, whose spec says otherwise.

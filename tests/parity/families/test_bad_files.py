@@ -1,8 +1,7 @@
-"""Checkpoints and adapters of the gated delta rule's families that cannot be meant are refused by
-what is wrong in them."""
+"""Checkpoints and adapters of every family that cannot be meant are refused by what is wrong in
+them: the file or folder, the key or tensor, the value that it has and the one that it must have."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,97 +9,142 @@ import safetensors.torch
 import torch
 from parity import ours
 from parity.families import recipes as families
-from parity.families.test_families import FIELDS, tensors_in
+from parity.families.test_families import ALL, FIELDS, tensors_in
 
 from twinkle.errors import InvalidError, TwinkleError
 
-DELTA = "model.language_model.layers.0.linear_attn."
-EXPERT = "model.layers.0.mlp.experts."
+NESTED = ("qwen3_5", "qwen3_5_moe")
+NOT_ONE = ("config.json does not ask for", "fetch both again")
 
 
-def written(name, folder, change):
-    """The family's checkpoint with `change` made to its tensors."""
+def changed(name, folder, tensors=None, fields=None, beside=None):
+    """The family's checkpoint with other tensors, and with other fields of its text model or beside
+    that; a tensor that is None is taken out."""
     case = families.case(name)
-    tensors = tensors_in(case.directory)
-    change(tensors)
-    safetensors.torch.save_file(tensors, folder / "model.safetensors")
-    shutil.copy(Path(case.directory) / "config.json", folder)
+    files = tensors_in(case.directory) | (tensors or {})
+    files = {key: t.contiguous() for key, t in files.items() if t is not None}
+    safetensors.torch.save_file(files, folder / "model.safetensors")
+    config = json.loads((Path(case.directory) / "config.json").read_text())
+    (config["text_config"] if name in NESTED else config).update(fields or {})
+    (folder / "config.json").write_text(json.dumps(config | (beside or {})))
     return str(folder)
 
 
-def without(key):
-    return lambda tensors: tensors.pop(key)
-
-
-def with_tensor(key, *shape):
-    return lambda tensors: tensors.update({key: torch.ones(*shape)})
-
-
-NOT_ONE = ("config.json does not ask for", "fetch both again")
-BAD = {
-    "missing": ("qwen3_5", without(DELTA + "A_log"), ["FOLDER", DELTA + "A_log", "has no tensor"]),
-    "surplus": (
-        "qwen3_5",
-        with_tensor(DELTA + "conv1d.bias", 80),
-        [DELTA + "conv1d.bias", *NOT_ONE],
-    ),
-    "shape": (
-        "qwen3_5",
-        with_tensor(DELTA + "dt_bias", 5),
-        ["FOLDER", DELTA + "dt_bias", "[5]", "[4]"],
-    ),
-    "by_head_in_flat": (
-        "qwen3_5",
-        with_tensor(DELTA + "in_proj_qkv.weight", 160, 64),
-        ["FOLDER", DELTA + "in_proj_qkv.weight", "[160, 64]", "[80, 64]"],
-    ),
-    "missing_expert": (
-        "qwen3_next",
-        without(EXPERT + "5.up_proj.weight"),
-        ["FOLDER", EXPERT + "5.up_proj.weight", "has no tensor"],
-    ),
-    "surplus_expert": (
-        "qwen3_next",
-        with_tensor(EXPERT + "8.up_proj.weight", 24, 64),
-        [EXPERT + "8.up_proj.weight", *NOT_ONE],
-    ),
-    "experts_of_another_width": (
-        "qwen3_5_moe",
-        with_tensor("model.language_model.layers.0.mlp.experts.down_proj", 8, 24, 64),
-        ["FOLDER", "mlp.experts.down_proj", "[8, 24, 64]", "[8, 64, 24]"],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_checkpoint_whose_tensors_are_not_the_configs_is_refused(name, tmp_path):
-    family, change, words = BAD[name]
-    folder = written(family, tmp_path, change)
+def expect_refusal(folder, *words):
     with pytest.raises(TwinkleError) as refused:
         ours.engine(folder, frozen=True)
-    for word in (w.replace("FOLDER", folder) for w in words):
+    for word in words:
         assert word in str(refused.value), refused.value
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
-def test_an_unknown_quantisation_is_refused(name, tmp_path):
-    folder = Path(written(name, tmp_path, lambda tensors: None))
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InvalidError, match="quantization_config"):
-        ours.engine(str(folder), frozen=True)
+def some_matrix(name):
+    """Of the last layer, no expert's: its name and itself."""
+    matrices = {
+        key: t
+        for key, t in tensors_in(families.case(name).directory).items()
+        if ".layers.1." in key and t.dim() == 2 and ".experts." not in key
+    }
+    return max(matrices.items())
 
 
-def test_an_adapter_whose_factors_are_turned_round_is_refused(tmp_path):
-    case = families.case("qwen3_5")
-    fields = {**FIELDS, "target_modules": ["in_proj_qkv"]}
-    made = ours.engine(case.directory, lora_json=json.dumps(fields))
+@pytest.mark.parametrize("name", ALL)
+def test_a_key_that_would_change_the_arithmetic_is_refused(name, tmp_path):
+    folder = changed(name, tmp_path, fields={"final_logit_softcapping": 30.5})
+    kind = families.model_type(name)
+    expect_refusal(folder, "'final_logit_softcapping' is 3.05E1", f"model_type '{kind}'")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_missing_a_surplus_and_a_misshapen_tensor_are_refused(name, tmp_path):
+    key, value = some_matrix(name)
+    expect_refusal(changed(name, tmp_path, {key: None}), str(tmp_path), f"has no tensor {key}")
+    surplus = key.removesuffix("weight") + "lora_weight"
+    expect_refusal(changed(name, tmp_path, {surplus: value}), surplus, *NOT_ONE)
+    longer = torch.cat([value, value[:1]])
+    shapes = [str(list(t.shape)) for t in (longer, value)]
+    expect_refusal(changed(name, tmp_path, {key: longer}), str(tmp_path), key, *shapes)
+
+
+@pytest.mark.parametrize("name", families.ROUTED)
+def test_a_missing_and_a_surplus_expert_are_refused(name, tmp_path):
+    experts = {
+        key: t
+        for key, t in tensors_in(families.case(name).directory).items()
+        if ".layers.1." in key and ".experts." in key
+    }
+    key, value = min(experts.items())
+    if value.dim() == 3:  # of all experts
+        for other in (value[:-1], torch.cat([value, value[:1]])):
+            folder = changed(name, tmp_path, {key: other})
+            expect_refusal(folder, folder, key, str(list(other.shape)), str(list(value.shape)))
+        return
+    folder = changed(name, tmp_path, {key: None})
+    expect_refusal(folder, folder, f"has no tensor {key}")
+    surplus = key.replace(".experts.0.", ".experts.8.")
+    expect_refusal(changed(name, tmp_path, {surplus: value}), surplus, *NOT_ONE)
+
+
+@pytest.mark.parametrize("method", ["awq", "mxfp4"])
+@pytest.mark.parametrize("name", ALL)
+def test_an_unknown_quantisation_is_refused(name, method, tmp_path):
+    folder = changed(name, tmp_path, beside={"quantization_config": {"quant_method": method}})
+    expect_refusal(folder, "quantization_config", "unquantised checkpoint")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_adapter_whose_factors_are_turned_round_is_refused(name, tmp_path):
+    case = families.case(name)
+    made = ours.engine(case.directory, lora_json=json.dumps(FIELDS))
     made.save(tenant=ours.TENANT, directory=str(tmp_path)).result()
     file = tmp_path / "adapter_model.safetensors"
     turned = {key: value.T.contiguous() for key, value in safetensors.torch.load_file(file).items()}
     safetensors.torch.save_file(turned, file)
     with pytest.raises(InvalidError) as refused:
         ours.engine(case.directory, directory=str(tmp_path))
-    for word in (str(file), DELTA + "in_proj_qkv", "lora_A", "[64, 4]", "[r, in] with r = 4"):
+    for word in (str(file), "lora_A", "4]", "[r, in] with r = 4"):
         assert word in str(refused.value), refused.value
+
+
+DELTA = "model.language_model.layers.0.linear_attn."
+CASES = {
+    "a rule's decays": ("qwen3_5", DELTA + "A_log", None, ["FOLDER", "has no tensor"]),
+    "a rule's bias": ("qwen3_5", DELTA + "dt_bias", torch.ones(5), ["FOLDER", "[5]", "[4]"]),
+    "a convolution's bias": ("qwen3_5", DELTA + "conv1d.bias", torch.ones(80), NOT_ONE),
+    "projections by head": (
+        "qwen3_5",
+        DELTA + "in_proj_qkv.weight",
+        torch.ones(160, 64),
+        ["FOLDER", "[160, 64]", "[80, 64]"],
+    ),
+    "experts of another width": (
+        "qwen3_5_moe",
+        "model.language_model.layers.0.mlp.experts.down_proj",
+        torch.ones(8, 24, 64),
+        ["FOLDER", "[8, 24, 64]", "[8, 64, 24]"],
+    ),
+    "a router's correction": (
+        "deepseek_v3",
+        "model.layers.1.mlp.gate.e_score_correction_bias",
+        None,
+        ["FOLDER", "has no tensor"],
+    ),
+    "a latent's weight turned": (
+        "deepseek_v3",
+        "model.layers.0.self_attn.kv_b_proj.weight",
+        torch.zeros(24, 112),
+        ["FOLDER", "[24, 112]", "[112, 24]"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_tensors_that_few_families_have_are_refused_where_they_do_not_fit(what, tmp_path):
+    name, key, value, words = CASES[what]
+    folder = changed(name, tmp_path, {key: value})
+    expect_refusal(folder, key, *(word.replace("FOLDER", folder) for word in words))
+
+
+def test_an_adapter_with_dropout_on_kv_b_is_refused():
+    case = families.case("deepseek_v2_lite")
+    with pytest.raises(Exception, match=r"lora_dropout is 0\.1, but .*kv_b_proj has none"):
+        ours.engine(case.directory, lora_json=json.dumps(FIELDS | {"lora_dropout": 0.1}))

@@ -1,7 +1,7 @@
 """Families with the gated delta rule: adapters under both of transformers' names, saves that both
-of its classes load, decays that stay float32, and sampling in any order of work.
+of its classes load, and decays that stay float32.
 
-Scores, gradients, text, saves in their own layout, tenants: test_families.py.
+Scores, gradients, text, saves in their own layout, tenants: test_families.py, test_schedules.py.
 """
 
 import json
@@ -18,8 +18,6 @@ from parity.families import recipes as families
 from parity.families.test_experts import PARAMETERS
 from parity.families.test_families import FIELDS, expect_scores, learn, tensors_in
 from parity.test_gradients import adapted
-
-from twinkle.engine import Engine
 
 NESTED = ["qwen3_5", "qwen3_5_moe"]
 ALL = [*NESTED, "qwen3_next"]
@@ -160,56 +158,3 @@ def test_the_outer_flag_of_a_tied_head_counts(outer, inner, tmp_path):
     equal_scores(
         ours.engine(str(tmp_path), frozen=True), ours.engine(case.directory, frozen=True), case
     )
-
-
-def texts(tenant, prompts, **sampling):
-    params = {"max_tokens": 40, "temperature": 1.0, "seed": 5, "logprobs": 1, **sampling}
-    out = tenant.sample([{"input_ids": p} for p in prompts], params).result()
-    return [(s.tokens, s.logprobs) for response in out for s in response.sequences]
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_cuts_forks_snapshots_and_preemption_change_not_a_bit_of_sampled_text(name):
-    """Prompts that begin alike, each sampled twice, in engines that have room for all or for few,
-    and one after the other in an engine that keeps nothing."""
-    case = families.case(name)
-    start = [3 + i % 150 for i in range(70)]
-    prompts = [[*start, *p] for p in case.prompts] + case.prompts
-
-    def tenant(**options):
-        made = Engine(case.directory, mixed_precision="no", device=ours.DEVICE, **options)
-        return made, made.tenant("t", FIELDS, seed=1)
-
-    _, alone = tenant(prefix_cache=False)
-    want = [s for p in prompts for s in texts(alone, [p], num_samples=2)]
-    for options in ({}, {"prefill_tokens": 1}, {"prefill_tokens": 33}):
-        _, roomy = tenant(**options)
-        assert texts(roomy, prompts, num_samples=2) == want
-        assert texts(roomy, prompts, num_samples=2) == want  # from what was kept
-    _, tight = tenant(kv_tokens=64 * 5, max_sequences=3)
-    assert texts(tight, prompts, num_samples=2) == want
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_a_tenant_that_was_parked_goes_on_with_the_same_bits(name, tmp_path):
-    case = families.case(name)
-    rows = [{k: s[k] for k in ("input_ids", "labels")} for s in case.sequences]
-
-    def train(**options):
-        made = Engine(case.directory, mixed_precision="no", device=ours.DEVICE, **options)
-        tenants = [made.tenant(f"t{i}", FIELDS, seed=i) for i in range(2)]
-        for _ in range(3):
-            for tenant in tenants:
-                tenant.forward_backward(rows).result()
-                tenant.step("AdamW", lr=0.01).result()
-        scores = [tenant.forward(rows).result()["logps"] for tenant in tenants]
-        sampled = [texts(tenant, case.prompts) for tenant in tenants]
-        return scores, sampled, made.stats()["num_returns"]
-
-    scores, sampled, returns = train()
-    again, text, came_back = train(resident_bytes=1, park_directory=str(tmp_path))
-    assert returns == 0 and came_back >= 4
-    assert text == sampled
-    for mine, theirs in zip(again, scores, strict=True):
-        for one, other in zip(mine, theirs, strict=True):
-            assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))

@@ -5,6 +5,7 @@
 #include <torch/headeronly/version.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
@@ -16,6 +17,8 @@
 namespace twinkle::engine {
 namespace {
 
+// Ids beyond the vocabulary end no text, since none of them is ever sampled: a small model may keep
+// those of the tokenizer that its family has.
 std::vector<int32_t> read_eos(const std::filesystem::path& path, const Json& config,
                               int64_t vocab_size) {
   std::vector<int32_t> out;
@@ -24,11 +27,11 @@ std::vector<int32_t> read_eos(const std::filesystem::path& path, const Json& con
     if (!eos) return;
     const JsonArray ids = eos->is_array() ? eos->get_array() : JsonArray{*eos};
     for (const Json& id : ids) {
-      require(id.is_int64() && id.get_int64() >= 0 && id.get_int64() < vocab_size, Code::kInvalid,
+      constexpr int64_t kMaxId = std::numeric_limits<int32_t>::max();
+      require(id.is_int64() && id.get_int64() >= 0 && id.get_int64() <= kMaxId, Code::kInvalid,
               "engine: eos_token_id is ", boost::json::serialize(*eos),
-              ", expected an integer from 0 to ", vocab_size - 1,
-              ", the vocabulary's last token, or a list of them");
-      out.push_back(static_cast<int32_t>(id.get_int64()));
+              ", expected an integer from 0 to ", kMaxId, ", or a list of them");
+      if (id.get_int64() < vocab_size) out.push_back(static_cast<int32_t>(id.get_int64()));
     }
   };
   add(model::text_of(config));

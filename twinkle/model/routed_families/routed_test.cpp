@@ -237,5 +237,21 @@ TEST(Glm4Moe, AnotherKindOfChoiceIsRefused) {
             "model: config field 'topk_method' is 'greedy'; known: noaux_tc");
 }
 
+// By the last layer, whose weights have no numbers.
+TEST(RoutedFamilies, AnotherDeviceThanTheCpuIsRefusedByTheFamilysName) {
+  for (const JsonObject& config : {qwen3_moe_config(), qwen2_moe_config(), mixtral_config(),
+                                   deepseek_config(), glm4_moe_config()}) {
+    const DecoderSpec spec = read_spec(config);
+    Parts parts(
+        [](const std::string&, const std::vector<int64_t>& shape) {
+          return at::empty(shape, at::device(at::kMeta));
+        },
+        spec.layout);
+    EXPECT_EQ(invalid_of([&] { Layer(spec, spec.layers.back(), parts); }),
+              "model: device is meta, but routed experts (" + spec.family +
+                  ") run on the CPU only in this version; set the device to cpu");
+  }
+}
+
 }  // namespace
 }  // namespace twinkle::model

@@ -1,8 +1,10 @@
-// As schedules_test.cpp, of a model with latent attention and routed experts: prompts cut at drawn
-// places, shared prefixes, forks, preempted sequences, parked tenants, among others and alone.
+// As schedules_test.cpp, of models whose mixers keep latents or a state, with routed experts:
+// prompts cut at drawn places, shared prefixes, forks, preempted sequences, parked tenants, among
+// others and alone.
 #include <gtest/gtest.h>
 
 #include "twinkle/engine/exactness/schedules_for_test.h"
+#include "twinkle/model/tiny_families.h"
 
 namespace twinkle::engine {
 namespace {
@@ -10,21 +12,18 @@ namespace {
 constexpr uint64_t kSchedules = 60;
 constexpr size_t kTenants = 3;
 
-JsonObject latent_config() {
-  JsonObject c = smallest_config("deepseek_v3");
+// Two layers of the sizes that schedules are drawn for, with the family's fields besides.
+JsonObject config_of(const std::string& family) {
+  JsonObject c = smallest_config(family);
+  for (const auto& [key, value] : model::tiny_family(family)) {
+    if (!c.contains(key)) c[key] = value;
+  }
   c["num_hidden_layers"] = 2;
-  c["num_key_value_heads"] = 2;
-  c["q_lora_rank"] = nullptr;
-  c["kv_lora_rank"] = 10;
-  c["qk_nope_head_dim"] = 6;
-  c["qk_rope_head_dim"] = 4;
-  c["v_head_dim"] = 5;
-  c["n_routed_experts"] = 4;
-  c["num_experts_per_tok"] = 2;
-  c["moe_intermediate_size"] = 8;
-  c["first_k_dense_replace"] = 1;
-  c["n_group"] = 2;
-  c["topk_group"] = 1;
+  if (family == "deepseek_v3") {
+    c["num_key_value_heads"] = c["num_attention_heads"];
+    c["q_lora_rank"] = nullptr;  // adapters name q_proj
+  }
+  if (family == "qwen3_next") c["layer_types"] = JsonArray{"linear_attention", "full_attention"};
   return c;
 }
 
@@ -37,10 +36,11 @@ EngineOptions options_of(const model::TinyModel& model, uint64_t seed) {
                       .prefill_tokens = 1 + static_cast<int64_t>(draw(key, 12))}};
 }
 
-// Without dropout, which kv_b_proj's adapters don't have.
-std::vector<Owned> schedule_of(uint64_t seed, const std::string& folder) {
+std::vector<Owned> schedule_of(const std::string& family, uint64_t seed,
+                               const std::string& folder) {
   std::vector<Owned> out = some_schedule(seed, folder, kTenants, 12 + key_of(seed, "length") % 24);
-  for (Owned& item : out) {
+  if (family != "deepseek_v3") return out;
+  for (Owned& item : out) {  // kv_b_proj's adapters have no dropout
     auto* create = std::get_if<Create>(&item.operation);
     const size_t at = create ? create->lora_json.find("0.2") : std::string::npos;
     if (at != std::string::npos) create->lora_json.replace(at, 3, "0.0");
@@ -48,8 +48,10 @@ std::vector<Owned> schedule_of(uint64_t seed, const std::string& folder) {
   return out;
 }
 
-TEST(LatentSchedules, GiveEachTenantWhatASerialReferenceGivesIt) {
-  const model::TinyModel model(latent_config());
+class FamilySchedules : public testing::TestWithParam<std::string> {};
+
+TEST_P(FamilySchedules, GiveEachTenantWhatASerialReferenceGivesIt) {
+  const model::TinyModel model(config_of(GetParam()));
   int operations = 0, errors = 0;
   size_t heard = 0, pinned = 0;
   for (uint64_t seed = 1; seed <= kSchedules; ++seed) {
@@ -58,7 +60,7 @@ TEST(LatentSchedules, GiveEachTenantWhatASerialReferenceGivesIt) {
     EngineOptions options = options_of(model, seed);
     options.parking.directory = parked.path().string();
     Engine engine(options, in_letters);
-    const Outcomes got = at_once(engine, schedule_of(seed, folder), folder, seed);
+    const Outcomes got = at_once(engine, schedule_of(GetParam(), seed, folder), folder, seed);
 
     options = options_of(model, seed);
     options.scheduling.token_budget = 4096;
@@ -67,7 +69,8 @@ TEST(LatentSchedules, GiveEachTenantWhatASerialReferenceGivesIt) {
       const ScratchDir own;
       Engine alone(options, in_letters);
       const std::string there = own.path().string();
-      const auto want = one_by_one(alone, t, schedule_of(seed, there), there, got.cancelled);
+      const auto schedule = schedule_of(GetParam(), seed, there);
+      const auto want = one_by_one(alone, t, schedule, there, got.cancelled);
       ASSERT_EQ(got.of[t], want) << "seed " << seed;
       operations += static_cast<int>(want.size());
       for (const std::string& text : want) errors += text.starts_with("engine:") ? 1 : 0;
@@ -80,6 +83,8 @@ TEST(LatentSchedules, GiveEachTenantWhatASerialReferenceGivesIt) {
   EXPECT_GT(heard, 3 * kSchedules);
   EXPECT_GT(pinned, kSchedules / 8);
 }
+
+INSTANTIATE_TEST_SUITE_P(All, FamilySchedules, testing::Values("deepseek_v3", "qwen3_next"));
 
 }  // namespace
 }  // namespace twinkle::engine
