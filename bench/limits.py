@@ -62,9 +62,34 @@ class Shape:
         return self.layers * rank * sum(a + b for a, b in self.linears)
 
     @property
+    def attention_layers(self):
+        return self.layers
+
+    @property
+    def recurrence(self):
+        """FLOP of a token's passes through states, forward."""
+        return 0
+
+    def adapter_products(self, rank):
+        """Weights of the adapters that a token is multiplied with."""
+        return self.adapter_weights(rank)
+
+    @property
+    def kept(self):
+        """Numbers that backward must see of a token: both residuals, both norms' outputs, q, k, v,
+        attention's output, gate and up."""
+        return self.layers * (
+            4 * self.hidden + 2 * self.attention + 2 * self.kv_width + 2 * self.inner
+        )
+
+    @property
     def bytes(self):
         """Of the weights that a step of decoding reads, in bf16."""
         return 2 * (self.layer_weights + self.head_weights)
+
+    def step_bytes(self, num_sequences):
+        """Of what a step of decoding so many sequences reads besides their keys and values."""
+        return self.bytes
 
     @property
     def resident_bytes(self):
@@ -81,25 +106,23 @@ def training_gflop(shape, rank, lengths, num_scored):
     """GFLOP of one step over sequences of these lengths.
 
     Frozen weights: 2 forward and 2 for the gradient of their input; adapters: 6; the head only
-    where a label is scored; causal attention 2 * L * hidden forward per token, three times that
-    with backward. rank None: all weights learn, 2 more for the gradient of each.
+    where a label is scored; causal attention 2 * L * hidden forward per token, and a recurrence's
+    products, three times that with backward. rank None: all weights learn, 2 more for the gradient
+    of each.
     """
     tokens = sum(lengths)
     each = 6 if rank is None else 4
-    per_token = each * shape.layer_weights + (6 * shape.adapter_weights(rank) if rank else 0)
-    attention = 6 * shape.attention * shape.layers * sum(length * length for length in lengths)
+    per_token = each * shape.layer_weights + (6 * shape.adapter_products(rank) if rank else 0)
+    per_token += 3 * shape.recurrence
+    attention = 6 * shape.attention * shape.attention_layers
+    attention *= sum(length * length for length in lengths)
     return (tokens * per_token + num_scored * each * shape.head_weights + attention) / 1e9
 
 
 def training_memory_mib(shape, rank, tokens):
-    """Weights in bf16, adapter with gradient and two moments in fp32, and what backward must see.
-
-    Per token and layer, bf16: both residuals, both norms' outputs, q, k, v, attention's output,
-    gate and up. No logits; the libraries' own memory is not counted.
-    """
-    activations = 2 * tokens * shape.layers * (
-        4 * shape.hidden + 2 * shape.attention + 2 * shape.kv_width + 2 * shape.inner
-    )  # fmt: skip
+    """Weights in bf16, adapter with gradient and two moments in fp32, and what backward must see,
+    in bf16. No logits; the libraries' own memory is not counted."""
+    activations = 2 * tokens * shape.kept
     return (shape.resident_bytes + 16 * shape.adapter_weights(rank) + activations) / 2**20
 
 
@@ -112,7 +135,8 @@ def checkpointed_memory_mib(shape, rank, tokens):
 def decoding_tokens_s(shape, machine, num_sequences, more_bytes=0):
     """The lower of reading every weight, and more_bytes, once per step and multiplying every weight
     by every sequence."""
-    by_memory = num_sequences * machine.read_gb_s * 1e9 / (shape.bytes + more_bytes)
+    read = shape.step_bytes(num_sequences) + more_bytes
+    by_memory = num_sequences * machine.read_gb_s * 1e9 / read
     return min(by_memory, machine.gemm_gflops * 1e9 / shape.bytes)
 
 

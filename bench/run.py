@@ -1,10 +1,10 @@
 """Measures Twinkle beside its peers, samples taken in turn, and writes the figures.
 
-On the CPU it measures C1 to C12, F1, R2, R4, S1 to S6, K2, D1 and D3 to D7, and needs the variable
-TWINKLE_TEST_DATA: a folder with gsm8k_train.jsonl. With --device cuda it measures G1 to G11 on
-models of drawn weights. Writes bench/results/cpu.json, or the GPU's file beside it (rows with id,
-ours, peer, ratio, limit), and the table of docs/benchmarks.md; with --quick and --rehearse files in
-outputs/bench alone, with --out a file of DIR and a table on the screen.
+On the CPU it measures C1 to C12, F1 to F4, R2, R4, S1 to S6, K2, D1 and D3 to D7, and needs the
+variable TWINKLE_TEST_DATA: a folder with gsm8k_train.jsonl. With --device cuda it measures G1 to
+G11 on models of drawn weights. Writes bench/results/cpu.json, or the GPU's file beside it (rows
+with id, ours, peer, ratio, limit), and the table of docs/benchmarks.md; with --quick and --rehearse
+files in outputs/bench alone, with --out a file of DIR and a table on the screen.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import adapters
 import calls
 import contention
 import decoding
+import families
 import limits
 import prompts
 import publishing
@@ -51,6 +52,9 @@ QUESTIONS = {
     "C11": contention.c11,
     "C12": tenants.c12,
     "F1": training.f1,
+    "F2": families.f2,
+    "F3": families.f3,
+    "F4": families.f4,
     "R2": publishing.r2,
     "R4": syncing.r4,
     "S1": sdk.both_s1,

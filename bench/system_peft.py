@@ -36,6 +36,10 @@ class System:
         """Every layer is computed again for its backward pass, as its Trainer's option has it."""
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
 
+    def use_experts(self, implementation):
+        """One of its ways through a layer's experts."""
+        self.model.set_experts_implementation(implementation)
+
     def start_training(self, adapter, rank, make):
         if make:
             raise ValueError("the adapter is made by the other system")

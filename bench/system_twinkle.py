@@ -56,11 +56,12 @@ class System:
         self.tenants.clear()
         self.engine.reset_prefix_cache()
 
-    def start_training(self, adapter, rank, make):
-        """make: draw an adapter and write it to the directory; else read it from there."""
+    def start_training(self, adapter, rank, make, lora=None):
+        """make: draw an adapter and write it to the directory; else read it from there. lora: more
+        of its config."""
         if make:
             config = {"r": rank, "lora_alpha": 2 * rank, "target_modules": "all-linear"}
-            self.create("train", lora_json=json.dumps(config), seed=7)
+            self.create("train", lora_json=json.dumps(config | (lora or {})), seed=7)
             self.engine.save(tenant="train", directory=adapter).result()
         else:
             self.create("train", directory=adapter)

@@ -4,7 +4,7 @@ same of all weights."""
 import statistics
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from foreign import warmed_rounds
@@ -29,6 +29,7 @@ class Question:
     all_weights: bool = False  # instead of an adapter
     rank: int = RANK
     repeats: int = 1  # steps with a batch in one sample
+    lora: dict = field(default_factory=lambda: {"target_modules": "all-linear"})  # more of it
 
 
 C1 = Question("C1", f"LoRA training, bf16, rank {RANK}, all linears, {SIZE} x {LENGTH} tokens")
@@ -53,7 +54,8 @@ def start(stack, run, system, adapter, question=C1):
         worker.ask("start_full_training")
     else:
         make = system.startswith("system_twinkle")
-        worker.ask("start_training", adapter=adapter, rank=question.rank, make=make)
+        more = {"lora": question.lora} if make else {}
+        worker.ask("start_training", adapter=adapter, rank=question.rank, make=make, **more)
     return worker
 
 
@@ -82,7 +84,7 @@ def limit_tokens_s(run, batches, gemm_gflops=None, rank=RANK):
     return sum(map(num_tokens, batches)) * (gemm_gflops or run.machine.gemm_gflops) / gflop
 
 
-def speed(run, question, batches, gemm_gflops=None):
+def speed(run, question, batches, gemm_gflops=None, prepare=lambda name, worker: None):
     """One row: both train the same batches from the same weights, one after the other."""
     curves = {"ours": [], "peer": []}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -91,6 +93,8 @@ def speed(run, question, batches, gemm_gflops=None):
         asked = {
             name: start(stack, run, system, adapter, question) for name, system in SYSTEMS.items()
         }
+        for name, worker in asked.items():
+            prepare(name, worker)
         peer_name = asked["peer"].ask("name")
 
         def take(index):
@@ -154,9 +158,14 @@ def c3(run):
     batches = run.inputs.mixed_batches(run.attempts + 1, 8)
     row = speed(run, C3, batches)
     yield row
+    yield peak_of(run, row, batches, "peak memory of the same")
+
+
+def peak_of(run, row, batches, what):
+    """Of the same two processes over all their steps."""
     most = max(num_tokens(batch) for batch in batches[: len(row["losses"]["ours"])])
-    yield make_row(
-        C3.id, "peak memory of the same", row["peer_name"], row["peak_mib"],
+    return make_row(
+        row["id"], what, row["peer_name"], row["peak_mib"],
         training_memory_mib(run.shape, RANK, most), lower_is_better=True, unit="MiB", noisy=False,
         valid=row["valid"], notes=[f"at most {most} tokens a batch"], **run.machine_fields(),
     )  # fmt: skip

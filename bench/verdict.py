@@ -65,6 +65,9 @@ AIMS = [
     # The floor is that 64 tenants are held at all: what is not measured is a miss.
     Aim("C12", PEFT, 1.0, None, "64 tenants of rank 16, each after a step: memory"),
     Aim("C12", PEFT, 1.0, None, "64 tenants of rank 16, each after a step: creating"),
+    Aim("F2", PEFT, 1.5, 2.5, "LoRA training"),
+    Aim("F3", PEFT, 2.0, 5.0, "LoRA training"),
+    Aim("F4", PEFT, 2.0, 5.0, "decoding"),
     # 20 ms at most, where the limit is the goal of 3.
     Aim("R2", "the same engine through a file", None, None, of_limit=3 / 20),
     Aim("R4", SEND_RECV, 0.5, 0.75),
