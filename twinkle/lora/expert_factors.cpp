@@ -53,7 +53,9 @@ std::vector<size_t> match_parameters(const PeftConfig& config,
     known.insert("mlp.experts." + path->name);
     bool hit = false;
     for (size_t t = 0; t < used.size(); ++t) {
-      if (ends_in(path->parameter(), config.target_parameters[t])) used[t] = hit = true;
+      const std::string& target = config.target_parameters[t];
+      if (ends_in(path->parameter(), target) || other_path(path->parameter()) == target)
+        used[t] = hit = true;
     }
     if (hit) out.push_back(i);
   }
