@@ -202,7 +202,11 @@ Stored stored_form(const std::vector<TensorView>& weights, const BaseModel& base
     for (size_t i = 0; i < parts.size(); ++i)
       out.weights.push_back(matrix_of(weight, i, parts.size(), parts[i]));
   }
-  for (const std::string& name : base.kept) out.kept.push_back(files.at(name));
+  for (const std::string& name : base.kept) {
+    const StoredTensor& kept = files.at(name);  // of FP8 in the type of the weights, as those are
+    const bool narrows = kept.dequantised && base.dtype == at::kBFloat16;
+    out.kept.push_back(narrows ? in_bf16(kept) : kept);
+  }
   return out;
 }
 
