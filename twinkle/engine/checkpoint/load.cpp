@@ -73,9 +73,10 @@ std::vector<at::Tensor> read_weights(const fs::path& directory, const BaseModel&
 
 TrainingShape training_shape(const lora::SavedAdapter& adapter) {
   TrainingShape out;
-  for (const auto& module : adapter.modules) {
-    out.params.push_back({lora::name_of_a(module.path), module.a.sizes().vec()});
-    out.params.push_back({lora::name_of_b(module.path), module.b.sizes().vec()});
+  for (const size_t i : adapter.held()) {
+    const std::string& path = adapter.modules[i / 2].path;
+    out.params.push_back(
+        {i % 2 ? lora::name_of_b(path) : lora::name_of_a(path), adapter.value(i).sizes().vec()});
   }
   out.gradients = out.params;
   return out;
@@ -103,7 +104,7 @@ int64_t num_bytes(const Loaded& loaded) {
     if (t.defined()) n += static_cast<int64_t>(t.nbytes());
   };
   if (loaded.adapter) {
-    for (const auto& module : loaded.adapter->modules) add(module.a), add(module.b);
+    for (const size_t i : loaded.adapter->held()) add(loaded.adapter->value(i));
   }
   for (const at::Tensor& t : loaded.weights) add(t);
   if (!loaded.training) return n;
