@@ -182,10 +182,13 @@ int64_t Sizes::rank(const std::string& path) const {
   return first_match(patterns_->ranks, path, config_.rank);
 }
 
+double Sizes::alpha(const std::string& path) const {
+  return first_match(patterns_->alphas, path, config_.alpha);
+}
+
 double Sizes::scale(const std::string& path) const {
   const auto r = static_cast<double>(rank(path));
-  return first_match(patterns_->alphas, path, config_.alpha) /
-         (config_.use_rslora ? std::sqrt(r) : r);
+  return alpha(path) / (config_.use_rslora ? std::sqrt(r) : r);
 }
 
 std::string other_path(std::string_view path) {

@@ -51,6 +51,7 @@ class Sizes {
   Sizes& operator=(const Sizes&) = delete;
 
   int64_t rank(const std::string& path) const;
+  double alpha(const std::string& path) const;
   double scale(const std::string& path) const;
 
  private:
