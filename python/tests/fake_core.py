@@ -300,7 +300,16 @@ class Engine:
             out.append([item] * p["num_samples"])
         return Done(out)
 
-    def save(self, *, tenant, directory, optimizer=False, extra_json="", max_shard_bytes=0):
+    def save(
+        self,
+        *,
+        tenant,
+        directory,
+        optimizer=False,
+        extra_json="",
+        max_shard_bytes=0,
+        expert_format="",
+    ):
         Path(directory).mkdir(parents=True, exist_ok=True)
         self.calls.append(("save", max_shard_bytes))
         torch.save(self._tenant(tenant)["weight"], Path(directory) / "weight.pt")

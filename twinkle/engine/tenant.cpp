@@ -53,9 +53,13 @@ Tenant::Tenant(std::string name, Mode mode, lora::AdapterRef pin, uint64_t seed,
       pool_(home.pool) {
   if (mode_ == Mode::kLora) {
     std::vector<int64_t> sizes;
-    for (const lora::Factors& entry : adapter().factors())
-      sizes.insert(sizes.end(), {entry.f.a.numel(), entry.f.b.numel()});
+    for (const size_t i : adapter().held()) sizes.push_back(adapter().value(i).numel());
     owners_ = Owners(home.comm, name_, sizes);
+    require(owners_.alone() || !adapter().config().share_expert_factors, Code::kInvalid,
+            "engine: create: tenant '", name_,
+            "' has experts that share factors "
+            "(share_expert_factors), which are trained by one data rank only; give experts factors "
+            "of their own, or take one rank");
   }
   if (mode_ != Mode::kFull) return;
   // Updates smaller than half a bfloat16 step would vanish: the weights that are stepped are
@@ -128,8 +132,8 @@ std::vector<at::Tensor*> Tenant::movable_tensors() {
   }
   for (lora::Adapter* adapter : adapters()) {
     adapter->weights_changed();
-    for (lora::Factors& entry : adapter->factors())
-      out.insert(out.end(), {&entry.f.a, &entry.f.b, &entry.grad_a, &entry.grad_b});
+    for (const size_t i : adapter->held())
+      out.insert(out.end(), {&adapter->value(i), &adapter->grad(i)});
   }
   if (!optimizer_) return out;
   const auto more = optimizer_->tensors();
@@ -147,7 +151,12 @@ uint64_t Tenant::stream(int64_t index, int64_t later) const {
   return key_of(call, static_cast<uint64_t>(index)) | 1;
 }
 
+void Tenant::link_shared() {
+  for (lora::Adapter* adapter : adapters()) adapter->link_shared();
+}
+
 void Tenant::count(double num_tokens) {
+  if (mode_ == Mode::kLora) adapter().join_shared_grads();
   num_tokens_ += num_tokens;
   ++calls_;
   ++pending_;
@@ -156,10 +165,8 @@ void Tenant::count(double num_tokens) {
 std::vector<optim::Param> Tenant::params() {
   std::vector<optim::Param> out;
   if (mode_ == Mode::kLora) {
-    for (const lora::Factors& entry : adapter().factors()) {
-      out.push_back({lora::name_of_a(entry.path), entry.f.a, entry.grad_a});
-      out.push_back({lora::name_of_b(entry.path), entry.f.b, entry.grad_b});
-    }
+    lora::Adapter& mine = adapter();
+    for (const size_t i : mine.held()) out.push_back({mine.name(i), mine.value(i), mine.grad(i)});
     for (size_t i = 0; i < out.size(); ++i) {
       out[i].here = owners_.has(i);
       if (out[i].here && !out[i].grad.defined()) out[i].grad = at::zeros_like(out[i].value);
@@ -176,12 +183,20 @@ std::vector<at::Tensor> Tenant::grads() {
   if (mode_ == Mode::kFull) return parts_ ? parts_->grads() : decoder_.buffers();
   std::vector<at::Tensor> out;
   if (mode_ != Mode::kLora) return out;
-  for (const auto& entry : pool_.at(slot()).factors())
-    out.insert(out.end(), {entry.grad_a, entry.grad_b});
+  lora::Adapter& mine = adapter();
+  for (const size_t i : mine.held()) out.push_back(mine.grad(i));
   return out;
 }
 
-bool Tenant::gradients_finite() { return optim::finite(grads()); }
+// During an operation, whose experts have not yet joined the gradients that they share.
+bool Tenant::gradients_finite() {
+  std::vector<at::Tensor> all = grads();
+  if (mode_ == Mode::kLora) {
+    for (size_t i = 0; i < 2 * adapter().factors().size(); ++i)
+      if (!adapter().holds(i)) all.push_back(adapter().grad(i));
+  }
+  return optim::finite(all);
+}
 
 Tenant::Snapshot Tenant::snapshot() {
   Snapshot out{grads()};
@@ -194,11 +209,9 @@ void Tenant::restore(Snapshot snapshot) {
   if (parts_) {
     parts_->set_grads(std::move(snapshot.grads));
   } else if (mode_ == Mode::kLora) {
-    auto& factors = pool_.at(slot()).factors();
-    for (size_t i = 0; i < factors.size(); ++i) {
-      factors[i].grad_a = grads[2 * i];
-      factors[i].grad_b = grads[2 * i + 1];
-    }
+    lora::Adapter& mine = adapter();
+    mine.zero_grads();
+    for (size_t i = 0; const size_t held : mine.held()) mine.grad(held) = grads[i++];
   } else if (mode_ == Mode::kFull) {
     decoder_.set_buffers(grads);
   }

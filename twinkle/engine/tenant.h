@@ -116,6 +116,8 @@ class Tenant {
   // undefined ones are to stay so. Empty: a Sample that runs reads the weights, or
   // there is no adapter. What derives from the weights is dropped.
   std::vector<at::Tensor*> movable_tensors();
+  // After they were taken out, and after they were put back: what experts share follows.
+  void link_shared();
 
   // The parameters, with the sums of gradients since the last step, of those that this rank has.
   std::vector<optim::Param> params();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstring>
 #include <utility>
 
 namespace twinkle {
@@ -26,6 +27,24 @@ StoredTensor::Reader read_from(std::shared_ptr<const File> file, int64_t begin) 
   return [file = std::move(file), begin](int64_t offset, std::span<std::byte> out) {
     file->read_at(begin + offset, out);
   };
+}
+
+StoredTensor in_bf16(StoredTensor tensor) {
+  assert(tensor.dtype == Dtype::kF32);
+  StoredTensor out = tensor;
+  out.dtype = Dtype::kBF16;
+  out.reader = [from = std::move(tensor)](int64_t offset, std::span<std::byte> to) {
+    std::vector<uint32_t> wide(to.size() / 2);
+    from.read(std::as_writable_bytes(std::span(wide)), 2 * offset);
+    for (size_t i = 0; i < wide.size(); ++i) {
+      const uint32_t bits = wide[i];
+      const bool is_nan = (bits & 0x7FFFFFFF) > 0x7F800000;
+      const uint32_t rounded = bits + 0x7FFF + (bits >> 16 & 1);
+      const auto upper = static_cast<uint16_t>(is_nan ? bits >> 16 | 0x40 : rounded >> 16);
+      std::memcpy(to.data() + 2 * i, &upper, 2);
+    }
+  };
+  return out;
 }
 
 bool equal_bytes(const StoredTensor& a, const StoredTensor& b) {

@@ -22,6 +22,7 @@ struct StoredTensor {
   Dtype dtype = Dtype::kF32;
   std::vector<int64_t> shape;  // outermost dim first; its bytes fit into int64
   Reader reader = {};
+  bool dequantised = false;  // F32 here for a type that this program does not keep
 
   int64_t num_bytes() const;
 
@@ -35,6 +36,10 @@ struct StoredTensor {
 
 // The bytes of `file` from `begin` on.
 StoredTensor::Reader read_from(std::shared_ptr<const File> file, int64_t begin);
+
+// A tensor of F32 as one of BF16, each value rounded to the nearest when it is read, half way to
+// the even one.
+StoredTensor in_bf16(StoredTensor tensor);
 
 // True for the same type with the same bytes; holds little of them at a time.
 bool equal_bytes(const StoredTensor& a, const StoredTensor& b);

@@ -24,6 +24,23 @@ TensorView owning_view(const char* name, const at::Tensor& tensor) {
   return view;
 }
 
+// Error kInvalid: experts are to share factors, but there are none, or of another kind.
+void check_sharing(const PeftConfig& config, std::span<const std::string> paths) {
+  if (!config.share_expert_factors) return;
+  bool any = false;
+  for (const std::string& path : paths) {
+    const auto expert = expert_path(path);
+    any = any || expert;
+    require(!expert || expert->name != "gate_up_proj", Code::kInvalid, "lora: the adapter targets ",
+            path,
+            ", which has no factor that share_expert_factors could share; name gate_proj and "
+            "up_proj");
+  }
+  require(any, Code::kInvalid,
+          "lora: share_expert_factors is true, but no module of an expert is targeted; leave it "
+          "out, or name gate_proj, up_proj and down_proj of a model with experts");
+}
+
 // lora_A's first values, uniform in +-1/sqrt(inputs).
 at::Tensor drawn(uint64_t key, int64_t rank, int64_t inputs) {
   at::Tensor out = at::empty({rank, inputs}, at::kFloat);
@@ -44,12 +61,11 @@ void Adapter::make_grads() {
 // among tensors that stay, it keeps holes. Larger ones would be mapped anew in every step.
 void Adapter::make_grads(std::span<const size_t> which) {
   constexpr int64_t kBlock = int64_t{2} << 20;  // elements
-  const auto value = [&](size_t i) -> const at::Tensor& {
-    return i % 2 ? factors_[i / 2].f.b : factors_[i / 2].f.a;
-  };
   std::vector<size_t> missing;
   std::ranges::copy_if(which, std::back_inserter(missing),
                        [&](size_t i) { return !grad(i).defined(); });
+  // What goes before the others do is in blocks of its own.
+  std::ranges::stable_partition(missing, [&](size_t i) { return holds(i); });
   for (auto first = missing.begin(); first != missing.end();) {
     auto last = first;
     int64_t total = 0;
@@ -64,8 +80,16 @@ Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linea
   const Sizes sizes(config);
   const std::vector<LinearShape> shapes = shapes_of(linears);
   config_ = with_named_targets(config, shapes);
-  auto places = std::make_shared<Places>(Places{std::vector<int>(linears.size(), -1), {}});
-  for (const size_t i : match_targets(config, shapes)) {
+  const std::vector<size_t> matched = match_targets(config, shapes);
+  std::vector<std::string> paths;
+  for (const size_t i : matched) paths.push_back(linears[i].path);
+  auto places = std::make_shared<Places>();
+  places->factor_of.assign(linears.size(), -1);
+  check_sharing(config, paths);
+  places->holders = holders(config, paths);
+  for (size_t i = 0; i < places->holders.size(); ++i)
+    if (places->holders[i] == i) places->held.push_back(i);
+  for (const size_t i : matched) {
     require(linears[i].drops || config.dropout == 0, Code::kInvalid, "lora: lora_dropout is ",
             config.dropout, ", but ", linears[i].path,
             " has none: its input is that of every later token; set it to 0, or leave the module "
@@ -75,15 +99,47 @@ Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linea
                   r = sizes.rank(linears[i].path);
     const auto type = linear.weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     Factors entry{.path = linears[i].path};
-    entry.f.a =
-        drawn(key_of(key_of(seed, "lora_A"), entry.path), r, in).to(linear.weight.device(), type);
-    entry.f.b = at::zeros({out, r}, linear.weight.options().dtype(type));
+    const size_t a = 2 * factors_.size();
+    for (const size_t holder : {places->holders[a], places->holders[a + 1]}) {
+      if (holder >= a) continue;
+      const std::string& first = factors_[holder / 2].path;
+      require(sizes.rank(first) == r, Code::kInvalid, "lora: ", first, " has rank ",
+              sizes.rank(first), " and ", entry.path, " has ", r,
+              ", but experts that share factors have one: correct rank_pattern");
+    }
+    if (places->holders[a] == a) {
+      entry.f.a =
+          drawn(key_of(key_of(seed, "lora_A"), entry.path), r, in).to(linear.weight.device(), type);
+    }
+    if (places->holders[a + 1] == a + 1)
+      entry.f.b = at::zeros({out, r}, linear.weight.options().dtype(type));
     entry.f.scale = sizes.scale(entry.path);
     places->factor_of[i] = static_cast<int>(factors_.size());
     places->linears.push_back(i);
     factors_.push_back(std::move(entry));
   }
   places_ = std::move(places);
+  link_shared();
+}
+
+void Adapter::link_shared() {
+  for (size_t i = 0; i < places_->holders.size(); ++i) {
+    const size_t holder = places_->holders[i];
+    if (holder == i) continue;
+    value(i) = value(holder);
+    kernels::LoraFactors &mine = factors_[i / 2].f, &first = factors_[holder / 2].f;
+    if (!mine.packed() || !first.packed()) continue;
+    (i % 2 ? mine.b_rO : mine.a_rI) = i % 2 ? first.b_rO : first.a_rI;
+  }
+}
+
+void Adapter::join_shared_grads() {
+  for (size_t i = 0; i < places_->holders.size(); ++i) {
+    const size_t holder = places_->holders[i];
+    if (holder == i || !grad(i).defined()) continue;
+    grad(holder).add_(grad(i));
+    grad(i) = at::Tensor();
+  }
 }
 
 void Adapter::check(const SavedAdapter& saved) const {
@@ -94,9 +150,9 @@ void Adapter::check(const SavedAdapter& saved) const {
 
 void Adapter::load(const SavedAdapter& saved) {
   check(saved);
-  for (size_t i = 0; i < factors_.size(); ++i) {
-    model::assign(saved.modules[i].a, factors_[i].f.a);
-    model::assign(saved.modules[i].b, factors_[i].f.b);
+  for (const size_t i : held()) {
+    const SavedAdapter::Module& module = saved.modules[i / 2];
+    model::assign(i % 2 ? module.b : module.a, value(i));
   }
   weights_changed();
 }
@@ -104,16 +160,29 @@ void Adapter::load(const SavedAdapter& saved) {
 std::vector<PeftEntry> Adapter::entries() const {
   std::vector<LinearShape> shapes;
   for (const Factors& f : factors_) shapes.push_back({f.path, f.f.a.size(1), f.f.b.size(0)});
-  std::vector<size_t> stacked = match_parameters(config_, shapes);
   std::vector<PeftEntry> out;
-  for (const StackedPair& stack : stacked_pairs(shapes, stacked)) {
+  std::vector<bool> is_stacked(factors_.size());
+  const auto add = [&](const StackedPair& stack, const Pair& all) {
+    out.push_back({stack.module, owning_view("a", all.a), owning_view("b", all.b)});
+    for (const size_t i : stack.linears) is_stacked[i] = true;
+  };
+  for (const StackedPair& stack : stacked_pairs(shapes, match_parameters(config_, shapes))) {
     std::vector<Pair> experts;
     for (const size_t i : stack.linears) experts.push_back({factors_[i].f.a, factors_[i].f.b});
-    const Pair all = joined_pair(experts);
-    out.push_back({stack.module, owning_view("a", all.a), owning_view("b", all.b)});
+    add(stack, joined_pair(experts));
+  }
+  if (config_.share_expert_factors) {
+    for (const StackedPair& stack : tinkers_pairs(shapes)) {
+      std::vector<at::Tensor> a, b;
+      for (const size_t i : stack.linears) {
+        if (holds(2 * i)) a.push_back(factors_[i].f.a);
+        if (holds(2 * i + 1)) b.push_back(factors_[i].f.b);
+      }
+      add(stack, {at::stack(a), at::stack(b)});
+    }
   }
   for (size_t i = 0; i < factors_.size(); ++i) {
-    if (std::ranges::binary_search(stacked, i)) continue;
+    if (is_stacked[i]) continue;
     const Factors& f = factors_[i];
     out.push_back({f.path, model::view_of("a", f.f.a), model::view_of("b", f.f.b)});
   }
@@ -127,6 +196,7 @@ void Adapter::pack(at::ScalarType type) {
       if (!f.packed()) f.repack(type);
     }
   });
+  link_shared();
 }
 
 void Adapter::weights_changed() {
@@ -139,11 +209,9 @@ void Adapter::zero_grads() {
 
 std::unique_ptr<Adapter> Adapter::fork() {
   std::unique_ptr<Adapter> out(new Adapter(*this));
-  for (Factors& entry : out->factors_) {
-    // The packed layouts stay shared: packing again makes new ones.
-    entry.f.a = entry.f.a.clone();
-    entry.f.b = entry.f.b.clone();
-  }
+  // The packed layouts stay shared: packing again makes new ones.
+  for (const size_t i : held()) out->value(i) = out->value(i).clone();
+  out->link_shared();
   zero_grads();
   return out;
 }
@@ -197,16 +265,19 @@ void Adapter::add_grads_in(Adapter& recorded_copy) {
 
 int64_t Adapter::num_parameters() const {
   int64_t n = 0;
-  for (const Factors& e : factors_) n += e.f.a.numel() + e.f.b.numel();
+  for (const size_t i : held()) n += value(i).numel();
   return n;
 }
 
 int64_t Adapter::num_bytes() const {
   size_t n = 0;
-  for (const Factors& e : factors_) {
-    for (const at::Tensor* t : {&e.f.a, &e.f.b, &e.f.a_rI, &e.f.b_rO, &e.grad_a, &e.grad_b})
-      if (t->defined()) n += t->nbytes();
+  const auto add = [&n](const at::Tensor& t) { n += t.defined() ? t.nbytes() : 0; };
+  for (const size_t i : held()) {
+    const kernels::LoraFactors& f = factors_[i / 2].f;
+    add(value(i));
+    add(i % 2 ? f.b_rO : f.a_rI);
   }
+  for (const Factors& e : factors_) add(e.grad_a), add(e.grad_b);
   return static_cast<int64_t>(n);
 }
 

@@ -26,7 +26,8 @@ struct Factors {
   bool scales_grad = true;    // of a shadow false: grad_b has no scale yet
 };
 
-// The names of a linear's two parameters, in checkpoints and for the optimizer.
+// The names of a linear's two parameters, in checkpoints and for the optimizer. A tensor that
+// experts share is the first one's.
 inline std::string name_of_a(const std::string& path) { return path + ".lora_A.weight"; }
 inline std::string name_of_b(const std::string& path) { return path + ".lora_B.weight"; }
 
@@ -61,8 +62,24 @@ class Adapter {
   // After a or b changed: what derives from them goes, and is made again when it is needed. An
   // adapter that rests holds its weights alone.
   void weights_changed();
-  // The gradients are numbered A, B of the first factor, A, B of the second ...
+  // Parameters are numbered A, B of the first factor, A, B of the second ... Each expert that
+  // shares one sums a gradient of its own during an operation, so that the sum's order is that of
+  // the experts however the operation is cut; join_shared_grads() adds them to the first one's.
   at::Tensor& grad(size_t i) { return i % 2 ? factors_[i / 2].grad_b : factors_[i / 2].grad_a; }
+  at::Tensor& value(size_t i) { return i % 2 ? factors_[i / 2].f.b : factors_[i / 2].f.a; }
+  const at::Tensor& value(size_t i) const {
+    return i % 2 ? factors_[i / 2].f.b : factors_[i / 2].f.a;
+  }
+  std::string name(size_t i) const {
+    const std::string& path = factors_[i / 2].path;
+    return i % 2 ? name_of_b(path) : name_of_a(path);
+  }
+  // The numbers of those that have a tensor of their own, ascending.
+  const std::vector<size_t>& held() const { return places_->held; }
+  bool holds(size_t i) const { return places_->holders[i] == i; }
+  void join_shared_grads();
+  // Experts take the tensors that they share from the first one, as it has them now.
+  void link_shared();
   // So that all are defined, or these.
   void make_grads();
   void make_grads(std::span<const size_t> which);
@@ -98,6 +115,7 @@ class Adapter {
   struct Places {
     std::vector<int> factor_of;  // of each of the decoder's linears, or -1
     std::vector<size_t> linears;
+    std::vector<size_t> holders, held;  // of the parameters
   };
 
   PeftConfig config_;

@@ -100,6 +100,25 @@ TEST_F(AdapterTest, ModulesThatAreNamedByTheirOtherPathAreSavedByTheCheckpoints)
   EXPECT_EQ(config.alpha_pattern, (std::vector<std::pair<std::string, double>>{{here, 2}}));
 }
 
+// peft would match nothing by the expression, which is of another class's paths.
+TEST_F(AdapterTest, ARegexThatMatchesByTheOtherPathIsSavedAsTheModulesThatItMatches) {
+  const auto named = [&](const std::string& regex) {
+    return with_named_targets({.target_modules = regex}, shapes_of(linears_)).target_modules;
+  };
+  const std::string here = R"(model\.layers\.1\..*up_proj)";
+  EXPECT_EQ(std::get<std::string>(named(here)), here);
+  EXPECT_EQ(std::get<Names>(named(R"(model\.language_model\.layers\.1\..*(up|v)_proj)")),
+            (Names{"model.layers.1.self_attn.v_proj", "model.layers.1.mlp.up_proj"}));
+  const PeftConfig config = with_named_targets(
+      {.target_modules = Names{"up_proj"},
+       .rank_pattern = {{R"(model\.language_model\..*\.up_proj)", 5}, {"up_proj", 6}}},
+      shapes_of(linears_));
+  EXPECT_EQ(
+      config.rank_pattern,
+      (std::vector<std::pair<std::string, int64_t>>{
+          {"model.layers.0.mlp.up_proj", 5}, {"model.layers.1.mlp.up_proj", 5}, {"up_proj", 6}}));
+}
+
 TEST_F(AdapterTest, ATextIsARegexOfWholePathsOrAllLinear) {
   EXPECT_EQ(targets(std::string("all-linear")).size(), 14u);
   EXPECT_EQ(targets(std::string(R"(.*\.1\..*(up|down)_proj)")),

@@ -3,8 +3,11 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
+#include <numeric>
 #include <set>
+#include <string_view>
 
 #include "twinkle/base/error.h"
 
@@ -13,6 +16,8 @@ namespace {
 
 constexpr std::string_view kExperts = ".experts.";
 constexpr const char *kGateUp = "gate_up_proj", *kDown = "down_proj";
+constexpr std::array<std::pair<const char*, const char*>, 3> kTinkers{
+    {{"gate_proj", ".w1"}, {"up_proj", ".w3"}, {kDown, ".w2"}}};
 
 bool ends_in(const std::string& path, const std::string& name) {
   return path == name || (path.size() > name.size() && path.ends_with(name) &&
@@ -53,7 +58,9 @@ std::vector<size_t> match_parameters(const PeftConfig& config,
     known.insert("mlp.experts." + path->name);
     bool hit = false;
     for (size_t t = 0; t < used.size(); ++t) {
-      if (ends_in(path->parameter(), config.target_parameters[t])) used[t] = hit = true;
+      const std::string& target = config.target_parameters[t];
+      if (ends_in(path->parameter(), target) || other_path(path->parameter()) == target)
+        used[t] = hit = true;
     }
     if (hit) out.push_back(i);
   }
@@ -64,6 +71,49 @@ std::vector<size_t> match_parameters(const PeftConfig& config,
             "' matches nothing",
             listed.empty() ? ", this model has no experts" : "; there is: ", listed,
             "; a router is not adapted");
+  }
+  return out;
+}
+
+bool shares_b(const ExpertPath& path) { return path.name == kDown; }
+
+std::vector<StackedPair> tinkers_pairs(std::span<const LinearShape> linears) {
+  std::map<std::string, std::vector<size_t>> modules;
+  for (size_t i = 0; i < linears.size(); ++i) {
+    const auto path = expert_path(linears[i].path);
+    if (!path) continue;
+    for (const auto& [name, theirs] : kTinkers)
+      if (path->name == name) modules[path->module + theirs].push_back(i);
+  }
+  std::vector<StackedPair> out;
+  for (auto& [module, its] : modules) out.push_back({module, std::move(its)});
+  return out;
+}
+
+void check_tinkers(std::span<const int64_t> a, std::span<const int64_t> b,
+                   const StackLayout& layout, bool shared, const std::string& what) {
+  const LinearShape& expert = layout.expert;
+  const int64_t count = layout.num_experts;
+  const bool of_b = shares_b(*expert_path(expert.path));
+  const std::vector<int64_t> want_a{shared && !of_b ? 1 : count, layout.rank, expert.inputs},
+      want_b{shared && of_b ? 1 : count, expert.outputs, layout.rank};
+  require(std::ranges::equal(a, want_a) && std::ranges::equal(b, want_b), Code::kInvalid,
+          "lora: ", what, " has lora_A ", shape_text(a), " and lora_B ", shape_text(b),
+          ", this model's ", count, " experts, which ", shared ? "" : "do not ",
+          "share factors, have ", shape_text(want_a), " and ", shape_text(want_b),
+          ": is it of another base model?");
+}
+
+std::vector<size_t> holders(const PeftConfig& config, std::span<const std::string> paths) {
+  std::vector<size_t> out(2 * paths.size());
+  std::iota(out.begin(), out.end(), size_t{0});
+  if (!config.share_expert_factors) return out;
+  std::map<std::string, size_t> first;  // by stack
+  for (size_t i = 0; i < paths.size(); ++i) {
+    const auto path = expert_path(paths[i]);
+    if (!path) continue;
+    const size_t shared = 2 * i + (shares_b(*path) ? 1 : 0);
+    out[shared] = first.try_emplace(path->parameter(), shared).first->second;
   }
   return out;
 }

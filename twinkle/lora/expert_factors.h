@@ -5,7 +5,9 @@
 // the other, and B [out, r E], an expert's columns E apart. Two parameters of one module are
 // wrapped one in the other, in the order of their names: down_proj's pair is named by the module,
 // gate_up_proj's by its base_layer, and either by the module where it is alone. (peft 0.21,
-// tuners/lora/layer.py, ParamWrapper)
+// tuners/lora/layer.py, ParamWrapper) Tinker keeps the gates, ups and downs of all experts in three
+// pairs of A [E, r, in] and B [E, out, r], w1, w3 and w2, and its experts share the outer factors:
+// one A of w1, one of w3, one B of w2, with 1 in place of E.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -44,6 +46,15 @@ struct StackedPair {
 std::vector<StackedPair> stacked_pairs(std::span<const LinearShape> linears,
                                        std::span<const size_t> matched);
 
+// Tinker's pairs for all gate_proj, up_proj and down_proj of experts among the linears.
+std::vector<StackedPair> tinkers_pairs(std::span<const LinearShape> linears);
+// True if it is B that experts share of this linear, down_proj, and not A.
+bool shares_b(const ExpertPath& path);
+
+// Parameters are numbered A, B of the first factor, A, B of the second ... Of each one the first
+// that has the same tensor: itself, unless experts share factors.
+std::vector<size_t> holders(const PeftConfig& config, std::span<const std::string> paths);
+
 struct Pair {
   at::Tensor a, b;  // [r, in], [out, r] of one expert; [E r, in], [out, r E] of all
 };
@@ -57,6 +68,10 @@ struct StackLayout {
 // wrote; `what` names the pair.
 void check_stack(std::span<const int64_t> a, std::span<const int64_t> b, const StackLayout& layout,
                  const std::string& what);
+// The same of Tinker's pairs, [E, r, in] and [E, out, r], with 1 in place of E in the factor that
+// experts share, if `shared`.
+void check_tinkers(std::span<const int64_t> a, std::span<const int64_t> b,
+                   const StackLayout& layout, bool shared, const std::string& what);
 // The pairs of all experts from one, which has been checked, and back. Where in equals out, the
 // version says whether the stack is turned round.
 std::vector<Pair> split_pair(const Pair& all, const StackLayout& layout);

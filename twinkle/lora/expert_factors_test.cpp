@@ -97,6 +97,23 @@ TEST(ExpertFactors, PatternsMatchTheStacksPathAndAnExpertsOwn) {
   EXPECT_EQ(sizes.rank("model.layers.1.self_attn.q_proj"), kRank);
 }
 
+// Of the class with pictures, say, whose modules are known by another path.
+TEST(ExpertFactors, StacksAreKnownByTheOtherPathTooAndSavedByTheOneHere) {
+  const std::string other = "model.language_model.layers.1.mlp.experts.down_proj",
+                    here = "model.layers.1.mlp.experts.down_proj";
+  PeftConfig config = config_of({}, {other});
+  config.rank_pattern = {{R"(model\.language_model\..*\.down_proj)", 6}, {"gate_up_proj", 3}};
+  EXPECT_EQ(targets(config), (Paths{"model.layers.1.mlp.experts.0.down_proj",
+                                    "model.layers.1.mlp.experts.1.down_proj"}));
+  EXPECT_EQ(Sizes(config).rank("model.layers.1.mlp.experts.1.down_proj"), 6);
+  config.rank_pattern[0].first = R"(model\.language_model\.layers\.1\.mlp\.experts\.down_proj)";
+  EXPECT_EQ(Sizes(config).rank("model.layers.1.mlp.experts.1.down_proj"), 6);
+  const PeftConfig named = with_named_targets(config, some_linears());
+  EXPECT_EQ(named.target_parameters, Paths{here});
+  EXPECT_EQ(named.rank_pattern,
+            (std::vector<std::pair<std::string, int64_t>>{{here, 6}, {"gate_up_proj", 3}}));
+}
+
 TEST(ExpertFactors, ThePairOfGateAndUpIsTheInnerOneOfTwo) {
   const auto linears = some_linears();
   const auto modules = [&](const Paths& parameters) {

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
@@ -29,6 +30,25 @@ void check_scale(const Sizes& saved, const Sizes& target, const std::string& pat
   require(saved.scale(path) == target.scale(path), Code::kInvalid,
           "lora: the saved adapter has scale ", saved.scale(path), ", this one has ",
           target.scale(path), ": create it with the lora_alpha and use_rslora of the saved one");
+}
+
+void check_sharing(const PeftConfig& saved, const PeftConfig& target) {
+  const auto said = [](bool shares) { return shares ? "share factors" : "have factors each"; };
+  require(saved.share_expert_factors == target.share_expert_factors, Code::kInvalid,
+          "lora: experts of the saved adapter ", said(saved.share_expert_factors), ", of this one ",
+          said(target.share_expert_factors), ": create it with share_expert_factors ",
+          saved.share_expert_factors ? "true" : "false");
+}
+
+// Of the file's tensors, and of its config, which need not know of it.
+bool shares_factors(const PeftAdapter& saved) {
+  const bool shares = std::ranges::any_of(saved.entries, [](const StoredPeftEntry& entry) {
+    return is_tinkers(entry.module) && entry.a.shape[0] != entry.b.shape[0];
+  });
+  require(shares || !saved.config.share_expert_factors, Code::kInvalid,
+          "lora: the saved adapter's config says share_expert_factors, but its file has factors of "
+          "each expert: leave the field out");
+  return shares;
 }
 
 void check_modules(std::span<const std::string_view> saved, std::set<std::string_view> wanted) {
@@ -63,7 +83,25 @@ struct Stack {
   const StoredPeftEntry* entry;
   StackLayout layout;
   std::vector<Pair> pairs = {};  // once they are read
+
+  void read_pairs();
 };
+
+void Stack::read_pairs() {
+  const std::string& module = entry->module;
+  const Pair all{read(entry->a, "lora_A", module), read(entry->b, "lora_B", module)};
+  if (!is_tinkers(module)) {
+    pairs = split_pair(all, layout);
+    return;
+  }
+  for (int64_t e = 0; e < layout.num_experts; ++e) {
+    const auto mine = [&](const at::Tensor& of, const at::Tensor Pair::* half) {
+      if (of.size(0) == 1 && e > 0) return pairs[0].*half;
+      return of.select(0, e).clone();
+    };
+    pairs.push_back({mine(all.a, &Pair::a), mine(all.b, &Pair::b)});
+  }
+}
 
 // The factors that a file has for a model's linears, checked before they are read.
 class Reader {
@@ -71,8 +109,10 @@ class Reader {
   Reader(const PeftAdapter& saved, std::span<const LinearShape> linears, const PeftConfig* target)
       : saved_(saved), linears_(linears), sizes_(saved.config) {
     if (target) target_sizes_.emplace(*target);
+    if (target) check_sharing(saved.config, *target);
     for (const StoredPeftEntry& entry : saved.entries) entries_[entry.module] = &entry;
     add_stacks();
+    add_tinkers();
     add_modules();
     if (!entries_.empty()) refuse_module(std::string(entries_.begin()->first));
     std::vector<std::string_view> modules;
@@ -96,12 +136,7 @@ class Reader {
         continue;
       }
       Stack& stack = stacks_[source.stack];
-      if (source.expert == 0) {
-        const std::string& module = stack.entry->module;
-        stack.pairs = split_pair(
-            {read(stack.entry->a, "lora_A", module), read(stack.entry->b, "lora_B", module)},
-            stack.layout);
-      }
+      if (source.expert == 0) stack.read_pairs();
       Pair& pair = stack.pairs[source.expert];
       out.push_back({path, std::move(pair.a), std::move(pair.b)});
     }
@@ -138,6 +173,23 @@ class Reader {
     }
   }
 
+  void add_tinkers() {
+    const bool shares = saved_.config.share_expert_factors;
+    for (StackedPair& pair : tinkers_pairs(linears_)) {
+      const auto node = taken(pair.module);
+      if (node.empty()) continue;
+      const LinearShape& first = linears_[pair.linears[0]];
+      const int64_t rank = sizes_.rank(first.path), count = std::ssize(pair.linears);
+      const Stack stack{node.mapped(), {first, count, rank, {}}};
+      check_tinkers(stack.entry->a.shape, stack.entry->b.shape, stack.layout, shares, pair.module);
+      for (size_t e = 0; e < pair.linears.size(); ++e)
+        add(pair.linears[e], {nullptr, stacks_.size(), e});
+      const int64_t width = shares_b(*expert_path(first.path)) ? first.outputs : first.inputs;
+      if (shares) size_ -= (count - 1) * rank * width;
+      stacks_.push_back(stack);
+    }
+  }
+
   void add_modules() {
     for (size_t i = 0; i < linears_.size(); ++i) {
       const LinearShape& linear = linears_[i];
@@ -166,7 +218,8 @@ class Reader {
 SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const LinearShape> linears,
                           const std::function<void(int64_t)>& reserve, const PeftConfig* target,
                           const IsBaseWeight& is_base_weight) {
-  const PeftAdapter saved = read_peft(dir);
+  PeftAdapter saved = read_peft(dir);
+  saved.config.share_expert_factors = shares_factors(saved);
   Reader reader(saved, linears, target);
   for (const auto& [name, copy] : saved.base_weights) {
     require(is_base_weight && is_base_weight(name, copy), Code::kInvalid, "lora: ", dir.string(),
@@ -178,9 +231,20 @@ SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const Line
   return {saved.config, reader.modules()};
 }
 
+std::vector<size_t> SavedAdapter::held() const {
+  std::vector<std::string> paths;
+  for (const Module& module : modules) paths.push_back(module.path);
+  const std::vector<size_t> holder = holders(config, paths);
+  std::vector<size_t> out;
+  for (size_t i = 0; i < holder.size(); ++i)
+    if (holder[i] == i) out.push_back(i);
+  return out;
+}
+
 void check_fits(const SavedAdapter& saved, const PeftConfig& target,
                 std::span<const std::string> modules) {
   const Sizes theirs(saved.config), ours(target);
+  check_sharing(saved.config, target);
   for (const std::string& path : modules) check_scale(theirs, ours, path);
   std::vector<std::string_view> got;
   for (const auto& module : saved.modules) got.push_back(module.path);

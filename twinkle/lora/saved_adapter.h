@@ -17,10 +17,14 @@ namespace twinkle::lora {
 struct SavedAdapter {
   struct Module {
     std::string path;
-    at::Tensor a, b;  // float32
+    at::Tensor a, b;  // float32; one tensor where experts share it
   };
   PeftConfig config;
   std::vector<Module> modules;  // in the order of the linears
+
+  // The numbers of parameters that have a tensor of their own, as Adapter::held's, and a parameter.
+  std::vector<size_t> held() const;
+  const at::Tensor& value(size_t i) const { return i % 2 ? modules[i / 2].b : modules[i / 2].a; }
 };
 
 // True if a saved copy of the base model's weight of this name equals it.
@@ -38,7 +42,7 @@ SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const Line
                           const IsBaseWeight& is_base_weight = {});
 
 // Error kInvalid: the saved adapter's rank or scale is not that of `target`, or its modules are not
-// `modules`.
+// `modules`, or its experts share factors and target's do not.
 void check_fits(const SavedAdapter& saved, const PeftConfig& target,
                 std::span<const std::string> modules);
 

@@ -121,9 +121,47 @@ T first_match(const std::vector<std::pair<boost::regex, T>>& patterns, const std
   const auto expert = expert_path(path);
   const std::string stack = expert ? expert->parameter() : path;
   for (const auto& [pattern, value] : patterns) {
-    if (matches_by_a_name(path, pattern) || matches(stack, pattern)) return value;
+    if (matches_by_a_name(path, pattern) || matches_by_a_name(stack, pattern)) return value;
   }
   return otherwise;
+}
+
+boost::regex target_pattern(const std::string& text) {
+  try {
+    return boost::regex(text, boost::regex::perl);
+  } catch (const boost::regex_error& e) {
+    fail(Code::kInvalid, "lora: target_modules '", text,
+         "' is not a regular expression: ", e.what());
+  }
+}
+
+// The names that the pattern matches, if some of them by their other path alone: programs that know
+// them by the one they have here would not find them by the pattern.
+std::optional<std::vector<std::string>> names_for(const boost::regex& pattern,
+                                                  std::span<const std::string> names) {
+  std::vector<std::string> matched;
+  bool by_other = false;
+  for (const std::string& name : names) {
+    const bool here = matches(name, pattern);
+    if (!here && !matches_by_a_name(name, pattern)) continue;
+    by_other = by_other || !here;
+    matched.push_back(name);
+  }
+  return by_other ? std::optional(std::move(matched)) : std::nullopt;
+}
+
+// Puts these names in place of each pattern that has some.
+template <class T>
+void use_names(const char* field, std::vector<std::pair<std::string, T>>& patterns,
+               std::span<const std::string> names) {
+  std::vector<std::pair<std::string, T>> out;
+  for (const auto& [text, value] : patterns) {
+    const auto matched = names_for(pattern_of(field, text), names);
+    if (!matched) out.emplace_back(text, value);
+    for (const std::string& name : matched.value_or(std::vector<std::string>()))
+      out.emplace_back(name, value);
+  }
+  patterns = std::move(out);
 }
 
 }  // namespace
@@ -144,10 +182,13 @@ int64_t Sizes::rank(const std::string& path) const {
   return first_match(patterns_->ranks, path, config_.rank);
 }
 
+double Sizes::alpha(const std::string& path) const {
+  return first_match(patterns_->alphas, path, config_.alpha);
+}
+
 double Sizes::scale(const std::string& path) const {
   const auto r = static_cast<double>(rank(path));
-  return first_match(patterns_->alphas, path, config_.alpha) /
-         (config_.use_rslora ? std::sqrt(r) : r);
+  return alpha(path) / (config_.use_rslora ? std::sqrt(r) : r);
 }
 
 std::string other_path(std::string_view path) {
@@ -171,14 +212,7 @@ std::vector<size_t> match_targets(const PeftConfig& config, std::span<const Line
   require(!out.empty() || (names ? !names->empty() : !text.empty()), Code::kInvalid,
           "lora: target_modules is empty; name modules or use \"all-linear\"");
   std::optional<boost::regex> pattern;
-  if (!names && text != "all-linear") {
-    try {
-      pattern.emplace(text, boost::regex::perl);
-    } catch (const boost::regex_error& e) {
-      fail(Code::kInvalid, "lora: target_modules '", text,
-           "' is not a regular expression: ", e.what());
-    }
-  }
+  if (!names && text != "all-linear") pattern = target_pattern(text);
   std::vector<bool> used(names ? names->size() : 0, false);
   for (size_t i = 0; i < linears.size(); ++i) {
     const std::string &path = linears[i].path, other = other_path(path);
@@ -216,21 +250,34 @@ bool targets_head(const PeftConfig& config) {
 }
 
 PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears) {
+  std::vector<std::string> paths, names;  // of linears; of stacks, too
+  std::set<std::string> stacks;
+  for (const LinearShape& linear : linears) {
+    paths.push_back(linear.path);
+    const auto expert = expert_path(linear.path);
+    if (expert && stacks.insert(expert->parameter()).second) names.push_back(expert->parameter());
+  }
+  names.insert(names.end(), paths.begin(), paths.end());
+  use_names("rank_pattern", config.rank_pattern, names);
+  use_names("alpha_pattern", config.alpha_pattern, names);
   std::map<std::string, std::string> here;  // by the other path
-  for (const LinearShape& linear : linears) here[other_path(linear.path)] = linear.path;
+  for (const std::string& name : names) here[other_path(name)] = name;
   const auto rename = [&](std::string& name) {
     if (const auto found = here.find(name); found != here.end()) name = found->second;
   };
-  for (auto& [name, rank] : config.rank_pattern) rename(name);
-  for (auto& [name, alpha] : config.alpha_pattern) rename(name);
-  if (auto* names = std::get_if<std::vector<std::string>>(&config.target_modules)) {
-    std::ranges::for_each(*names, rename);
+  std::ranges::for_each(config.target_parameters, rename);
+  if (auto* modules = std::get_if<std::vector<std::string>>(&config.target_modules)) {
+    std::ranges::for_each(*modules, rename);
     return config;
   }
-  if (std::get<std::string>(config.target_modules) != "all-linear") return config;
-  std::vector<LinearShape> all;
-  std::ranges::copy_if(linears, std::back_inserter(all), is_among_all);
-  config.target_modules = endings(all);
+  const std::string text = std::get<std::string>(config.target_modules);
+  if (text == "all-linear") {
+    std::vector<LinearShape> all;
+    std::ranges::copy_if(linears, std::back_inserter(all), is_among_all);
+    config.target_modules = endings(all);
+  } else if (auto matched = names_for(target_pattern(text), paths)) {
+    config.target_modules = *std::move(matched);
+  }
   return config;
 }
 

@@ -31,8 +31,9 @@ std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linear
 std::vector<size_t> match_targets(const PeftConfig& config, std::span<const LinearShape> linears);
 
 // The config as an Adapter's config() has it, which is saved: "all-linear" replaced by the names of
-// the modules that it stands for here, as peft writes it, and modules that are named by their other
-// path by that of here.
+// the modules that it stands for here, as peft writes it, and modules and stacks that are named by
+// their other path by that of here: a regular expression that matches some so by the list of all
+// that it matches.
 PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears);
 
 // True if such an adapter works on the model's head.
@@ -50,6 +51,7 @@ class Sizes {
   Sizes& operator=(const Sizes&) = delete;
 
   int64_t rank(const std::string& path) const;
+  double alpha(const std::string& path) const;
   double scale(const std::string& path) const;
 
  private:

@@ -38,14 +38,17 @@ bool has_own_head(const WeightSource& source, const Layout& layout) {
 
 constexpr const char* kValueWeight = "score.weight";
 
-// A tensor of the layers that nobody asks for: a bias, say, or an expert too many. The model was
-// trained with it.
+// A tensor that nobody asks for: a bias, say, or an expert too many. The model was trained with it,
+// and a save would lose it. A head may be a copy of the embedding, or have a value head in its
+// place.
 void require_all_read(const WeightSource& source, const DecoderSpec& spec,
                       const std::set<std::string>& read) {
-  const std::string layers = spec.layout.name("model.layers") + ".";
+  const std::string layers = spec.layout.name("model.layers") + ".",
+                    head = spec.layout.name(std::string(kHead) + ".weight");
   for (const std::string& name : source.names()) {
-    if (!name.starts_with(layers) || read.contains(name) || spec.layout.skips(name)) continue;
-    const int64_t layer = std::strtoll(name.c_str() + layers.size(), nullptr, 10);
+    if (name == head || read.contains(name) || spec.layout.skips(name)) continue;
+    const int64_t layer =
+        name.starts_with(layers) ? std::strtoll(name.c_str() + layers.size(), nullptr, 10) : 0;
     require(layer < spec.num_layers(), Code::kInvalid, "model: the checkpoint has tensor ", name,
             ", config.json's num_hidden_layers is ", spec.num_layers());
     fail(Code::kInvalid, "model: the checkpoint has tensor ", name,

@@ -284,6 +284,14 @@ TEST(Decoder, MissingAndMisshapenTensorsAreNamed) {
             "model: the checkpoint has tensor model.layers.1.mlp.up_proj.bias, which config.json "
             "does not "
             "ask for; they are not of one model: fetch both again");
+  // A save would lose it.
+  EXPECT_EQ(
+      error_with([](Weights& w) { w["projector.weight"] = at::zeros({80}); }),
+      "model: the checkpoint has tensor projector.weight, which config.json does not ask for; "
+      "they are not of one model: fetch both again");
+  EXPECT_EQ(error_with([](Weights& w) { w["lm_head.weight"] = w["model.embed_tokens.weight"]; }),
+            "no error")
+      << "a copy of the embedding";
   EXPECT_EQ(error_with([](Weights& w) {
               w["model.layers.1.self_attn.rotary_emb.inv_freq"] = at::zeros({6});
             }),

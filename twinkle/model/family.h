@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
 #include "twinkle/model/spec.h"
 
@@ -55,5 +56,14 @@ void rotate_share(DecoderSpec& spec, double share);
 // A whole number of config.json that is at least 1 and at most 2^30. Error kInvalid: it is missing,
 // no such number or beyond.
 int64_t read_size(const Json& config, std::string_view key);
+
+// Error kInvalid: the key has another value than this, which is also meant where it is absent.
+template <class T>
+void require_value(const Json& config, std::string_view key, const T& only) {
+  const T value = get_or<T>(config, key, only);
+  const auto text = [](const T& x) { return boost::json::serialize(Json(x)); };
+  require(value == only, Code::kInvalid, "model: config field '", key, "' is ", text(value),
+          "; known: ", text(only));
+}
 
 }  // namespace twinkle::model

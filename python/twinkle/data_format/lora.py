@@ -48,6 +48,8 @@ class LoraConfig:
     gate_proj and up_proj have one each. It takes no lora_dropout.
     rank_pattern, alpha_pattern: {pattern: r or lora_alpha of the modules whose path, or its end
     behind a dot, the regular expression matches}; of several the first counts.
+    share_expert_factors: Twinkle's own: the experts of a layer share lora_A of gate_proj, that of
+    up_proj, and lora_B of down_proj, as Tinker's adapters do, in whose form it is saved.
     lora_alpha: the delta is scaled by lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora.
     lora_dropout: 0 <= p < 1, on the adapter's input while training. base_model_name_or_path: what
     the adapter's files call the model; None: its id.
@@ -97,6 +99,7 @@ class LoraConfig:
     arrow_config: Any = None
     kasa_config: Any = None
     ensure_weight_tying: bool = False
+    share_expert_factors: bool = False
     rank: InitVar[int | None] = None  # the longer name of r
 
     def __post_init__(self, rank):
@@ -152,6 +155,7 @@ class LoraConfig:
             "target_parameters, as in peft",
         )
         checks.flag("lora: use_rslora", self.use_rslora)
+        checks.flag("lora: share_expert_factors", self.share_expert_factors)
         named = self.base_model_name_or_path
         checks.text("lora: base_model_name_or_path", named, none=True, empty=True)
         for name in sorted(_REFUSED):

@@ -277,14 +277,26 @@ class Tenant:
             version = checks.integer("engine: version", version, 1, 2**63 - 1)
         return Future(self._core.release(tenant=self.name, version=version), _same)
 
-    def save(self, directory, *, optimizer=False, extra=None, max_shard_size=None, version=0):
+    def save(
+        self,
+        directory,
+        *,
+        optimizer=False,
+        extra=None,
+        max_shard_size=None,
+        version=0,
+        expert_format=None,
+    ):
         """Writes the adapter (PEFT's files) or the model (Hugging Face's); with optimizer=True all
         that a run needs to go on bit for bit. The directory appears whole or not at all. extra: a
         text that load gives back. max_shard_size: of a model's files, bytes or a text such as
         '2GB' or '500MiB'; None: 5 GiB. version: of an adapter, one that was published; 0: as it is.
-        Future of the directory's path. InvalidError: weights that are not finite, a directory that
-        holds other things or cannot be written, a max_shard_size for an adapter, a version with the
-        optimizer; NotFoundError: no such version. An older checkpoint stays then."""
+        expert_format: of an adapter, 'per_expert' for factors of every expert's gate_proj, up_proj
+        and down_proj, which older programs read; None: as the adapter has them, stacks
+        (target_parameters) as peft does. Future of the directory's path. InvalidError: weights that
+        are not finite, a directory that holds other things or cannot be written, a max_shard_size
+        for an adapter, a version or an expert_format with the optimizer; NotFoundError: no such
+        version. An older checkpoint stays then."""
         with self.engine.ranks.alike("its save"):
             request = {
                 "directory": checks.path("engine: directory", directory),
@@ -292,6 +304,8 @@ class Tenant:
                 "extra_json": checks.text("engine: extra", extra, none=True, empty=True) or "",
                 "max_shard_bytes": checks.file_size("engine: max_shard_size", max_shard_size),
                 "version": checks.integer("engine: version", version, 0, 2**63 - 1),
+                "expert_format": checks.text("engine: expert_format", expert_format, none=True)
+                or "",
             }
         return Future(self._core.save(tenant=self.name, **request), _same)
 

@@ -38,6 +38,7 @@ class Checkpoints(Settings):
         consumed_train_samples=0,
         adapter_name=None,
         max_shard_size=None,
+        expert_format=None,
         **kwargs,
     ):
         """Writes output_dir/name (checkpoint-step-N by default) and returns that directory.
@@ -48,8 +49,11 @@ class Checkpoints(Settings):
         interval: only every so many micro-batches (None otherwise).
         max_shard_size: of a full model's files, bytes or a text such as '2GB' or '500MiB'; None:
         5 GiB.
+        expert_format: of an adapter, 'per_expert' for factors of every expert's linears, which
+        older programs read; None: as the adapter has them.
         InvalidError: weights that are not finite, a directory that holds other things or cannot be
-        written, a max_shard_size for an adapter; an older checkpoint stays then.
+        written, a max_shard_size for an adapter, an expert_format for a model or with
+        save_optimizer; an older checkpoint stays then.
         """
         with self._ranks.alike("its save"):
             refuse_unknown("model: save", kwargs)
@@ -60,6 +64,7 @@ class Checkpoints(Settings):
                 name = f"checkpoint-step-{group.cur_step}"
             directory = _directory_of(name, output_dir)
             max_shard_bytes = checks.file_size("model: max_shard_size", max_shard_size)
+            expert_format = checks.text("model: expert_format", expert_format, none=True) or ""
             state = group.state(consumed_train_samples)
             _check_counters("model:", state)
         if group.cur_step % interval:
@@ -70,6 +75,7 @@ class Checkpoints(Settings):
             optimizer=save_optimizer,
             extra_json=json.dumps(state),
             max_shard_bytes=max_shard_bytes,
+            expert_format=expert_format,
         ).result()
 
     @at_once

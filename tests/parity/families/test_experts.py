@@ -7,6 +7,7 @@ import json
 
 import peft
 import pytest
+import safetensors.torch
 import torch
 from parity import ours, reference
 from parity.families import recipes as families
@@ -88,6 +89,56 @@ def test_adapters_of_each_experts_linears_are_read_by_peft(name, tmp_path):
     made.save(tenant=ours.TENANT, directory=str(tmp_path)).result()
     back = peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path)
     expect_scores(made, back, case)
+
+
+def test_stacks_are_written_for_each_expert_on_request_and_peft_reads_them(tmp_path):
+    case = families.case("qwen3_moe")
+    fields = {"target_modules": ["q_proj"], "target_parameters": PARAMETERS}
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, **fields}
+    made = ours.engine(case.directory, lora_json=json.dumps(config))
+    learn(made, case)
+    directory = str(tmp_path / "each")
+    made.save(tenant=ours.TENANT, directory=directory, expert_format="per_expert").result()
+    written = safetensors.torch.load_file(tmp_path / "each" / "adapter_model.safetensors")
+    stem = "base_model.model.model.layers.1.mlp.experts.7."
+    assert written[stem + "gate_proj.lora_A.weight"].shape == (4, 64)
+    assert written[stem + "up_proj.lora_B.weight"].shape == (24, 4)
+    expect_scores(made, peft.PeftModel.from_pretrained(case.fresh_reference(), directory), case)
+    again = ours.engine(case.directory, directory=directory)
+    for mine, theirs in zip(
+        ours.scores(made, case.sequences)[0], ours.scores(again, case.sequences)[0], strict=True
+    ):
+        assert torch.equal(mine, theirs)
+
+
+def test_tinkers_factors_are_those_of_each_expert_as_peft_reads_them(tmp_path):
+    """w1, w3, w2: all experts' gates, ups and downs, of which the outer factors are shared."""
+    case = families.case("qwen3_moe")
+    torch.manual_seed(4)
+    tinkers, each = {}, {}
+    for layer in range(2):
+        stem = f"base_model.model.model.layers.{layer}.mlp.experts."
+        for theirs, name in (("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")):
+            down = theirs == "w2"
+            a = torch.randn(8 if down else 1, 4, 24 if down else 64) / 4
+            b = torch.randn(1 if down else 8, 64 if down else 24, 4) / 4
+            tinkers |= {f"{stem}{theirs}.lora_A.weight": a, f"{stem}{theirs}.lora_B.weight": b}
+            for e in range(8):
+                one = f"{stem}{e}.{name}."
+                each[one + "lora_A.weight"] = a[e if down else 0].clone()
+                each[one + "lora_B.weight"] = b[0 if down else e].clone()
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": HALVES[1:]}
+    for folder, tensors in (("tinkers", tinkers), ("each", each)):
+        (tmp_path / folder).mkdir()
+        safetensors.torch.save_file(tensors, tmp_path / folder / "adapter_model.safetensors")
+        (tmp_path / folder / "adapter_config.json").write_text(json.dumps(config))
+    made = ours.engine(case.directory, directory=str(tmp_path / "tinkers"))
+    model = peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path / "each")
+    expect_scores(made, model, case)
+    made.save(tenant=ours.TENANT, directory=str(tmp_path / "again")).result()
+    again = safetensors.torch.load_file(tmp_path / "again" / "adapter_model.safetensors")
+    assert again.keys() == tinkers.keys()
+    assert all(torch.equal(again[key], value) for key, value in tinkers.items())
 
 
 def test_a_router_is_not_adapted():

@@ -14,6 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+
 // Weights of another model may have the same names and shapes.
 void require_same_model(const model::DecoderSpec& ours, const model::DecoderSpec& theirs,
                         const fs::path& directory) {
@@ -56,6 +58,11 @@ std::vector<at::Tensor> read_weights(const fs::path& directory, const BaseModel&
   // Refuses a critic's weights for a causal model, whose head may be tied and so not be read.
   const auto given = model::read_spec(checkpoint.config(), base.spec.value_head);
   require_same_model(base.spec, given, directory);
+  const std::string ours = base.weights.front().name, theirs = given.layout.name(kEmbedding);
+  require(ours == theirs, Code::kInvalid, "engine: load: ", directory.string(),
+          " is saved as another class of this family has it, as text alone or inside a model with "
+          "pictures: its embedding is ",
+          theirs, ", this engine's is ", ours, "; make an engine of ", directory.string());
   std::vector<std::string> zeros;
   if (!given.new_head) zeros.emplace_back(model::kValueBias);  // a classifier may have none
   const model::WeightSource source(checkpoint, base.dtype, std::move(zeros), given.layout);
@@ -89,9 +96,10 @@ void require_its_weights(const Loaded& loaded, const BaseModel& base, const fs::
 
 TrainingShape training_shape(const lora::SavedAdapter& adapter) {
   TrainingShape out;
-  for (const auto& module : adapter.modules) {
-    out.params.push_back({lora::name_of_a(module.path), module.a.sizes().vec()});
-    out.params.push_back({lora::name_of_b(module.path), module.b.sizes().vec()});
+  for (const size_t i : adapter.held()) {
+    const std::string& path = adapter.modules[i / 2].path;
+    out.params.push_back(
+        {i % 2 ? lora::name_of_b(path) : lora::name_of_a(path), adapter.value(i).sizes().vec()});
   }
   out.gradients = out.params;
   return out;
@@ -119,7 +127,7 @@ int64_t num_bytes(const Loaded& loaded) {
     if (t.defined()) n += static_cast<int64_t>(t.nbytes());
   };
   if (loaded.adapter) {
-    for (const auto& module : loaded.adapter->modules) add(module.a), add(module.b);
+    for (const size_t i : loaded.adapter->held()) add(loaded.adapter->value(i));
   }
   for (const at::Tensor& t : loaded.weights) add(t);
   if (!loaded.training) return n;
@@ -138,7 +146,7 @@ lora::SavedAdapter read_adapter(const fs::path& directory, const BaseModel& base
     const Checkpoint checkpoint = Checkpoint::open(base.directory);
     const model::Layout& layout = base.spec.layout;
     // A tied head need not be in the files.
-    std::string there = layout.name("model.embed_tokens.weight");
+    std::string there = layout.name(kEmbedding);
     for (const std::string& known : {layout.name(name), name, lora::other_path(name)})
       if (checkpoint.contains(known)) there = known;
     return model::is_copy(copy, checkpoint.at(there));

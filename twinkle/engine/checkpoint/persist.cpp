@@ -15,6 +15,7 @@
 #include "twinkle/engine/checkpoint/adapter_digest.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/io/peft/peft.h"
+#include "twinkle/lora/per_expert.h"
 #include "twinkle/model/family.h"
 #include "twinkle/model/weights/tensors.h"
 
@@ -202,7 +203,11 @@ Stored stored_form(const std::vector<TensorView>& weights, const BaseModel& base
     for (size_t i = 0; i < parts.size(); ++i)
       out.weights.push_back(matrix_of(weight, i, parts.size(), parts[i]));
   }
-  for (const std::string& name : base.kept) out.kept.push_back(files.at(name));
+  for (const std::string& name : base.kept) {
+    const StoredTensor& kept = files.at(name);  // of FP8 in the type of the weights, as those are
+    const bool narrows = kept.dequantised && base.dtype == at::kBFloat16;
+    out.kept.push_back(narrows ? in_bf16(kept) : kept);
+  }
   return out;
 }
 
@@ -280,6 +285,11 @@ int64_t HeldSave::num_bytes() const {
 HeldSave hold(const Save& operation, Tenant& tenant, const HeldModel& model, lora::Pool& pool,
               KeptMemory& memory) {
   const bool is_adapter = tenant.mode() == Mode::kLora;
+  require(operation.expert_format.empty() || is_adapter, Code::kInvalid,
+          "engine: save: expert_format is '", operation.expert_format, "', but tenant '",
+          tenant.name(),
+          "' is no adapter; leave it out: a model's experts are saved as its "
+          "checkpoint has them");
   require(operation.max_shard_bytes == 0 || !is_adapter, Code::kInvalid,
           "engine: save: max_shard_bytes is ", operation.max_shard_bytes, ", but tenant '",
           tenant.name(), "' is an adapter, which is one file; leave it out");
@@ -292,8 +302,14 @@ HeldSave hold(const Save& operation, Tenant& tenant, const HeldModel& model, lor
                .in_runs = !is_adapter && tenant.num_ranks() > 1};
   if (is_adapter && out.rank == 0) {
     const lora::Adapter& adapter = pool.at(out.pin.slot());
-    out.config = adapter.config();
-    out.entries = adapter.entries();
+    if (operation.expert_format == kPerExpert) {
+      auto [config, entries] = lora::per_expert(adapter, lora::shapes_of(pool.linears()));
+      out.config = std::move(config);
+      out.entries = std::move(entries);
+    } else {
+      out.config = adapter.config();
+      out.entries = adapter.entries();
+    }
   } else if (!is_adapter) {
     // All ranks visit, since they may hold parts; the first one writes.
     const bool stays = model.decoder.has_all();  // asked before a piece is in use

@@ -244,6 +244,34 @@ TEST(PersistErrors, WeightsOfAModelOfOtherArithmeticAreNamed) {
 }
 
 // The base model's tokenizer is larger than what is trained, and is what a disk is full of first.
+TEST(PersistErrors, ASaveOfTheTextAloneIsNamedWhereTheEnginesModelHasPictures) {
+  JsonObject text = model::tiny_config();
+  for (const char* key : {"architectures", "rope_theta"}) text.erase(key);
+  text["model_type"] = "qwen3_5_text";
+  text["tie_word_embeddings"] = true;
+  text["layer_types"] = JsonArray{"linear_attention", "full_attention"};
+  text["linear_num_key_heads"] = text["linear_num_value_heads"] = 2;
+  text["linear_key_head_dim"] = text["linear_value_head_dim"] = 8;
+  JsonObject nested{{"model_type", "qwen3_5"},
+                    {"architectures", JsonArray{"Qwen3_5ForConditionalGeneration"}},
+                    {"tie_word_embeddings", true},
+                    {"text_config", text}};
+  text["architectures"] = JsonArray{"Qwen3_5ForCausalLM"};
+  const ScratchDir pictures, flat;
+  at::manual_seed(1);
+  model::write_tiny(pictures.path(), nested, model::drawn_weights(nested));
+  model::write_tiny(flat.path(), text, model::drawn_weights(text));
+  Engine engine({.model = {.path = pictures.path().string(), .mixed_precision = "no"}});
+  engine.run<Done>(Create{.tenant = "me"});
+  const std::string there = flat.path().string();
+  EXPECT_EQ(error_of([&] { engine.run<LoadResult>(Load{"me", there}); }),
+            "engine: load: " + there +
+                " is saved as another class of this family has it, as text alone or inside a model "
+                "with pictures: its embedding is model.embed_tokens.weight, this engine's is "
+                "model.language_model.embed_tokens.weight; make an engine of " +
+                there);
+}
+
 TEST(PersistErrors, AFullDiskWhileCopyingTheTokenizerNamesTheFileAndSaysSo) {
   const model::TinyModel model;
   write_text(fs::path(model.path()) / "tokenizer.json", std::string(200000, ' '));

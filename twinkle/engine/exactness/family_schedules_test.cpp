@@ -1,6 +1,6 @@
 // As schedules_test.cpp, of models whose mixers keep latents or a state, with routed experts:
 // prompts cut at drawn places, shared prefixes, forks, preempted sequences, parked tenants, among
-// others and alone.
+// others and alone. In every other schedule experts share factors of the adapters.
 #include <gtest/gtest.h>
 
 #include "twinkle/engine/exactness/schedules_for_test.h"
@@ -44,6 +44,8 @@ std::vector<Owned> schedule_of(const std::string& family, uint64_t seed,
     auto* create = std::get_if<Create>(&item.operation);
     const size_t at = create ? create->lora_json.find("0.2") : std::string::npos;
     if (at != std::string::npos) create->lora_json.replace(at, 3, "0.0");
+    if (create && !create->lora_json.empty() && seed % 2 == 0)
+      create->lora_json.insert(1, R"("share_expert_factors": true, )");
   }
   return out;
 }

@@ -321,6 +321,13 @@ void check(const Operation& operation, const model::DecoderSpec& spec) {
             "engine: save: version is ", to->version,
             ", it must be at least 0, and 0 with the optimizer, which is that of the present "
             "weights");
+    require(to->expert_format.empty() || to->expert_format == kPerExpert, Code::kInvalid,
+            "engine: save: expert_format is '", to->expert_format, "'; known: ", kPerExpert,
+            ", and empty, which is the adapter's own");
+    require(to->expert_format.empty() || !to->optimizer, Code::kInvalid,
+            "engine: save: expert_format is '", to->expert_format,
+            "' and optimizer true; the optimizer's state is of the adapter as it is: save it "
+            "without expert_format, and the other form besides");
   } else if (const auto* from = std::get_if<Load>(&operation)) {
     require(from->optimizer || !from->exact, Code::kInvalid,
             "engine: load: exact is true and optimizer false; a replay needs the optimizer, load "

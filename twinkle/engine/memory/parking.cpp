@@ -219,6 +219,7 @@ Parking::Parked Parking::park(Place& place) {
     return Parked::kFailed;
   }
   for (at::Tensor* t : tensors) *t = at::Tensor();
+  place.tenant->link_shared();
   resident_bytes_ -= place.bytes;
   place.file = std::move(file);
   place.shapes = std::move(shapes);
@@ -250,6 +251,7 @@ void Parking::bring_back(Place& place) {
   }
   const std::vector<at::Tensor*> tensors = place.tenant->movable_tensors();
   for (size_t i = 0; i < values.size(); ++i) *tensors[place.shapes[i].index] = values[i];
+  place.tenant->link_shared();
   place.shapes.clear();
   resident_bytes_ += place.bytes;
   ++num_returns_;

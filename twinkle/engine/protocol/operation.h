@@ -250,11 +250,15 @@ struct Release {
   }
 };
 
+// Save::expert_format.
+inline constexpr const char* kPerExpert = "per_expert";
+
 // Writes adapter (PEFT) or full model (Hugging Face), and the optimizer's state when asked; the
 // directory appears whole or not at all, in place of an older one. Error kInvalid: weights that are
 // not finite or that no forward can use, a name that no folder can have, a disk that is full or
-// cannot be written, a max_shard_bytes for an adapter, a version with the optimizer's state;
-// kNotFound: no such version.
+// cannot be written, a max_shard_bytes for an adapter, a version with the optimizer's state, an
+// expert_format that is not known, of a model, or with the optimizer's state; kNotFound: no such
+// version.
 struct Save {
   std::string tenant;
   std::string directory;
@@ -264,7 +268,9 @@ struct Save {
   int64_t version = 0;  // of an adapter: a published one, without the optimizer; 0: as it is
   bool as_is = false;  // also weights that no forward can use, which are finite: to go on from what
                        // is there, whatever it is
-  bool gradients = true;  // with the optimizer: the accumulated ones, too
+  bool gradients = true;      // with the optimizer: the accumulated ones, too
+  std::string expert_format;  // of an adapter: kPerExpert, factors of each expert's linears,
+                              // whatever it has; empty: as its config says, stacks as peft has them
 
   bool operator==(const Save&) const = default;
   static constexpr std::string_view kName = "save";
@@ -276,7 +282,8 @@ struct Save {
                       field(5, "max_shard_bytes", &Save::max_shard_bytes),
                       field(6, "version", &Save::version),
                       field(7, "as_is", &Save::as_is),
-                      field(8, "gradients", &Save::gradients)};
+                      field(8, "gradients", &Save::gradients),
+                      field(9, "expert_format", &Save::expert_format)};
   }
 };
 

@@ -29,10 +29,8 @@ std::vector<Weight> base_of(const BaseWeights& base) {
 
 std::vector<Weight> factors_of(const lora::Adapter& adapter) {
   std::vector<Weight> out;
-  for (const lora::Factors& entry : adapter.factors()) {
-    out.push_back({lora::name_of_a(entry.path), entry.f.a, entry.f.a.sizes().vec()});
-    out.push_back({lora::name_of_b(entry.path), entry.f.b, entry.f.b.sizes().vec()});
-  }
+  for (const size_t i : adapter.held())
+    out.push_back({adapter.name(i), adapter.value(i), adapter.value(i).sizes().vec()});
   return out;
 }
 
@@ -102,11 +100,8 @@ void replace_weights(const NewWeights& weights, Tenant& tenant, const BaseWeight
     pool.base_changed();
   }
   if (!adapter) return;
-  size_t i = 0;
-  for (lora::Factors& entry : adapter->factors()) {
-    model::assign(weights.adapter[i++].value, entry.f.a);
-    model::assign(weights.adapter[i++].value, entry.f.b);
-  }
+  for (size_t i = 0; const size_t held : adapter->held())
+    model::assign(weights.adapter[i++].value, adapter->value(held));
   adapter->weights_changed();
   tenant.reset_training();
 }

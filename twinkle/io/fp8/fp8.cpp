@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -49,6 +50,20 @@ std::array<float, 256> all_values() {
   return out;
 }
 
+// Of a tensor of F32 or BF16, `count` values from the one of number `begin` on.
+std::vector<float> values_of(const StoredTensor& tensor, int64_t begin, int64_t count) {
+  std::vector<float> out(static_cast<size_t>(count));
+  if (tensor.dtype == Dtype::kF32) {
+    tensor.read(std::as_writable_bytes(std::span(out)), begin * 4);
+    return out;
+  }
+  std::vector<uint16_t> upper(out.size());
+  tensor.read(std::as_writable_bytes(std::span(upper)), begin * 2);
+  std::ranges::transform(upper, out.begin(),
+                         [](uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); });
+  return out;
+}
+
 StoredTensor::Reader in_f32(StoredTensor weight, StoredTensor factors, BlockSize block) {
   return [weight = std::move(weight), factors = std::move(factors), block](
              int64_t offset, std::span<std::byte> out) {
@@ -59,8 +74,8 @@ StoredTensor::Reader in_f32(StoredTensor weight, StoredTensor factors, BlockSize
     weight.read(raw, begin);
     const int64_t first = begin / columns / block.rows,
                   last = (begin + count - 1) / columns / block.rows;
-    std::vector<float> scales(static_cast<size_t>((last - first + 1) * across));
-    factors.read(std::as_writable_bytes(std::span(scales)), first * across * 4);
+    const std::vector<float> scales =
+        values_of(factors, first * across, (last - first + 1) * across);
     for (int64_t i = 0; i < count;) {  // the part of a row that one block has
       const int64_t row = (begin + i) / columns, column = (begin + i) % columns;
       const int64_t end = std::min(columns, (column / block.columns + 1) * block.columns);
@@ -103,13 +118,14 @@ void dequantise_fp8(Checkpoint::Source& source) {
             ", it must be a matrix");
     const std::vector<int64_t> want{blocks_of(tensor.shape[0], block.rows),
                                     blocks_of(tensor.shape[1], block.columns)};
-    require(scales.dtype == Dtype::kF32 && scales.shape == want, Code::kInvalid, "io: ", path,
-            ": tensor '", scales.name, "' is ", name_of(scales.dtype), " of shape ",
-            shape_text(scales.shape), ", it must be F32 of shape ", shape_text(want), " for '",
-            name, "' of shape ", shape_text(tensor.shape), " in blocks of ", block.rows, " x ",
-            block.columns);
+    const bool fits = scales.dtype == Dtype::kF32 || scales.dtype == Dtype::kBF16;
+    require(fits && scales.shape == want, Code::kInvalid, "io: ", path, ": tensor '", scales.name,
+            "' is ", name_of(scales.dtype), " of shape ", shape_text(scales.shape),
+            ", it must be F32 or BF16 of shape ", shape_text(want), " for '", name, "' of shape ",
+            shape_text(tensor.shape), " in blocks of ", block.rows, " x ", block.columns);
     tensor.reader = in_f32(tensor, scales, block);
     tensor.dtype = Dtype::kF32;
+    tensor.dequantised = true;
     require(bytes_of(Dtype::kF32, tensor.shape).has_value(), Code::kInvalid, "io: ", path,
             ": tensor '", name, "' is too large as F32");
     source.tensors.erase(factors);

@@ -1,4 +1,4 @@
-// DeepSeek-V3's FP8 weights: float8 e4m3 and, of each block of them, a float32 factor,
+// DeepSeek-V3's FP8 weights: float8 e4m3 and, of each block of them, a factor, F32 or BF16,
 // NAME_scale_inv [rows / block rows, columns / block columns], both rounded up: blocks at the edges
 // are cut. (DeepSeek-V3, section 3.3; config.json's quantization_config.) Private to io.
 #pragma once

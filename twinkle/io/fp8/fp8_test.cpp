@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -30,19 +31,25 @@ struct Ones {
   std::vector<uint8_t> ones = std::vector<uint8_t>(15, 0x38);
   std::vector<float> factors{1, 2, 3, 4, 5, 6};
   std::vector<int64_t> factors_shape{2, 3};
+  Dtype factors_dtype = Dtype::kF32;  // or BF16
   std::string config =
       R"({"quantization_config": {"quant_method": "fp8", "weight_block_size": [2, 2]}})";
   std::string factors_name = "w_scale_inv";
 
   Checkpoint open() {
-    const std::vector<TensorView> views{{.name = "w",
-                                         .dtype = Dtype::kF8E4M3,
-                                         .shape = {3, 5},
-                                         .bytes = std::as_bytes(std::span(ones))},
-                                        {.name = factors_name,
-                                         .dtype = Dtype::kF32,
-                                         .shape = factors_shape,
-                                         .bytes = std::as_bytes(std::span(factors))}};
+    std::vector<uint16_t> upper;
+    for (const float factor : factors)
+      upper.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(factor) >> 16));
+    const std::vector<TensorView> views{
+        {.name = "w",
+         .dtype = Dtype::kF8E4M3,
+         .shape = {3, 5},
+         .bytes = std::as_bytes(std::span(ones))},
+        {.name = factors_name,
+         .dtype = factors_dtype,
+         .shape = factors_shape,
+         .bytes = factors_dtype == Dtype::kF32 ? std::as_bytes(std::span(factors))
+                                               : std::as_bytes(std::span(upper))}};
     write_safetensors(dir / "model.safetensors", views);
     write_text(dir / "config.json", config);
     return Checkpoint::open(dir.path());
@@ -75,6 +82,29 @@ TEST(Fp8, BlocksAtTheEdgesAreCut) {
   }
 }
 
+TEST(Fp8, FactorsMayBeBf16) {
+  Ones ones;
+  ones.factors_dtype = Dtype::kBF16;
+  const Checkpoint checkpoint = ones.open();
+  std::vector<float> got(15);
+  checkpoint.at("w").read(std::as_writable_bytes(std::span(got)));
+  EXPECT_EQ(got, (std::vector<float>{1, 1, 2, 2, 3, 1, 1, 2, 2, 3, 4, 4, 5, 5, 6}));
+}
+
+TEST(Fp8, WhatWasDequantisedIsKnownAndRoundsToBf16WhereItIsAskedFor) {
+  Ones ones;
+  ones.factors = {1, 2, 3, 4, 5, 1.00390625F};  // 1 + 2^-8: half way, to the even 1
+  const Checkpoint checkpoint = ones.open();
+  const StoredTensor& w = checkpoint.at("w");
+  EXPECT_TRUE(w.dequantised);
+  const StoredTensor narrow = in_bf16(w);
+  EXPECT_EQ(narrow.dtype, Dtype::kBF16);
+  EXPECT_EQ(narrow.num_bytes(), 30);
+  std::vector<uint16_t> got(2);
+  narrow.read(std::as_writable_bytes(std::span(got)), 2 * 13);
+  EXPECT_EQ(got, (std::vector<uint16_t>{0x40A0, 0x3F80}));  // 5, 1
+}
+
 TEST(Fp8, NamesWhatIsWrong) {
   Ones ones;
   ones.config = "{}";
@@ -91,8 +121,8 @@ TEST(Fp8, NamesWhatIsWrong) {
   Ones turned, nameless;
   turned.factors_shape = {3, 2};
   EXPECT_EQ(turned.error(),
-            "io: DIR: tensor 'w_scale_inv' is F32 of shape [3, 2], it must be F32 of shape [2, 3] "
-            "for 'w' of shape [3, 5] in blocks of 2 x 2");
+            "io: DIR: tensor 'w_scale_inv' is F32 of shape [3, 2], it must be F32 or BF16 of shape "
+            "[2, 3] for 'w' of shape [3, 5] in blocks of 2 x 2");
   nameless.factors_name = "w_scale";
   EXPECT_EQ(nameless.error(), "io: DIR: tensor 'w' is F8_E4M3, but there is no 'w_scale_inv'");
 }

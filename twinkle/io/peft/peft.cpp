@@ -28,14 +28,17 @@ bool is_float(Dtype dtype) {
 // looks at the ranks.
 template <class Tensor>
 void check_half(const Tensor& half, size_t rank_dim, const PeftConfig& config,
-                const std::string& where) {
-  require(is_float(half.dtype), Code::kInvalid, where, " has the dtype ", name_of(half.dtype),
-          ", it must be F32, F16 or BF16");
-  require(
-      half.shape.size() == 2 && (half.shape[rank_dim] == config.rank ||
-                                 !config.rank_pattern.empty() || !config.target_parameters.empty()),
-      Code::kInvalid, where, " has the shape ", shape_text(half.shape), ", it must be ",
-      rank_dim == 0 ? "[r, in]" : "[out, r]", " with r = ", config.rank);
+                const std::string& module) {
+  const std::string where = "': lora_" + std::string(rank_dim == 0 ? "A" : "B") + ".weight";
+  require(is_float(half.dtype), Code::kInvalid, module, where, " has the dtype ",
+          name_of(half.dtype), ", it must be F32, F16 or BF16");
+  const size_t more = is_tinkers(module) ? 1 : 0;
+  require(half.shape.size() == 2 + more &&
+              (half.shape[rank_dim + more] == config.rank || !config.rank_pattern.empty() ||
+               !config.target_parameters.empty()),
+          Code::kInvalid, module, where, " has the shape ", shape_text(half.shape),
+          ", it must be [", more == 0 ? "" : "experts or 1, ", rank_dim == 0 ? "r, in]" : "out, r]",
+          " with r = ", config.rank);
 }
 
 // The module of a key "base_model.model.<module>.lora_A.weight", empty for another key.
@@ -87,6 +90,13 @@ SafetensorsFile open_weights(const fs::path& dir) {
 
 }  // namespace
 
+bool is_tinkers(std::string_view module) {
+  constexpr std::string_view kExperts = ".experts.w";
+  return module.size() > kExperts.size() &&
+         module.substr(0, module.size() - 1).ends_with(kExperts) &&
+         std::string_view("123").find(module.back()) != std::string_view::npos;
+}
+
 PeftAdapter read_peft(const fs::path& dir) {
   const fs::path config_file = dir / "adapter_config.json";
   const Json config = read_json(config_file);
@@ -99,8 +109,8 @@ PeftAdapter read_peft(const fs::path& dir) {
     const std::string where = std::string("io: ").append(name).append(": module '").append(module);
     require(pair.a && pair.b, Code::kInvalid, where, "' has no lora_", pair.a ? "B" : "A",
             ".weight");
-    check_half(*pair.a, 0, adapter.config, where + "': lora_A.weight");
-    check_half(*pair.b, 1, adapter.config, where + "': lora_B.weight");
+    check_half(*pair.a, 0, adapter.config, where);
+    check_half(*pair.b, 1, adapter.config, where);
     adapter.entries.push_back({module, std::move(*pair.a), std::move(*pair.b)});
   }
   require(!adapter.entries.empty(), Code::kInvalid, "io: ", name, " holds no LoRA factors");
@@ -118,8 +128,8 @@ void write_peft(const fs::path& dir, const PeftConfig& config, std::span<const P
   std::vector<TensorView> views;
   for (const PeftEntry& entry : entries) {
     const std::string where = std::string("io: module '").append(entry.module);
-    check_half(entry.a, 0, config, where + "': lora_A.weight");
-    check_half(entry.b, 1, config, where + "': lora_B.weight");
+    check_half(entry.a, 0, config, where);
+    check_half(entry.b, 1, config, where);
     const std::string stem = std::string(kPrefix).append(entry.module);
     views.push_back(entry.a);
     views.back().name.assign(stem).append(kA);

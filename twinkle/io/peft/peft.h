@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -30,17 +31,26 @@ struct PeftConfig {
   // expression: the first that does counts.
   std::vector<std::pair<std::string, int64_t>> rank_pattern = {};
   std::vector<std::pair<std::string, double>> alpha_pattern = {};
+  // Twinkle's own: the experts of a layer share lora_A of gate_proj, that of up_proj, and lora_B of
+  // down_proj. Such an adapter is kept as Tinker keeps it.
+  bool share_expert_factors = false;
   std::string base_model;  // id or directory; may be empty
 
   bool operator==(const PeftConfig&) const = default;
 };
 
-// One adapted linear layer, or all experts of a stack. R: rank, of a stack times its experts.
+// One adapted linear layer, or all experts of a stack. R: rank, of a stack times its experts. Of a
+// module of Tinker's, which is_tinkers() says: [E, R, in] and [E, out, R], 1 in place of E where
+// the experts share it.
 struct PeftEntry {
   std::string module;  // "model.layers.0.self_attn.q_proj"
   TensorView a;        // [R, in]; F32, F16 or BF16; its name is ignored by write_peft
   TensorView b;        // [out, R]
 };
+
+// True of "model.layers.0.mlp.experts.w1", w2 or w3: the gates, downs and ups of all experts as
+// Tinker's downloads have them.
+bool is_tinkers(std::string_view module);
 
 struct StoredPeftEntry {
   std::string module;

@@ -10,7 +10,7 @@ namespace twinkle {
 namespace {
 
 // Fields that say nothing about the arithmetic of a finished adapter, or are read below.
-constexpr std::array<std::string_view, 22> kKnown = {"alpha_pattern",
+constexpr std::array<std::string_view, 23> kKnown = {"alpha_pattern",
                                                      "auto_mapping",
                                                      "base_model_name_or_path",
                                                      "bias",
@@ -28,6 +28,7 @@ constexpr std::array<std::string_view, 22> kKnown = {"alpha_pattern",
                                                      "r",
                                                      "rank_pattern",
                                                      "revision",
+                                                     "share_expert_factors",
                                                      "target_modules",
                                                      "target_parameters",
                                                      "task_type",
@@ -168,6 +169,14 @@ PeftConfig peft_config(const Json& object, const std::string& what) {
   config.alpha_pattern = pattern_of<double>(object, "alpha_pattern", "an object of numbers", what,
                                             [](const Json& alpha) { return alpha.is_number(); });
   refuse_tying(object, config, what);
+  const Json* shares = find(object, "share_expert_factors");
+  refuse_unless(is_one_of(shares, {true, false, nullptr}), object, "share_expert_factors",
+                "true or false", what);
+  config.share_expert_factors = shares != nullptr && shares->is_bool() && shares->get_bool();
+  refuse_unless(!config.share_expert_factors || config.target_parameters.empty(), object,
+                "share_expert_factors",
+                "false with target_parameters: name gate_proj, up_proj and down_proj as modules",
+                what);
   const Json* base = find(object, "base_model_name_or_path");
   if (base != nullptr && base->is_string()) config.base_model = base->get_string();
   return config;
@@ -202,6 +211,7 @@ Json json_of(const PeftConfig& config) {
         JsonArray(config.target_parameters.begin(), config.target_parameters.end());
   if (!config.rank_pattern.empty()) out["rank_pattern"] = json_of_pattern(config.rank_pattern);
   if (!config.alpha_pattern.empty()) out["alpha_pattern"] = json_of_pattern(config.alpha_pattern);
+  if (config.share_expert_factors) out["share_expert_factors"] = true;
   return out;
 }
 

@@ -76,6 +76,25 @@ TEST(PeftConfig, ReadsAndWritesTargetParametersWithModulesOrWithout) {
             "io: F: field 'target_parameters' is [1], it must be a list of names");
 }
 
+TEST(PeftConfig, SaysThatExpertsShareFactorsWhereTheyDo) {
+  Json fields = parse_json(R"({"peft_type": "LORA", "r": 4, "target_modules": ["up_proj"]})", "x");
+  EXPECT_FALSE(peft_config(fields, "x").share_expert_factors);
+  EXPECT_EQ(find(json_of(peft_config(fields, "x")), "share_expert_factors"), nullptr);
+  fields.as_object()["share_expert_factors"] = true;
+  EXPECT_TRUE(peft_config(json_of(peft_config(fields, "x")), "x").share_expert_factors);
+  fields.as_object()["target_parameters"] = JsonArray{"down_proj"};
+  EXPECT_EQ(error_of([&] { peft_config(fields, "x"); }),
+            "io: x: field 'share_expert_factors' is true, it must be false with "
+            "target_parameters: name gate_proj, up_proj and down_proj as modules");
+}
+
+TEST(Peft, ModulesOfTinkersHaveAllExpertsFactors) {
+  for (const char* module : {"m.experts.w1", "m.experts.w2", "a.mlp.experts.w3"})
+    EXPECT_TRUE(is_tinkers(module)) << module;
+  for (const char* module : {"m.experts.w4", "m.experts.1.w1", "experts.w1x", ".experts.w", "w1"})
+    EXPECT_FALSE(is_tinkers(module)) << module;
+}
+
 TEST(PeftConfig, KeepsPatternsInTheirOrder) {
   PeftConfig config{.target_modules = "all-linear"};
   config.rank_pattern = {{"v_proj", 4}, {"a", 2}};

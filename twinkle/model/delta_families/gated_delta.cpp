@@ -7,16 +7,6 @@
 namespace twinkle::model {
 namespace {
 
-// The key must have this value, which is also meant where it is absent.
-template <class T>
-void require_value(const Json& config, std::string_view key, const T& only,
-                   std::string_view family) {
-  const T value = get_or<T>(config, key, only);
-  const auto text = [](const T& x) { return boost::json::serialize(Json(x)); };
-  require(value == only, Code::kInvalid, "model: config field '", key, "' is ", text(value),
-          ", model_type '", family, "' is computed with ", text(only), " only");
-}
-
 // True for each layer with attention.
 std::vector<bool> attention_layers(const Json& config, size_t count) {
   std::vector<bool> out(count);
@@ -63,10 +53,10 @@ Json without_mrope(const Json& config) {
 
 }  // namespace
 
-DecoderSpec delta_like(const Json& config, std::string_view family) {
-  require_value(config, "attn_output_gate", true, family);
-  require_value<int64_t>(config, "linear_conv_kernel_dim", 4, family);
-  require_value<std::string>(config, "mamba_ssm_dtype", "float32", family);
+DecoderSpec delta_like(const Json& config) {
+  require_value(config, "attn_output_gate", true);
+  require_value<int64_t>(config, "linear_conv_kernel_dim", 4);
+  require_value<std::string>(config, "mamba_ssm_dtype", "float32");
   DecoderSpec spec = llama_like(without_mrope(config));
   spec.norm.zero_centred = true;
   rotate_share(spec, read_rotary_share(config, 0.25));

@@ -11,7 +11,7 @@ Family qwen3_5() {
           .keys = {"attn_output_gate", "partial_rotary_factor"},
           .spec =
               [](const Json& config) {
-                DecoderSpec spec = delta_like(text_of(config), "qwen3_5");
+                DecoderSpec spec = delta_like(text_of(config));
                 nest(spec, config);
                 return spec;
               },

@@ -22,14 +22,10 @@ Family qwen3_5_moe() {
           .spec =
               [](const Json& config) {
                 const Json& text = text_of(config);
-                DecoderSpec spec = delta_like(with_dense_width(text), "qwen3_5_moe");
+                DecoderSpec spec = delta_like(with_dense_width(text));
                 nest(spec, config);
-                ExpertsSpec experts = read_experts(text);
-                experts.route.normalise = true;  // whatever norm_topk_prob says
-                experts.shared_size = read_size(text, "shared_expert_intermediate_size");
-                experts.shared_gate = true;
-                route_layers(spec, experts, [](int64_t) { return true; });
-                spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
+                // Whatever norm_topk_prob says.
+                route_as_qwen(spec, text, true, [](int64_t) { return true; });
                 return spec;
               },
           .also = {"qwen3_5_moe_text"},

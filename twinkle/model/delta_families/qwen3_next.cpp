@@ -10,16 +10,12 @@ Family qwen3_next() {
           .architectures = {"Qwen3NextForCausalLM"},
           .keys = {"attn_output_gate", "partial_rotary_factor", "num_experts", "num_local_experts"},
           .spec = [](const Json& config) {
-            DecoderSpec spec = delta_like(config, "qwen3_next");
+            DecoderSpec spec = delta_like(config);
             for (LayerSpec& layer : spec.layers) {
               if (auto* delta = std::get_if<DeltaSpec>(&layer.mixer)) delta->by_key_head = true;
             }
-            ExpertsSpec experts = read_experts(config);
-            experts.route.normalise = get_or(config, "norm_topk_prob", true);
-            experts.shared_size = read_size(config, "shared_expert_intermediate_size");
-            experts.shared_gate = true;
-            route_layers(spec, experts, qwen_routed(config));
-            spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
+            route_as_qwen(spec, config, get_or(config, "norm_topk_prob", true),
+                          qwen_routed(config));
             return spec;
           }};
 }

@@ -13,16 +13,14 @@ Family deepseek() {
           .spec =
               [](const Json& config) {
                 if (find(config, "kv_lora_rank")) return deepseek_v2_spec(config);
-                require(!get_or(config, "rope_interleave", false), Code::kInvalid,
-                        "model: config field 'rope_interleave' is true; known: false without "
-                        "kv_lora_rank");
+                require_value(config, "rope_interleave", false);
                 DecoderSpec spec = llama_like(config);
                 for (LayerSpec& layer : spec.layers) {
                   AttentionSpec& a = layer.attention();
                   a.qkv_bias = a.o_bias = get_or(config, "attention_bias", false);
                 }
-                require_word(config, "scoring_func", "softmax");
-                require_word(config, "topk_method", "greedy");
+                require_value<std::string>(config, "scoring_func", "softmax");
+                require_value<std::string>(config, "topk_method", "greedy");
                 ExpertsSpec experts = read_experts(config);
                 experts.route.normalise = get_or(config, "norm_topk_prob", false);
                 experts.route.norm_eps = 1e-20;

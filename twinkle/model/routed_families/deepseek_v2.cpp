@@ -19,8 +19,7 @@ ExpertsSpec experts_of(const Json& config) {
     route.top_groups = read_size(config, "topk_group");
   }
   // transformers leaves it out; in DeepSeek's own code it takes the place of the scale.
-  require(!get_or(config, "norm_topk_prob", false), Code::kInvalid,
-          "model: config field 'norm_topk_prob' is true; known: false");
+  require_value(config, "norm_topk_prob", false);
   route.scale = get_or(config, "routed_scaling_factor", 1.0);
   experts.aux_loss = nn::AuxLoss::kEachLayer;
   share_experts(config, 2, experts);
@@ -30,9 +29,8 @@ ExpertsSpec experts_of(const Json& config) {
 }  // namespace
 
 DecoderSpec deepseek_v2_spec(const Json& config) {
-  require_word(config, "scoring_func", "softmax");
-  require(get_or(config, "rope_interleave", true), Code::kInvalid,
-          "model: config field 'rope_interleave' is false; known: true");
+  require_value<std::string>(config, "scoring_func", "softmax");
+  require_value(config, "rope_interleave", true);
   DecoderSpec spec = latent_like(config);
   route_layers(spec, experts_of(config), deepseek_routed(config, 0));
   spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");

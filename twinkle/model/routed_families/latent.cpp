@@ -42,11 +42,8 @@ DecoderSpec latent_like(const Json& config) {
   require(heads == latent.num_heads, Code::kInvalid,
           "model: config field 'num_key_value_heads' is ", heads,
           "; with latent attention it is num_attention_heads, ", latent.num_heads);
-  const auto step = get_or<int64_t>(config, "moe_layer_freq", 1);
-  require(step == 1, Code::kInvalid, "model: config field 'moe_layer_freq' is ", step,
-          "; known: 1");
-  require(!get_or(config, "mlp_bias", false), Code::kInvalid,
-          "model: config field 'mlp_bias' is true; known: false");
+  require_value<int64_t>(config, "moe_layer_freq", 1);
+  require_value(config, "mlp_bias", false);
   spec.rope.rotary_dim = latent.rope_dim;
   spec.rope.interleaved = get_or(config, "rope_interleave", true);
   latent.scale = scale_of(config, spec.rope, latent.nope_dim + latent.rope_dim);

@@ -101,7 +101,7 @@ TEST(DeepseekV2, WhatWouldChangeTheArithmeticIsRefused) {
   EXPECT_EQ(refusal("rope_interleave", false),
             "model: config field 'rope_interleave' is false; known: true");
   EXPECT_EQ(refusal("scoring_func", "sigmoid"),
-            "model: config field 'scoring_func' is 'sigmoid'; known: softmax");
+            "model: config field 'scoring_func' is \"sigmoid\"; known: \"softmax\"");
   EXPECT_EQ(refusal("norm_topk_prob", true),
             "model: config field 'norm_topk_prob' is true; known: false");
   EXPECT_EQ(refusal("moe_layer_freq", 2), "model: config field 'moe_layer_freq' is 2; known: 1");

@@ -25,12 +25,8 @@ Family qwen2_moe() {
             for (LayerSpec& layer : spec.layers)
               layer.attention().qkv_bias = get_or(config, "qkv_bias", true);
             read_windows(config, spec);
-            ExpertsSpec experts = read_experts(config);
-            experts.route.normalise = get_or(config, "norm_topk_prob", false);
-            experts.shared_size = read_size(config, "shared_expert_intermediate_size");
-            experts.shared_gate = true;
-            route_layers(spec, experts, qwen_routed(config));
-            spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
+            route_as_qwen(spec, config, get_or(config, "norm_topk_prob", false),
+                          qwen_routed(config));
             return spec;
           }};
 }

@@ -32,8 +32,8 @@ void share_experts(const Json& config, int64_t absent, ExpertsSpec& experts) {
 }
 
 ExpertsSpec corrected_experts(const Json& config, const kernels::RouteOptions& absent) {
-  require_word(config, "scoring_func", "sigmoid");
-  require_word(config, "topk_method", "noaux_tc");
+  require_value<std::string>(config, "scoring_func", "sigmoid");
+  require_value<std::string>(config, "topk_method", "noaux_tc");
   ExpertsSpec experts = read_experts(config);
   kernels::RouteOptions& route = experts.route;
   route.score = kernels::RouteScore::kSigmoid;
@@ -48,12 +48,6 @@ ExpertsSpec corrected_experts(const Json& config, const kernels::RouteOptions& a
   experts.aux_loss = nn::AuxLoss::kNone;  // the correction is in its place
   share_experts(config, 1, experts);
   return experts;
-}
-
-void require_word(const Json& config, const char* key, const std::string& known) {
-  const auto value = get_or<std::string>(config, key, known);
-  require(value == known, Code::kInvalid, "model: config field '", key, "' is '", value,
-          "'; known: ", known);
 }
 
 void route_layers(DecoderSpec& spec, const ExpertsSpec& experts,
@@ -78,6 +72,16 @@ std::function<bool(int64_t)> qwen_routed(const Json& config) {
   return [dense, step](int64_t layer) {
     return (layer + 1) % step == 0 && std::ranges::find(dense, layer) == dense.end();
   };
+}
+
+void route_as_qwen(DecoderSpec& spec, const Json& config, bool normalise,
+                   const std::function<bool(int64_t)>& is_routed) {
+  ExpertsSpec experts = read_experts(config);
+  experts.route.normalise = normalise;
+  experts.shared_size = read_size(config, "shared_expert_intermediate_size");
+  experts.shared_gate = true;
+  route_layers(spec, experts, is_routed);
+  spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
 }
 
 std::function<bool(int64_t)> deepseek_routed(const Json& config, int64_t dense) {

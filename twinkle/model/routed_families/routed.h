@@ -20,15 +20,17 @@ void share_experts(const Json& config, int64_t absent, ExpertsSpec& experts);
 // and routed_scaling_factor may be absent. Error kInvalid: scoring_func or topk_method are others.
 ExpertsSpec corrected_experts(const Json& config, const kernels::RouteOptions& absent = {});
 
-// Error kInvalid: config has another word there than the one that is known; none is right.
-void require_word(const Json& config, const char* key, const std::string& known);
-
 // Gives the layers for which `is_routed` is true these experts.
 void route_layers(DecoderSpec& spec, const ExpertsSpec& experts,
                   const std::function<bool(int64_t layer)>& is_routed);
 
 // True for the layers that mlp_only_layers and decoder_sparse_step leave routed.
 std::function<bool(int64_t layer)> qwen_routed(const Json& config);
+// route_layers() with the experts of Qwen's models that have a shared one: by the softmax of all,
+// their weights of sum 1 if `normalise`, next to one that every token passes, behind a sigmoid
+// gate; and the layout's stacks of them.
+void route_as_qwen(DecoderSpec& spec, const Json& config, bool normalise,
+                   const std::function<bool(int64_t layer)>& is_routed);
 // For those from first_k_dense_replace on of which moe_layer_freq leaves the number.
 std::function<bool(int64_t layer)> deepseek_routed(const Json& config, int64_t dense);
 

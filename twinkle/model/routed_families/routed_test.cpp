@@ -181,11 +181,11 @@ TEST(Deepseek, AnotherKindOfScoresOrOfChoiceIsRefused) {
   JsonObject c = deepseek_config();
   c["scoring_func"] = "sigmoid";
   EXPECT_EQ(invalid_of([&] { read_spec(c); }),
-            "model: config field 'scoring_func' is 'sigmoid'; known: softmax");
+            "model: config field 'scoring_func' is \"sigmoid\"; known: \"softmax\"");
   c = deepseek_config();
   c["topk_method"] = "group_limited_greedy";
   EXPECT_EQ(invalid_of([&] { read_spec(c); }),
-            "model: config field 'topk_method' is 'group_limited_greedy'; known: greedy");
+            "model: config field 'topk_method' is \"group_limited_greedy\"; known: \"greedy\"");
 }
 
 JsonObject glm4_moe_config() {
@@ -234,7 +234,7 @@ TEST(Glm4Moe, AnotherKindOfChoiceIsRefused) {
   JsonObject c = glm4_moe_config();
   c["topk_method"] = "greedy";
   EXPECT_EQ(invalid_of([&] { read_spec(c); }),
-            "model: config field 'topk_method' is 'greedy'; known: noaux_tc");
+            "model: config field 'topk_method' is \"greedy\"; known: \"noaux_tc\"");
 }
 
 // By the last layer, whose weights have no numbers.

@@ -1,0 +1,129 @@
+#include "twinkle/lora/per_expert.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "twinkle/lora/expert_factors.h"
+#include "twinkle/model/weights/tensors.h"
+
+namespace twinkle::lora {
+namespace {
+
+using Names = std::vector<std::string>;
+
+// The linears that a stack's is, of each expert.
+Names parts_of(std::string_view name) {
+  return name == "gate_up_proj" ? Names{"gate_proj", "up_proj"} : Names{std::string(name)};
+}
+
+bool is_stacks(const Factors& factors, const std::set<std::string>& stacks) {
+  const auto expert = expert_path(factors.path);
+  return expert && stacks.contains(expert->parameter());
+}
+
+std::string path_of(const ExpertPath& expert, const std::string& name) {
+  return expert.module + "." + std::to_string(expert.expert) + "." + name;
+}
+
+// The stacks that the adapter has pairs for, by their parameters.
+std::set<std::string> stacks_of(const Adapter& adapter, std::span<const LinearShape> linears) {
+  std::set<std::string> out;
+  for (const size_t i : match_parameters(adapter.config(), linears))
+    out.insert(expert_path(linears[i].path)->parameter());
+  return out;
+}
+
+// Names of modules for the targets that are none: the last names where they match no others
+// (dense layers and shared experts have linears of these names), else with each expert's number.
+Names named(const Adapter& adapter, const std::set<std::string>& stacks,
+            std::span<const LinearShape> linears) {
+  const auto* listed = std::get_if<Names>(&adapter.config().target_modules);
+  Names others = listed ? *listed : Names();
+  std::set<std::string> wanted, last, numbered;
+  for (const Factors& factors : adapter.factors()) {
+    if (!is_stacks(factors, stacks)) {
+      wanted.insert(factors.path);
+      if (!listed) others.push_back(factors.path);  // it was a regular expression
+      continue;
+    }
+    const ExpertPath expert = *expert_path(factors.path);
+    for (const std::string& name : parts_of(expert.name)) {
+      wanted.insert(path_of(expert, name));
+      last.insert(name);
+    }
+    const std::string parameter = expert.parameter();
+    for (const std::string& target : adapter.config().target_parameters) {
+      if (parameter != target && !parameter.ends_with("." + target)) continue;
+      const size_t dot = target.rfind('.');
+      ExpertPath short_of = expert;
+      short_of.module = dot == target.npos ? "experts" : target.substr(0, dot);
+      for (const std::string& name : parts_of(expert.name))
+        numbered.insert(path_of(short_of, name));
+    }
+  }
+  PeftConfig plain = adapter.config();
+  Names names = others;
+  names.insert(names.end(), last.begin(), last.end());
+  plain.target_modules = names;
+  plain.target_parameters.clear();
+  std::set<std::string> matched;
+  for (const size_t i : match_targets(plain, linears)) matched.insert(linears[i].path);
+  if (matched == wanted) return names;
+  others.insert(others.end(), numbered.begin(), numbered.end());
+  return others;
+}
+
+PeftConfig config_of(const Adapter& adapter, const std::set<std::string>& stacks,
+                     std::span<const LinearShape> linears) {
+  PeftConfig out = adapter.config();
+  out.share_expert_factors = false;
+  if (stacks.empty()) return out;
+  out.target_modules = named(adapter, stacks, linears);
+  out.target_parameters.clear();
+  const Sizes before(adapter.config()), after(out);
+  std::vector<std::pair<std::string, int64_t>> ranks;
+  std::vector<std::pair<std::string, double>> alphas;
+  std::set<std::string> seen;
+  for (const Factors& factors : adapter.factors()) {
+    const auto expert = expert_path(factors.path);
+    if (!is_stacks(factors, stacks) || !seen.insert(expert->parameter()).second) continue;
+    for (const std::string& name : parts_of(expert->name)) {
+      const std::string path = path_of(*expert, name);
+      const std::string pattern = expert->module + ".[0-9]+." + name;
+      if (before.rank(factors.path) != after.rank(path))
+        ranks.emplace_back(pattern, before.rank(factors.path));
+      if (before.alpha(factors.path) != after.alpha(path))
+        alphas.emplace_back(pattern, before.alpha(factors.path));
+    }
+  }
+  out.rank_pattern.insert(out.rank_pattern.begin(), ranks.begin(), ranks.end());
+  out.alpha_pattern.insert(out.alpha_pattern.begin(), alphas.begin(), alphas.end());
+  return out;
+}
+
+}  // namespace
+
+PerExpert per_expert(const Adapter& adapter, std::span<const LinearShape> linears) {
+  const std::set<std::string> stacks = stacks_of(adapter, linears);
+  PerExpert out{config_of(adapter, stacks, linears), {}};
+  for (const Factors& factors : adapter.factors()) {
+    const TensorView a = model::view_of("a", factors.f.a);
+    if (!is_stacks(factors, stacks)) {
+      out.entries.push_back({factors.path, a, model::view_of("b", factors.f.b)});
+      continue;
+    }
+    const ExpertPath expert = *expert_path(factors.path);
+    const Names parts = parts_of(expert.name);
+    const std::vector<at::Tensor> rows = factors.f.b.chunk(std::ssize(parts));
+    for (size_t i = 0; i < parts.size(); ++i)
+      out.entries.push_back({path_of(expert, parts[i]), a, model::view_of("b", rows[i])});
+  }
+  return out;
+}
+
+}  // namespace twinkle::lora

@@ -1,0 +1,25 @@
+// An adapter written with factors of every expert's linears, "...mlp.experts.3.gate_proj", as peft
+// kept them before experts were stacks and as other programs read them. What an adapter has for a
+// stack's gate_up_proj is A twice, for gate_proj and for up_proj, and the halves of B; a factor
+// that experts share is written for each: the same products. Read again, these are factors of their
+// own.
+#pragma once
+#include <span>
+#include <vector>
+
+#include "twinkle/io/peft/peft.h"
+#include "twinkle/lora/adapter.h"
+#include "twinkle/lora/targets.h"
+
+namespace twinkle::lora {
+
+struct PerExpert {
+  PeftConfig config;  // without target_parameters and share_expert_factors
+  std::vector<PeftEntry> entries;
+};
+
+// `linears`: all of the decoder's. The entries borrow the adapter's memory. Of an adapter without
+// experts: its config() and entries().
+PerExpert per_expert(const Adapter& adapter, std::span<const LinearShape> linears);
+
+}  // namespace twinkle::lora
