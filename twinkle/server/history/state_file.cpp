@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr uint16_t kVersion = 2;  // 1 had all answers in the state itself
+constexpr uint16_t kStateVersion = 2;  // 1 had all answers in the state itself
 
 void write(AtomicFile& out, const store::Record& record) {
   const store::Header header = store::header_of(record);
@@ -44,7 +44,7 @@ void write_state(const fs::path& journal, const State& state) {
   require(payload.size() <= store::kMaxPayloadBytes, Code::kInvalid, "server: the state takes ",
           payload.size(), " bytes, the limit is ", store::kMaxPayloadBytes);
   AtomicFile out(state_file(journal));
-  write(out, {state.sequence, State::kKind, kVersion, payload});
+  write(out, {state.sequence, State::kKind, kStateVersion, payload});
   std::set<uint64_t> left = carried(state);
   if (is_there(state_file(journal))) {
     StateReader before(journal);
@@ -85,10 +85,10 @@ store::StoredRecord CarriedRecords::read(uint64_t sequence) {
 
 StateReader::StateReader(const fs::path& journal) : file_(state_file(journal), "server") {
   const store::Record record = read();
-  require(record.kind == State::kKind && record.version >= 1 && record.version <= kVersion,
+  require(record.kind == State::kKind && record.version >= 1 && record.version <= kStateVersion,
           Code::kInvalid, "server: ", file_.path().string(), " begins with a record of kind ",
           static_cast<int>(record.kind), " and version ", record.version, ", this program reads ",
-          static_cast<int>(State::kKind), " and 1 to ", kVersion);
+          static_cast<int>(State::kKind), " and 1 to ", kStateVersion);
   ByteReader reader(record.payload, "server: the state's bytes", 2 * store::kMaxPayloadBytes);
   reader.take(state_);
   left_ = carried(state_);

@@ -10,7 +10,7 @@ namespace {
 
 using protozero::pbf_writer;
 
-constexpr int32_t kFloat32 = 1;
+constexpr int32_t kFloats = 1;
 constexpr float kNoLogprob = -99999.0f;
 
 static_assert(std::endian::native == std::endian::little);
@@ -41,7 +41,7 @@ std::string batched(const ForwardBackwardOutput& output, size_t first, size_t la
   pbf_writer tensor(out);
   add(tensor, 1, bytes_of(values));
   add(tensor, 2, bytes_of(offsets));
-  tensor.add_enum(3, kFloat32);
+  tensor.add_enum(3, kFloats);
   if (width > 0) tensor.add_packed_int64(4, &width, &width + 1);
   return out;
 }
