@@ -52,6 +52,10 @@ class Tenant {
   bool trains_head() const {
     return mode_ == Mode::kFull || (mode_ == Mode::kLora && pool_.on_head(slot()));
   }
+  // True: experts share factors of its adapter (PeftConfig::share_expert_factors).
+  bool shares_factors() const {
+    return mode_ == Mode::kLora && pool_.at(slot()).config().share_expert_factors;
+  }
 
   // Keeps the weights as they are now, whatever is trained later, and returns their number: 1, 2,
   // ... Nothing is copied before the weights change. Error kInvalid: a tenant without an adapter.

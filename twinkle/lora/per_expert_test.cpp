@@ -28,6 +28,14 @@ JsonObject routed_config(bool dense) {
   return c;
 }
 
+// With an output from the start.
+struct Drawn : Adapter {
+  Drawn(const PeftConfig& config, const std::vector<model::NamedLinear>& linears)
+      : Adapter(config, linears, 1) {
+    for (const size_t i : held()) value(i).normal_(0, 0.3);
+  }
+};
+
 class PerExpertTest : public testing::TestWithParam<bool> {
  protected:
   PerExpertTest()
@@ -37,11 +45,7 @@ class PerExpertTest : public testing::TestWithParam<bool> {
     at::manual_seed(3);
   }
 
-  Adapter adapter(const PeftConfig& config) const {
-    Adapter out(config, decoder_.linears(), 1);
-    for (const size_t i : out.held()) out.value(i).normal_(0, 0.3);
-    return out;
-  }
+  Drawn adapter(const PeftConfig& config) { return {config, decoder_.linears()}; }
   SavedAdapter read_back() const { return read_adapter(scratch_.path(), shapes_); }
 
   const model::TinyModel model_{routed_config(GetParam())};
@@ -62,7 +66,7 @@ PeftConfig stacks() {
 }
 
 TEST_P(PerExpertTest, StacksAreWrittenForEachExpertAsTheSameFactorsAndScales) {
-  const Adapter from = adapter(stacks());
+  const Drawn from = adapter(stacks());
   const auto [config, entries] = per_expert(from, shapes_);
   EXPECT_TRUE(config.target_parameters.empty());
   write_peft(scratch_.path(), config, entries);
@@ -199,7 +203,7 @@ TEST_P(PerExpertTest, TinkersFactorsAreReadAsOnesThatExpertsShareAndComeBackBitF
 }
 
 TEST_P(PerExpertTest, SharedFactorsAreWrittenForEachExpertOnRequest) {
-  const Adapter from = adapter(sharing());
+  const Drawn from = adapter(sharing());
   const auto [config, entries] = per_expert(from, shapes_);
   EXPECT_FALSE(config.share_expert_factors);
   write_peft(scratch_.path(), config, entries);
@@ -243,7 +247,7 @@ TEST_P(PerExpertTest, TinkersFactorsThatDoNotFitAreRefused) {
                 .find("lora_B.weight has the shape [10, 4], it must be [experts or 1, out, r] with "
                       "r = 4"),
             std::string::npos);
-  const Adapter own = adapter({.rank = kRank, .alpha = 6, .target_modules = "all-linear"});
+  const Drawn own = adapter({.rank = kRank, .alpha = 6, .target_modules = "all-linear"});
   write_peft(scratch_.path(), own.config(), own.entries());
   const PeftConfig target = sharing();
   EXPECT_EQ(error_of([&] { read_adapter(scratch_.path(), shapes_, {}, &target); }),
@@ -268,7 +272,7 @@ TEST_P(PerExpertTest, WhatCannotBeSharedIsRefused) {
 }
 
 TEST_P(PerExpertTest, ForksShareAmongTheirExpertsAndGradientsJoinTheFirstOnes) {
-  Adapter mine = adapter(sharing());
+  Drawn mine = adapter(sharing());
   mine.make_grads();
   for (size_t i = 0; i < 2 * mine.factors().size(); ++i) mine.grad(i).fill_(static_cast<double>(i));
   const std::unique_ptr<Adapter> fork = mine.fork();

@@ -249,6 +249,7 @@ TEST(PersistErrors, ASaveOfTheTextAloneIsNamedWhereTheEnginesModelHasPictures) {
   for (const char* key : {"architectures", "rope_theta"}) text.erase(key);
   text["model_type"] = "qwen3_5_text";
   text["tie_word_embeddings"] = true;
+  text["partial_rotary_factor"] = 0.5;
   text["layer_types"] = JsonArray{"linear_attention", "full_attention"};
   text["linear_num_key_heads"] = text["linear_num_value_heads"] = 2;
   text["linear_key_head_dim"] = text["linear_value_head_dim"] = 8;
