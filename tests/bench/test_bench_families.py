@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 import drawn  # noqa: E402
 import families  # noqa: E402

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 torch = pytest.importorskip("torch")
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 import decoding  # noqa: E402
 import device  # noqa: E402
