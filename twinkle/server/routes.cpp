@@ -138,9 +138,10 @@ void require_readable(const Asked& asked, const Services& services) {
           "server: the Content-Type of the body is '", beginning(r.header("content-type"), 80),
           "', ", asked.route->path, " takes ", content_type_of(*asked.route), " alone");
   if (r.method != "POST" || is_protobuf(r) || std::ssize(r.body) <= kLongBytes) return;
-  const int64_t most = services.backend.model().max_positions + kMostOtherValues;
+  // The SDK's append_int makes a chunk of each token, which is four values.
+  const int64_t most = 4 * services.backend.model().max_positions + kMostOtherValues;
   require(num_values(r.body, most) <= most, Code::kInvalid, "server: the body has more than ", most,
-          " values of JSON, as many as a prompt may have tokens and ", kMostOtherValues,
+          " values of JSON, four for each token that a prompt may have and ", kMostOtherValues,
           " more; send fewer");
 }
 

@@ -97,7 +97,13 @@ def bins(lengths, limit):
 
 
 def joined(samples):
-    """One row of encoded samples."""
+    """One row of encoded samples. InvalidError: routed_experts, whose entries may be one fewer than a
+    sample's tokens: as rows of their own such samples are replayed."""
+    require(
+        not any(sample.get("routed_experts") is not None for sample in samples),
+        "dataset: a row has routed_experts, which packed rows do not carry; train on such rows "
+        "without packing: the engine packs what it gets by itself",
+    )
     names = [name for name in _FIELDS if all(name in sample for sample in samples)]
     out = {name: [x for sample in samples for x in sample[name]] for name in names}
     out["position_ids"] = [p for sample in samples for p in range(len(sample["input_ids"]))]

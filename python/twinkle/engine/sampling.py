@@ -39,10 +39,12 @@ def response_of(feature, prompt, samples, params, template, shape=None):
     routes_shape."""
     response = SampleResponse(sequences=[], prompt_token_ids=prompt.tolist())
     if params.max_tokens != 0:
-        response.sequences = [_sequence(feature, item, params, template) for item in samples]
+        plain = {name: value for name, value in feature.items() if name != "routed_experts"}
+        response.sequences = [_sequence(plain, item, params, template) for item in samples]
         if params.routed_experts:
             for sequence, item in zip(response.sequences, samples, strict=True):
-                _add_routes(sequence, item["routed_experts"].reshape(shape))
+                routes = item["routed_experts"].reshape(shape)
+                _add_routes(sequence, routes, len(prompt) + len(item["tokens"]), template)
     if params.prompt_logprobs is not None:
         response.prompt_logprobs = [None, *samples[0]["prompt_logprobs"]]
     if (params.prompt_logprobs or 0) > 1:
@@ -50,10 +52,17 @@ def response_of(feature, prompt, samples, params, template, shape=None):
     return response
 
 
-def _add_routes(sequence, routes):
+def _add_routes(sequence, routes, num_tokens, template):
+    """routes: of all num_tokens but the last. A template may have cut the feature to max_length."""
     sequence.routed_experts = routes
-    if sequence.new_input_feature is not None:
-        sequence.new_input_feature = {**sequence.new_input_feature, "routed_experts": routes}
+    if sequence.new_input_feature is None:
+        return
+    length = len(sequence.new_input_feature["input_ids"])
+    if length < num_tokens and template.truncation_strategy == "left":
+        routes = routes[num_tokens - length :]
+    sequence.new_input_feature = {
+        **sequence.new_input_feature, "routed_experts": routes[:length],
+    }  # fmt: skip
 
 
 def _sequence(feature, item, params, template):

@@ -341,7 +341,9 @@ class Tenant:
         features = as_list(features_of("engine: inputs", inputs))
         if any("input_ids" not in feature for feature in features):
             features = self.engine.template().batch_encode(features)
-        return Batch(features)
+        batch = Batch(features)
+        batch.check_routes(self.engine.model_info)
+        return batch
 
     def _request(self, features, params, version):
         """(the arguments of the engine's sample but for params, the tokens that fit behind each

@@ -180,6 +180,7 @@ class Batch:
         self.sequences = []
         self._kept = []  # per sequence: positions whose attention_mask is not 0; None: all
         self.lengths = []
+        self._routed = []  # (index, [layers, k]) of those with routed_experts
         for index, feature in enumerate(self.features):
             self._add(feature, index)
 
@@ -212,6 +213,7 @@ class Batch:
         routes = _routes(feature, len(ids), index)
         if routes is not None:
             sequence["routed_experts"] = routes
+            self._routed.append((index, list(routes.shape[1:])))
         kept = None
         mask = _vector(feature, "attention_mask", index)
         positions = _vector(feature, "position_ids", index)
@@ -241,6 +243,20 @@ class Batch:
             f"model: position_ids of inputs[{index}] do not count up from 0, as those of a sample, "
             "or of each of several packed ones, do",
         )
+
+    def check_routes(self, model_info):
+        """InvalidError: routed_experts of other layers, or of another number of experts a token,
+        than this model's. model_info: a function that gives it; asked if there are any."""
+        if not self._routed:
+            return
+        info = model_info()
+        ours = [info["num_routed_layers"], info["num_experts_per_tok"]]
+        for index, given in self._routed:
+            require(
+                given == ours or not ours[0],  # without experts the engine refuses it by that
+                f"model: routed_experts of inputs[{index}] is [L, {given[0]}, {given[1]}], it must "
+                f"be [L, {ours[0]}, {ours[1]}], layers with experts and experts a token",
+            )
 
     def warn_of_unlabelled(self):
         """Warns, once in this process, of an input with labels of -100 alone, which teaches

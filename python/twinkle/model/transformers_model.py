@@ -173,7 +173,9 @@ class TransformersModel(SendsWeights, Adapters):
         if any("input_ids" not in feature for feature in features):
             features = group.get_template().batch_encode(features)
         features = group.processor(features)
-        return Batch(with_marks(features) if task.embedding else features)
+        batch = Batch(with_marks(features) if task.embedding else features)
+        batch.check_routes(lambda: self.model_info)
+        return batch
 
     def _together(self, inputs, check):
         """(group, task, Together) of a call. check: a function that gives the group, the task and a

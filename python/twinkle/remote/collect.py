@@ -54,18 +54,18 @@ def _summed(collect, values):
 
 def join_rows(values):
     """A callable for collect: outputs of a model, dicts of each data rank's rows. Lists are put one
-    after the other; tensors too, widened with zeros to the widest; numbers, which are of the whole
-    batch on every rank, are the first's."""
+    after the other; tensors too, widened with zeros, routed_experts with -1, to the widest; numbers,
+    which are of the whole batch on every rank, are the first's."""
     first = values[0]
     if first is None or len(values) == 1:
         return first
-    return type(first)((name, _rows_of([v[name] for v in values])) for name in first)
+    return type(first)((name, _rows_of(name, [v[name] for v in values])) for name in first)
 
 
 join_rows.of_rows = True  # its parts are the pieces that the whole would be cut into
 
 
-def _rows_of(values):
+def _rows_of(name, values):
     first = values[0]
     if isinstance(first, (list, tuple)):
         return [item for value in values for item in value]
@@ -74,12 +74,13 @@ def _rows_of(values):
     import torch
 
     widest = max(value.shape[1] for value in values) if first.ndim > 1 else 0
-    return torch.cat([_widened(torch.as_tensor(value), widest) for value in values])
+    nothing = -1 if name == "routed_experts" else 0  # what the model itself pads with
+    return torch.cat([_widened(torch.as_tensor(value), widest, nothing) for value in values])
 
 
-def _widened(value, width):
+def _widened(value, width, nothing):
     if value.ndim < 2 or value.shape[1] == width:
         return value
-    out = value.new_zeros((value.shape[0], width, *value.shape[2:]))
+    out = value.new_full((value.shape[0], width, *value.shape[2:]), nothing)
     out[:, : value.shape[1]] = value
     return out

@@ -157,5 +157,7 @@ def test_what_cannot_be_is_refused(both):
         model.forward_backward(inputs=[row], router_replay_action=RouterReplayAction.RECORD)
     with pytest.raises(InvalidError, match=r"routed_experts of inputs\[0\] is .*be \[L, lay"):
         model.forward_only(inputs=[{**row, "routed_experts": ids[0]}])
+    with pytest.raises(InvalidError, match=r"inputs\[0\] is \[L, 1, \d\], it must be \[L, [2-9], "):
+        model.forward_only(inputs=[{**row, "routed_experts": ids[:, :1]}])
     with pytest.raises(InvalidError, match="has 3 entries, input_ids has 66, they must be"):
         model.forward_only(inputs=[{**row, "routed_experts": ids[:3]}])

@@ -39,13 +39,13 @@ EngineOptions options_of(const model::TinyModel& model, uint64_t seed) {
 std::vector<Owned> schedule_of(const std::string& family, uint64_t seed,
                                const std::string& folder) {
   std::vector<Owned> out = some_schedule(seed, folder, kTenants, 12 + key_of(seed, "length") % 24);
-  if (family != "deepseek_v3") return out;
-  for (Owned& item : out) {  // kv_b_proj's adapters have no dropout
+  for (Owned& item : out) {
     auto* create = std::get_if<Create>(&item.operation);
-    const size_t at = create ? create->lora_json.find("0.2") : std::string::npos;
-    if (at != std::string::npos) create->lora_json.replace(at, 3, "0.0");
-    if (create && !create->lora_json.empty() && seed % 2 == 0)
-      create->lora_json.insert(1, R"("share_expert_factors": true, )");
+    if (!create || create->lora_json.empty()) continue;
+    const size_t at = create->lora_json.find("0.2");
+    if (family == "deepseek_v3" && at != std::string::npos)
+      create->lora_json.replace(at, 3, "0.0");  // kv_b_proj's adapters have no dropout
+    if (seed % 2 == 0) create->lora_json.insert(1, R"("share_expert_factors": true, )");
   }
   return out;
 }

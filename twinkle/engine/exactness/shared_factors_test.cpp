@@ -1,5 +1,5 @@
 // Adapters whose experts share factors, and the form with factors of each expert that a Save gives
-// on request. Schedules of many tenants with such adapters: latent_schedules_test.cpp.
+// on request. Schedules of many tenants with such adapters: family_schedules_test.cpp.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

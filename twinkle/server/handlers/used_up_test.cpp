@@ -169,7 +169,7 @@ TEST_F(UsedUpTest, SuchABodyThatAnEarlierBuildWroteDownUsesNoneUp) {
 
 TEST_F(UsedUpTest, ABodyOfMoreValuesThanAPromptMayHaveIsRefusedByThatAndUsesItsNumberUp) {
   const std::string id = run();
-  const int64_t most = backend_->model().max_positions + 65536;
+  const int64_t most = 4 * backend_->model().max_positions + 65536;
   const auto stepped = [&](int64_t seq_id, int64_t num_values) {
     JsonArray others(static_cast<size_t>(num_values - 6), Json(1));  // and what is next to them
     return post("/api/v1/optim_step", {{"model_id", id},
@@ -179,9 +179,10 @@ TEST_F(UsedUpTest, ABodyOfMoreValuesThanAPromptMayHaveIsRefusedByThatAndUsesItsN
   };
   const Response refused = stepped(1, most + 1);
   EXPECT_EQ(refused.status, 422);
-  EXPECT_EQ(text(refused, "detail"),
-            "server: the body has more than 65600 values of JSON, as many as a prompt may have "
-            "tokens and 65536 more; send fewer");
+  EXPECT_EQ(
+      text(refused, "detail"),
+      "server: the body has more than 65792 values of JSON, four for each token that a prompt "
+      "may have and 65536 more; send fewer");
   EXPECT_TRUE(parse(result(stepped(2, most))).contains("metrics"));
   EXPECT_EQ(text(step(id, 1), "detail"), "server: seq_id 1 of '" + id + "' was refused");
 }
