@@ -227,7 +227,7 @@ at::Tensor AbsorbedKv::values(const at::Tensor& mixed) const {
 
 int64_t AbsorbedKv::saved_bytes(const Linear& kv_b, const Rows& rows) {
   if (!kv_b.delta) return 0;
-  std::set<int32_t> slots, without;
+  std::set<int32_t> slots;
   for (const Segment& segment : rows.segments) {
     if (segment.slot >= 0) slots.insert(segment.slot);
   }
@@ -235,12 +235,6 @@ int64_t AbsorbedKv::saved_bytes(const Linear& kv_b, const Rows& rows) {
   for (const int32_t slot : slots) {
     const int64_t saved = kv_b.delta->saved_bytes(unit_rows(kv_b.weight.size(1), slot, false));
     if (saved > 0) bytes += saved + static_cast<int64_t>(kv_b.weight.nbytes());
-    if (saved == 0) without.insert(slot);
-  }
-  // Between the two halves of backward.
-  const int64_t slope = kv_b.weight.numel() * (kv_b.weight.scalar_type() == at::kDouble ? 8 : 4);
-  for (const Segment& segment : rows.segments) {
-    if (segment.slot >= 0 && segment.learn && !without.contains(segment.slot)) bytes += slope;
   }
   return bytes;
 }

@@ -29,9 +29,8 @@ class AbsorbedKv {
   at::Tensor queries(const at::Tensor& q_THn) const;     // [T, H, r]: W_k^T q
   at::Tensor values(const at::Tensor& mixed_THr) const;  // [T, H, v]: W_v of what was mixed
 
-  // Bytes that a pass keeps for backward, and of backward, which keeps a gradient of kv_b's size of
-  // each sequence with an adapter from its first half to its second; without the products' inputs,
-  // which it keeps where kv_b needs_input().
+  // Bytes that a pass keeps for backward, without the products' inputs, which it keeps where kv_b
+  // needs_input().
   static int64_t saved_bytes(const Linear& kv_b, const Rows& rows);
 
  private:
