@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 
 #include "twinkle/base/error.h"
@@ -24,21 +25,31 @@ TensorView owning_view(const char* name, const at::Tensor& tensor) {
   return view;
 }
 
-// Error kInvalid: experts are to share factors, but there are none, or of another kind.
-void check_sharing(const PeftConfig& config, std::span<const std::string> paths) {
+// Error kInvalid: experts are to share factors, but there are none, not all of a layer, or of
+// another kind.
+void check_sharing(const PeftConfig& config, std::span<const LinearShape> linears,
+                   std::span<const size_t> matched) {
   if (!config.share_expert_factors) return;
-  bool any = false;
-  for (const std::string& path : paths) {
+  std::map<std::string, int64_t> experts, targeted;
+  for (const LinearShape& linear : linears)
+    if (const auto expert = expert_path(linear.path)) ++experts[expert->parameter()];
+  for (const size_t i : matched) {
+    const std::string& path = linears[i].path;
     const auto expert = expert_path(path);
-    any = any || expert;
-    require(!expert || expert->name != "gate_up_proj", Code::kInvalid, "lora: the adapter targets ",
-            path,
+    if (!expert) continue;
+    ++targeted[expert->parameter()];
+    require(expert->name != "gate_up_proj", Code::kInvalid, "lora: the adapter targets ", path,
             ", which has no factor that share_expert_factors could share; name gate_proj and "
             "up_proj");
   }
-  require(any, Code::kInvalid,
+  require(!targeted.empty(), Code::kInvalid,
           "lora: share_expert_factors is true, but no module of an expert is targeted; leave it "
           "out, or name gate_proj, up_proj and down_proj of a model with experts");
+  for (const auto& [name, num] : targeted)
+    require(num > 1 && num == experts.at(name), Code::kInvalid,
+            "lora: share_expert_factors is true, but ", num, " of ", experts.at(name),
+            " experts of ", name,
+            " are targeted, it takes all, and two or more; leave it out, or name them all");
 }
 
 // lora_A's first values, uniform in +-1/sqrt(inputs).
@@ -81,11 +92,11 @@ Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linea
   const std::vector<LinearShape> shapes = shapes_of(linears);
   config_ = with_named_targets(config, shapes);
   const std::vector<size_t> matched = match_targets(config, shapes);
+  check_sharing(config, shapes, matched);
   std::vector<std::string> paths;
   for (const size_t i : matched) paths.push_back(linears[i].path);
   auto places = std::make_shared<Places>();
   places->factor_of.assign(linears.size(), -1);
-  check_sharing(config, paths);
   places->holders = holders(config, paths);
   for (size_t i = 0; i < places->holders.size(); ++i)
     if (places->holders[i] == i) places->held.push_back(i);

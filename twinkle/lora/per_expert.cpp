@@ -114,6 +114,11 @@ PerExpert per_expert(const Adapter& adapter, std::span<const LinearShape> linear
   for (const Factors& factors : adapter.factors()) {
     const TensorView a = model::view_of("a", factors.f.a);
     if (!is_stacks(factors, stacks)) {
+      const auto expert = expert_path(factors.path);
+      require(!expert || expert->name != "gate_up_proj", Code::kInvalid,
+              "lora: expert_format is 'per_expert', but the adapter has ", factors.path,
+              " as a module of its own, which no other program reads; create it with gate_up_proj "
+              "in target_parameters, or with gate_proj and up_proj");
       out.entries.push_back({factors.path, a, model::view_of("b", factors.f.b)});
       continue;
     }

@@ -264,11 +264,24 @@ TEST_P(PerExpertTest, WhatCannotBeSharedIsRefused) {
   config.target_modules = Names{"gate_up_proj"};
   EXPECT_EQ(error_of([&] { adapter(config); }).find("lora: the adapter targets model.layers."), 0u);
   config = sharing();
+  config.target_modules = R"(.*\.experts\.[01]\.down_proj)";
+  EXPECT_NE(
+      error_of([&] { adapter(config); }).find(".mlp.experts.down_proj are targeted, it takes"),
+      std::string::npos);
+  config = sharing();
   config.rank_pattern = {{R"(experts\.1\.up_proj)", 2}};
   EXPECT_NE(error_of([&] {
               adapter(config);
             }).find(".1.up_proj has 2, but experts that share factors have one"),
             std::string::npos);
+}
+
+TEST_P(PerExpertTest, AFusedModuleOfAnExpertHasNoSuchForm) {
+  const Drawn mine = adapter({.rank = kRank, .alpha = 6, .target_modules = Names{"gate_up_proj"}});
+  EXPECT_EQ(error_of([&] {
+              per_expert(mine, shapes_);
+            }).find("lora: expert_format is 'per_expert', but the adapter has model.layers."),
+            0u);
 }
 
 TEST_P(PerExpertTest, ForksShareAmongTheirExpertsAndGradientsJoinTheFirstOnes) {

@@ -97,8 +97,8 @@ def bins(lengths, limit):
 
 
 def joined(samples):
-    """One row of encoded samples. InvalidError: routed_experts, whose entries may be one fewer than a
-    sample's tokens: as rows of their own such samples are replayed."""
+    """One row of encoded samples. InvalidError: one has routed_experts, whose entries may be one
+    fewer than its tokens: rows of their own are replayed."""
     require(
         not any(sample.get("routed_experts") is not None for sample in samples),
         "dataset: a row has routed_experts, which packed rows do not carry; train on such rows "

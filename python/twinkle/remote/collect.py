@@ -54,8 +54,8 @@ def _summed(collect, values):
 
 def join_rows(values):
     """A callable for collect: outputs of a model, dicts of each data rank's rows. Lists are put one
-    after the other; tensors too, widened with zeros, routed_experts with -1, to the widest; numbers,
-    which are of the whole batch on every rank, are the first's."""
+    after the other; tensors too, widened with zeros, or -1 in routed_experts, to the widest;
+    numbers, which are of the whole batch on every rank, are the first's."""
     first = values[0]
     if first is None or len(values) == 1:
         return first

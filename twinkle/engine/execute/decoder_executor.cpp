@@ -200,9 +200,10 @@ bool DecoderExecutor::joins(const Operation& operation) const {
   const auto* op = std::get_if<ForwardBackward>(&operation);
   const loss::Loss* loss = op ? loss::look_up(op->loss) : nullptr;
   if (!loss || !loss->separable()) return false;
-  // Where the head learns, one operation of a tenant has a pass.
+  // Where the head learns, or experts share factors, one operation of a tenant has a pass.
   const auto shape = prefetch_.shape_of(op->tenant);
-  return !shape || shape->mode != Mode::kLora || !lora::targets_head(shape->adapter);
+  return !shape || shape->mode != Mode::kLora ||
+         !(lora::targets_head(shape->adapter) || shape->adapter.share_expert_factors);
 }
 
 int64_t DecoderExecutor::max_result_bytes(const Operation& operation, bool streams) const {
