@@ -53,6 +53,14 @@ TEST(Program, WrongArgumentsEndWith2AndWrongInputWith1AndBothNameTheProgram) {
   EXPECT_TRUE(text.starts_with("twinkle: ")) << text;
 }
 
+TEST(Program, ACopyOfNoFolderOrIntoNoneIsRefusedByName) {
+  const std::string must = " is '', it must be the path of a folder\n";
+  for (const char* command : {"backup", "restore"}) {
+    EXPECT_EQ(run({command, ""}), std::pair(1, "twinkle: cli: folder" + must));
+    EXPECT_EQ(run({command, "x", "--state", ""}), std::pair(1, "twinkle: cli: --state" + must));
+  }
+}
+
 TEST(Program, AMisspeltOptionIsAnsweredWithTheOneThatWasProbablyMeant) {
   const std::string help = " --help' lists the arguments\n";
   EXPECT_EQ(run({"serve", "--prot", "80"}),

@@ -197,6 +197,8 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
   server::Services services(backend, *http, state, o.service);
   services.client_flags = client_flags(o);
   services.access = std::move(access);
+  services.operations.on_trouble(
+      [&log](const std::string& text) { log.write(Level::kError, text); });
   server::BodyRoom room(o.bodies, *http);
   const Ending ending{services, engine, room, http};
   recover(services, engine.model_info(), o, log);

@@ -1,6 +1,9 @@
 """Starts on a state that a server with other names, limits and folders has left."""
 
+import contextlib
+import functools
 import re
+import resource
 import shutil
 
 import pytest
@@ -35,8 +38,8 @@ def start_again(server, *more):
     return Wire(server.url)
 
 
-def a_batch(wire, run, seq_id):
-    return wire.result(train(wire, message(run, seq_id, weights=ONES)).json())
+def a_batch(wire, run, seq_id, category="user"):
+    return wire.result(train(wire, message(run, seq_id, weights=ONES)).json(), category)
 
 
 def saved(wire, run, seq_id, name):
@@ -76,8 +79,8 @@ def test_a_file_that_is_no_checkpoints_in_its_folder_stops_no_start(make, tmp_pa
     (folder / "a/notes.txt").write_text("mine")
     (folder / "b").mkdir()
     (folder / "b/notes.txt").write_text("mine")
-    refused = wire.result(saved(wire, run, 2, "b"))
-    assert "holds 'notes.txt'" in refused["error"]
+    refused = wire.result(saved(wire, run, 2, "b"), "server")
+    assert f"tinker://{run}/weights/b holds 'notes.txt'" in refused["error"]
     shutil.rmtree(folder / "b")
     wire = start_again(server)
     assert not (folder / "b").exists()
@@ -100,11 +103,94 @@ def test_a_removed_checkpoint_loses_the_run_that_needs_it_and_no_other(make, tmp
     wire = start_again(server)
     why = f"the run '{loaded}' is lost: the checkpoint in {folder}, with which it began, was"
     assert why in capfd.readouterr().err
-    assert why in a_batch(wire, loaded, 2)["error"]
+    told = a_batch(wire, loaded, 2, "server")["error"]
+    assert told.startswith("server: " + why.replace(str(folder), path))
     a_batch(wire, run, 2)
     (tmp_path / "aside").rename(folder)
     wire = start_again(server)
     assert isinstance(a_batch(wire, loaded, 3), bytes)
+
+
+@contextlib.contextmanager
+def no_room(server, num_bytes):
+    """No file of the server may grow beyond that."""
+    change = functools.partial(resource.prlimit, server.process.pid, resource.RLIMIT_FSIZE)
+    before = change()
+    change((num_bytes, before[1]))
+    yield
+    change(before)
+
+
+def test_a_tenant_is_told_of_its_checkpoints_and_the_log_of_the_servers_files(
+    start, tiny_llama_dir, tmp_path
+):
+    state = tmp_path / "state"
+    with (tmp_path / "log").open("w") as log:
+        server = start(tiny_llama_dir, state, "--log-level", "error", log=log)
+        wire = Wire(server.url)
+        run = wire.run()
+        body = {"model_id": run, "seq_id": 1, "path": "a"}
+        path = wire.result(wire.ok("save_weights_for_sampler", body))["path"]
+        body = {"session_id": wire.session(), "sampling_session_seq_id": 0, "model_path": path}
+        sampler = wire.ok("create_sampling_session", body)["sampling_session_id"]
+        folder = state / "checkpoints" / run
+        adapter = folder / "sampler_weights/a/adapter_model.safetensors"
+        with no_room(server, adapter.stat().st_size // 2):  # which the journal is shorter than
+            ack = saved(wire, run, 2, "c")
+            full = wire.result(ack, "server")["error"]
+        shutil.rmtree(folder / "sampler_weights/a")
+        wire = start_again(server)
+        prompt = {"chunks": [{"type": "encoded_text", "tokens": [1, 5, 9]}]}
+        body = {"sampling_session_id": sampler, "seq_id": 0, "prompt": prompt}
+        ack = wire.ok("asample", body | {"sampling_params": {"max_tokens": 2}})
+        gone = wire.result(ack, "server")["error"]
+        assert server.stop() == 0
+    assert re.fullmatch(
+        rf"io: cannot write more than \d+ bytes of tinker://{run}/weights/c: File too large; .*",
+        full,
+    )
+    assert gone == (
+        f"server: {path} cannot be read: its folder, or a file in it, is gone; "
+        "the operator can put it back"
+    )
+    told = (tmp_path / "log").read_text()
+    for real in (folder / "weights/.c.partial-", folder / "sampler_weights/a/"):
+        assert re.search(rf" error \S+ failed: .*{re.escape(str(real))}", told), told
+
+
+def test_a_state_without_its_journal_or_a_snapshot_is_refused_and_kept(
+    make, twinkle, tmp_path, capfd
+):
+    state = tmp_path / "state"
+    server = make("state", "--snapshot-seconds", "0")
+    wire = Wire(server.url)
+    run = wire.run()
+    a_batch(wire, run, 1)
+    wire.result(wire.step(run, 2).json())
+    snapshot = state / "snapshots" / run / "2"
+    wait_until(snapshot.exists)
+    assert server.stop() == 0
+
+    def expect_refused(why):
+        server.launch()
+        assert server.process.wait(60) == 1
+        server.process.stdout.close()
+        checked = twinkle(*server.command[server.command.index("serve") :], "--check")
+        assert checked.returncode == 1
+        for told in (capfd.readouterr().err, checked.stderr):
+            assert why in told and "restore a backup" in told
+
+    (state / "journal").rename(tmp_path / "journal")
+    expect_refused(f"{state}/snapshots has runs, but the journal in {state}/journal holds nothing")
+    assert snapshot.exists() and not (state / "journal").exists()
+    (tmp_path / "journal").rename(state / "journal")
+    snapshot.rename(tmp_path / "aside")
+    expect_refused(
+        f"the snapshot of the run '{run}' in {snapshot} cannot be read: No such file or directory"
+    )
+    (tmp_path / "aside").rename(snapshot)
+    server.start_again()
+    assert isinstance(a_batch(Wire(server.url), run, 3), bytes)
 
 
 def test_a_start_logs_that_it_recovers_and_what_it_has_recovered(start, tiny_llama_dir, tmp_path):

@@ -1,13 +1,16 @@
 // twinkle keys: makes, lists and revokes the keys of a server's tenants, and limits what a tenant
 // may use. A running server sees it within a second.
+#include <algorithm>
 #include <array>
 #include <chrono>
+#include <concepts>
 #include <cstdio>
 #include <filesystem>
 #include <limits>
 #include <map>
 #include <optional>
-#include <sstream>
+#include <string>
+#include <vector>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/fields/json_codec.h"
@@ -188,50 +191,57 @@ std::string status_of(const store::Key& key) {
   return (key.expires <= now() ? "expired " : "valid until ") + text_of(key.expires);
 }
 
-// "-": without a limit.
-std::string text_of_limit(double value) {
+std::string text_of_number(double value) {
   std::array<char, 32> out{};
   std::snprintf(out.data(), out.size(), "%.15g", value);
-  return value == 0 ? "-" : out.data();
+  return out.data();
+}
+template <std::integral T>
+std::string text_of_number(T value) {
+  return std::to_string(value);
 }
 
-void print(const store::Quota& q) {
-  const auto text = [](auto value) { return text_of_limit(static_cast<double>(value)); };
-  std::printf("%-24s%-12g%-13d%-12s%-15s%-7s%-10s%s\n", q.tenant.c_str(), q.weight, q.priority,
-              text(q.tokens_per_minute).c_str(), text(q.compute_seconds_per_minute).c_str(),
-              text(q.max_runs).c_str(), text(q.max_adapters).c_str(), text(q.max_disk).c_str());
+using Row = std::vector<std::string>;
+
+// In columns of these widths, or wider where a cell would touch the next; the last has none.
+void print(const std::vector<Row>& rows, std::vector<size_t> widths) {
+  for (const Row& row : rows)
+    for (size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], row[i].size() + 1);
+  for (const Row& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < widths.size(); ++i) {
+      line += row[i];
+      line.append(widths[i] - row[i].size(), ' ');
+    }
+    std::printf("%s%s\n", line.c_str(), row.back().c_str());
+  }
 }
 
 void print_quotas(const std::vector<store::Quota>& quotas) {
-  std::printf("%-24s%-12s%-13s%-12s%-15s%-7s%-10s%s\n", "tenant", "weight", "priority",
-              "tokens/min", "compute-s/min", "runs", "adapters", "disk-bytes");
-  for (const store::Quota& quota : quotas) print(quota);
+  const auto limit = [](auto value) { return value == 0 ? "-" : text_of_number(value); };
+  std::vector<Row> rows{{"tenant", "weight", "priority", "tokens/min", "compute-s/min", "runs",
+                         "adapters", "disk-bytes"}};
+  for (const store::Quota& q : quotas)
+    rows.push_back({q.tenant, text_of_number(q.weight), std::to_string(q.priority),
+                    limit(q.tokens_per_minute), limit(q.compute_seconds_per_minute),
+                    limit(q.max_runs), limit(q.max_adapters), limit(q.max_disk)});
+  print(rows, {24, 12, 13, 12, 15, 7, 10});
 }
 
 // "-": its tenant's.
 template <class T>
 std::string own(const std::map<std::string, T>& by_id, const store::Key& key) {
-  std::ostringstream out;
-  if (by_id.contains(key.id))
-    out << by_id.at(key.id);
-  else
-    out << '-';
-  return out.str();
-}
-
-void print(const store::KeyTable& table, const store::Key& key) {
-  std::printf("%-10s%-24s%-14s%-19s%-12s%-13s%s\n", key.id.c_str(), key.tenant.c_str(),
-              joined(key.scopes).c_str(), text_of(key.created).c_str(),
-              own(table.weights, key).c_str(), own(table.priorities, key).c_str(),
-              status_of(key).c_str());
+  return by_id.contains(key.id) ? text_of_number(by_id.at(key.id)) : "-";
 }
 
 void list(const KeysOptions& o) {
   store::KeyTable table = store::KeyFile(o.state).read_table();
-  std::printf("%-10s%-24s%-14s%-19s%-12s%-13s%s\n", "id", "tenant", "scopes", "created", "weight",
-              "priority", "status");
+  std::vector<Row> rows{{"id", "tenant", "scopes", "created", "weight", "priority", "status"}};
   for (const store::Key& key : table.keys)
-    if (o.tenant.empty() || o.tenant == key.tenant) print(table, key);
+    if (o.tenant.empty() || o.tenant == key.tenant)
+      rows.push_back({key.id, key.tenant, joined(key.scopes), text_of(key.created),
+                      own(table.weights, key), own(table.priorities, key), status_of(key)});
+  print(rows, {10, 24, 14, 19, 12, 13});
   std::erase_if(table.tenants, [&](const store::Quota& quota) {
     return !o.tenant.empty() && o.tenant != quota.tenant;
   });
@@ -296,7 +306,7 @@ void add_quota(CLI::App& command, KeysOptions& o) {
       ->check(amount);
   command
       .add_option("--compute-seconds-per-minute", o.compute_seconds_per_minute,
-                  "its share of the model's time; what is beyond waits")
+                  "its share of the model's time, at least 0.001; what is beyond waits")
       ->check(number(OptionKind::kNumber, at_least(0)));
   command.add_option("--max-runs", o.max_runs, "runs of sessions that have not finished")
       ->check(amount);

@@ -168,6 +168,29 @@ TEST_F(KeysCommand, LimitChangesWhatIsNamedOfATenantAndListShowsIt) {
             std::string::npos);
 }
 
+TEST_F(KeysCommand, ListKeepsLargeNumbersWholeAndApart) {
+  run({"create", "--tenant", "a-tenant-of-25-characters", "--scope", "train", "--scope", "sample",
+       "--scope", "metrics", "--weight", "1.2345678"});
+  const std::string most = "9223372036854775807";
+  const std::string limits =
+      run({"limit", "--tenant", "a-tenant-of-25-characters", "--tokens-per-minute", most,
+           "--compute-seconds-per-minute", "1e300", "--max-runs", most, "--max-adapters", most,
+           "--max-disk", most});
+  std::istringstream row(limits.substr(limits.find('\n')));
+  std::vector<std::string> cells(8);
+  for (std::string& cell : cells) row >> cell;
+  EXPECT_EQ(cells, (std::vector<std::string>{"a-tenant-of-25-characters", "1", "0", most, "1e+300",
+                                             most, most, most}))
+      << limits;
+  EXPECT_NE(run({"list"}).find(" train,sample,metrics 2"), std::string::npos) << run({"list"});
+  EXPECT_NE(run({"list"}).find("Z  1.2345678 "), std::string::npos) << run({"list"});
+  EXPECT_NE(error_of([&] {
+              run({"limit", "--tenant", "a-tenant-of-25-characters", "--compute-seconds-per-minute",
+                   "1e-300"});
+            }).find("compute_seconds_per_minute is 1e-300, it must be at least 0.001, or 0"),
+            std::string::npos);
+}
+
 TEST_F(KeysCommand, TheAuditLogTellsWhatAKeyIsForAndWhatChangedToWhat) {
   run({"create", "--tenant", "a", "--scope", "train", "--weight", "2", "--max-runs", "4"});
   run({"create", "--tenant", "a", "--priority", "-1"});

@@ -1,6 +1,8 @@
 // twinkle backup: a copy of a server's state while it runs.
 #include <cstdio>
+#include <utility>
 
+#include "twinkle/base/error.h"
 #include "twinkle/cli/command.h"
 #include "twinkle/server/history/backup.h"
 
@@ -10,6 +12,12 @@ namespace {
 struct BackupOptions {
   std::string state = "twinkle-state", folder;
 };
+
+void require_named(const BackupOptions& o) {
+  for (const auto& [name, value] : {std::pair("folder", o.folder), std::pair("--state", o.state)})
+    require(!value.empty(), Code::kInvalid, "cli: ", name,
+            " is '', it must be the path of a folder");
+}
 
 void print_copied(const char* what, const std::string& folder, const server::Copied& copied) {
   std::printf("%s %s: %lld files, %.1f MB\n", what, folder.c_str(),
@@ -27,6 +35,7 @@ void backup(CLI::App& app, Action& action) {
   command->add_option("--state", o->state, "the server's folder")->capture_default_str();
   command->callback([o, &action] {
     action = [o](const std::string&) {
+      require_named(*o);
       print_copied("backup in", o->folder, server::backup(o->state, o->folder));
     };
   });
@@ -40,6 +49,7 @@ void restore(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->callback([o, &action] {
     action = [o](const std::string&) {
+      require_named(*o);
       print_copied("state in", o->state, server::restore(o->folder, o->state));
     };
   });

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <ranges>
 #include <sstream>
 
 #include "twinkle/base/file.h"
@@ -46,6 +47,28 @@ void check_pairs(const ServeOptions& o) {
           ", and a service has its base in one process, whole: leave it out");
 }
 
+// Clients hand it on as it is: where it could be read in two ways, their requests would not arrive.
+void check_root_path(const std::string& path) {
+  require(path.empty() || (path.size() > 1 && path.starts_with('/') && !path.ends_with('/')),
+          Code::kInvalid, "cli: root_path is '", path,
+          "', it must begin with '/' and not end with it, as /twinkle");
+  const auto is_plain = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           std::string_view("/-._~").find(c) != std::string_view::npos;
+  };
+  const auto bad = std::ranges::find_if_not(path, is_plain);
+  require(bad == path.end(), Code::kInvalid, "cli: root_path is '", path, "', and has '",
+          bad == path.end() ? ' ' : *bad,
+          "'; it may have letters, digits, '/', '-', '.', '_' and '~'");
+  for (const auto part : std::views::split(path, '/')) {
+    const std::string_view name(part.begin(), part.end());
+    const bool is_first = part.begin() == path.begin();
+    require((is_first || !name.empty()) && name != "." && name != "..", Code::kInvalid,
+            "cli: root_path is '", path, "', and has the part '", name,
+            "'; a part must be a name, as of /team/twinkle");
+  }
+}
+
 // The groups of --help, by an option's name; what is of none is the service's own.
 std::map<std::string_view, const char*> groups_of(ServeOptions& o) {
   std::map<std::string_view, const char*> out;
@@ -86,16 +109,15 @@ std::vector<std::string> default_names(const std::string& model) {
 
 void check_options(const ServeOptions& o) {
   twinkle::check_options(o, "cli: ");
+  require(!o.engine.model.path.empty(), Code::kInvalid,
+          "cli: model is '', it must be a folder, a file or an id, as smollm2");
   for (const std::string& name : o.names) {
     require(!name.empty() && name.find(':') == std::string::npos, Code::kInvalid, "cli: name '",
             name, "' must be a text without ':', behind which clients cut it off; give --name");
     require(std::ranges::count(o.names, name) == 1, Code::kInvalid, "cli: name '", name,
             "' is given twice");
   }
-  require(o.root_path.empty() || (o.root_path.size() > 1 && o.root_path.starts_with('/') &&
-                                  !o.root_path.ends_with('/')),
-          Code::kInvalid, "cli: root_path is '", o.root_path,
-          "', it must begin with '/' and not end with it, as /twinkle");
+  check_root_path(o.root_path);
   check_pairs(o);
   require(server::is_address(o.http.address), Code::kInvalid, "cli: host is '", o.http.address,
           "', it must be an IP address, as 127.0.0.1 for this machine alone, 0.0.0.0 for every "
@@ -105,6 +127,7 @@ void check_options(const ServeOptions& o) {
           "' is no loopback address; make keys (twinkle keys create --state ", o.state,
           " --tenant NAME), or listen on 127.0.0.1");
   check_folder(o.state);
+  if (!o.engine.parking.directory.empty()) check_park_directory(o.engine.parking.directory);
 }
 
 std::string default_auth(const ServeOptions& o) {

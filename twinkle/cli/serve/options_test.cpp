@@ -42,7 +42,34 @@ TEST(ServeOptions, NamesAndRootPathsThatCannotBeAreRefused) {
     EXPECT_EQ(error_of([&] { check_options(with_root(root)); }),
               "cli: root_path is '" + std::string(root) +
                   "', it must begin with '/' and not end with it, as /twinkle");
+  for (const auto& [root, has] :
+       {std::pair("/a%20b", "'%'"), std::pair("/a?", "'?'"), std::pair("/a#b", "'#'"),
+        std::pair("/a b", "' '"), std::pair("/a\n", "'\n'")})
+    EXPECT_EQ(error_of([&] { check_options(with_root(root)); }),
+              "cli: root_path is '" + std::string(root) + "', and has " + has +
+                  "; it may have letters, digits, '/', '-', '.', '_' and '~'");
+  for (const auto& [root, part] : {std::pair("/a/../b", ".."), std::pair("/./b", "."),
+                                   std::pair("/..", ".."), std::pair("/a//b", "")})
+    EXPECT_EQ(error_of([&] { check_options(with_root(root)); }),
+              "cli: root_path is '" + std::string(root) + "', and has the part '" + part +
+                  "'; a part must be a name, as of /team/twinkle");
   check_options(with_root("/a/b"));
+  check_options(with_root("/~team/a..b-1_2"));
+}
+
+TEST(ServeOptions, AnEmptyModelAndAParkDirectoryThatCannotBeAreRefusedByName) {
+  ServeOptions o;
+  o.engine.model.path = "";
+  o.names = {""};
+  EXPECT_EQ(error_of([&] { check_options(o); }),
+            "cli: model is '', it must be a folder, a file or an id, as smollm2");
+  const ScratchDir dir;
+  write_text(dir / "a", "");
+  o = {};
+  o.engine.parking.directory = (dir / "a").string();
+  EXPECT_EQ(error_of([&] { check_options(o); }), "cli: park_directory is '" +
+                                                     o.engine.parking.directory + "', but '" +
+                                                     o.engine.parking.directory + "' is no folder");
 }
 
 // A new option, and another default, is a decision: it is made here, too.
@@ -176,6 +203,12 @@ TEST(ServeOptions, HelpHasThemInGroupsWithoutThoseThatNoServiceTakes) {
     EXPECT_EQ(help.find(flag) != help.npos, is_served(one.name)) << one.name;
   }
   EXPECT_EQ(as_yaml(app, {}).find("value_head"), std::string::npos);
+  const ScratchDir dir;
+  write_text(dir / "serve.yaml", "elephant: 1\n");
+  const std::string there = error_of([&] { read_yaml(app, dir / "serve.yaml"); });
+  EXPECT_NE(there.find("there are name, state, "), std::string::npos) << there;
+  for (const char* name : {"value_head", "gathered_bytes"})
+    EXPECT_EQ(there.find(name), std::string::npos) << there;
   app.parse("--value-head --gathered-bytes 1");
   EXPECT_NE(error_of([&] { check_options(o); }).find("cli: value_head is true"), std::string::npos);
   o.engine.model.value_head = false;

@@ -1,7 +1,10 @@
 #include "twinkle/cli/serve/state.h"
 
+#include <stdlib.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <system_error>
 #include <vector>
@@ -12,7 +15,7 @@
 #include "twinkle/cli/keys/valid.h"
 #include "twinkle/engine/device.h"
 #include "twinkle/engine/execute/model_info.h"
-#include "twinkle/server/history/history.h"
+#include "twinkle/server/history/backup.h"
 #include "twinkle/store/crc32c.h"
 #include "twinkle/store/folder_lock.h"
 #include "twinkle/store/keys/keys.h"
@@ -22,12 +25,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A server that runs may have put a state in the place of records that were about to be read.
-std::vector<server::Opened> starts_of(const fs::path& journal) {
+std::vector<server::Opened> starts_in(const fs::path& state) {
+  server::History::Summary journal = server::summary_of(state / server::kJournal);
+  server::require_whole(state, journal);
+  return std::move(journal.starts);
+}
+
+// A server that runs may have put a state in the place of records that were about to be read, or a
+// snapshot in that of one that was about to be looked for.
+std::vector<server::Opened> starts_of(const fs::path& state) {
   try {
-    return server::summary_of(journal).starts;
+    return starts_in(state);
   } catch (const Error&) {
-    return server::summary_of(journal).starts;
+    return starts_in(state);
   }
 }
 
@@ -37,20 +47,40 @@ std::string without_count(const std::string& identity) {
   return boost::json::serialize(out);
 }
 
+// `what` begins errors.
+fs::path whole_path(const std::string& folder, const std::string& what) {
+  require(!folder.empty(), Code::kInvalid, what, "it must be the path of a folder");
+  require(folder != "~" && !folder.starts_with("~/"), Code::kInvalid, what,
+          "and '~' is a shell's alone; write the folder's whole path");
+  return fs::absolute(folder);
+}
+
+// That folder, or the one that it would be made in.
+fs::path nearest_folder(fs::path there, const std::string& what) {
+  while (!is_there(there) && there.has_relative_path()) there = there.parent_path();
+  std::error_code ignored;
+  require(fs::is_directory(there, ignored), Code::kInvalid, what, "but '", there.string(),
+          "' is no folder");
+  require(::access(there.c_str(), W_OK | X_OK) == 0, Code::kInvalid, what, "but the folder '",
+          there.string(), "' cannot be written: choose another");
+  return there;
+}
+
 }  // namespace
 
 void check_folder(const std::string& state) {
-  require(state != "~" && !state.starts_with("~/"), Code::kInvalid, "cli: state is '", state,
-          "', and '~' is a shell's alone; write the folder's whole path");
-  const fs::path whole = fs::absolute(state);
-  for (fs::path there : {whole, whole / server::kJournal}) {
-    while (!is_there(there) && there.has_relative_path()) there = there.parent_path();
-    std::error_code ignored;
-    require(fs::is_directory(there, ignored), Code::kInvalid, "cli: state is '", state, "', but '",
-            there.string(), "' is no folder");
-    require(::access(there.c_str(), W_OK | X_OK) == 0, Code::kInvalid, "cli: state is '", state,
-            "', but the folder '", there.string(), "' cannot be written: choose another");
-  }
+  const std::string what = "cli: state is '" + state + "', ";
+  const fs::path whole = whole_path(state, what);
+  for (const fs::path& folder : {whole, whole / server::kJournal}) nearest_folder(folder, what);
+}
+
+void check_park_directory(const std::string& directory) {
+  const std::string what = "cli: park_directory is '" + directory + "', ";
+  std::string made =
+      (nearest_folder(whole_path(directory, what), what) / ".twinkle-XXXXXX").string();
+  require(::mkdtemp(made.data()) != nullptr, Code::kInvalid, what, "but no folder can be made in '",
+          fs::path(made).parent_path().string(), "' (", std::strerror(errno), "): choose another");
+  ::rmdir(made.c_str());
 }
 
 std::string identity_of(const std::string& family, int64_t num_parameters,
@@ -64,7 +94,7 @@ std::string check_state(const ServeOptions& o, const std::string& family,
                         const std::string& config) {
   if (o.auth == "keys") store::KeyFile(o.state).read_table();
   const fs::path state = fs::absolute(o.state), journal = state / server::kJournal;
-  std::vector<server::Opened> starts = starts_of(journal);
+  std::vector<server::Opened> starts = starts_of(state);
   for (server::Opened& start : starts) start.model = without_count(start.model);
   const engine::ModelOptions& m = o.engine.model;
   const JsonObject arithmetic = engine::arithmetic_of(

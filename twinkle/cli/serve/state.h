@@ -7,17 +7,21 @@
 
 namespace twinkle::cli {
 
-// Error kInvalid: the state begins with '~/', or it, or its journal, is no folder, or one that
-// cannot be written; where there is none yet, the folder that it would be made in.
+// Error kInvalid: the state is empty or begins with '~/', or it, or its journal, is no folder, or
+// one that cannot be written; where there is none yet, the folder that it would be made in.
 void check_folder(const std::string& state);
+// The same of park_directory; kInvalid, too: no folder can be made there. Makes one to see that,
+// and removes it.
+void check_park_directory(const std::string& directory);
 
 // JSON: which weights a state belongs to. `config`: config.json's text.
 std::string identity_of(const std::string& family, int64_t num_parameters,
                         const std::string& config);
 
 // What a server of this model would find: "", or who has the state open now. Reads the journal.
-// Errors of a start: of keys that are asked for and cannot be read, a damaged journal, another
-// model, or other arithmetic, unless that is accepted. Not the number of the model's parameters,
+// Errors of a start: of keys that are asked for and cannot be read, a damaged journal, one that
+// holds nothing of runs that are there, a missing snapshot, another model, or other arithmetic,
+// unless that is accepted. Not the number of the model's parameters,
 // which only its weights tell.
 std::string check_state(const ServeOptions& options, const std::string& family,
                         const std::string& config);

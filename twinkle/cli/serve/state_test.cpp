@@ -27,14 +27,18 @@ class StateTest : public testing::Test {
     o_.state = dir_.path().string();
     o_.engine.model.device = "cpu";
   }
-  void write_start(const std::string& arithmetic, const std::string& model) {
+  template <class Record>
+  void write(const std::vector<Record>& records) {
     store::Journal out(journal_);
     out.open([](const store::Record&) {});
-    for (int i = 0; i < 2; ++i) {
+    for (const Record& record : records) {
       ByteWriter writer;
-      writer.put(server::Opened{arithmetic, model});
-      out.append(server::Opened::kKind, 1, writer.take(), [](uint64_t, const auto&) {});
+      writer.put(record);
+      out.append(Record::kKind, 1, writer.take(), [](uint64_t, const auto&) {});
     }
+  }
+  void write_start(const std::string& arithmetic, const std::string& model) {
+    write(std::vector(2, server::Opened{arithmetic, model}));
   }
   static std::string here() {
     return boost::json::serialize(engine::arithmetic_of(at::kBFloat16, at::kCPU, true));
@@ -85,6 +89,23 @@ TEST_F(StateTest, ADamagedJournalIsToldWithItsFile) {
   EXPECT_EQ(read_text(file), bytes);
 }
 
+TEST_F(StateTest, RunsWithoutAJournalAndAMissingSnapshotAreToldAsAStartTellsThem) {
+  fs::create_directories(dir_ / "snapshots/4e5f:train:0/7");
+  EXPECT_TRUE(error().starts_with("server: " + (dir_ / "snapshots").string() +
+                                  " has runs, but the journal in " + journal_.string() +
+                                  " holds nothing: put the journal back"))
+      << error();
+  write_start(here(), model_);
+  EXPECT_EQ(check(), "");
+  write(std::vector{
+      server::Snapshotted{.run = "4e5f:train:0", .folder = "4e5f:train:0/8", .seq_id = 8}});
+  EXPECT_TRUE(
+      error().starts_with("server: the snapshot of the run '4e5f:train:0' in " +
+                          (dir_ / "snapshots/4e5f:train:0/8").string() +
+                          " cannot be read: No such file or directory; put the folder back"))
+      << error();
+}
+
 TEST_F(StateTest, AServerThatHasItOpenIsNamed) {
   write_start(here(), model_);
   const FileHandle lock = store::lock_folder(journal_);
@@ -123,8 +144,23 @@ TEST_F(StateTest, KeysThatNobodyIsAskedForAreToldOfWhileTheyAreValid) {
       << open_although_keys(o_);
 }
 
+TEST_F(StateTest, AParkDirectoryThatIsNoFolderOrCannotBeMadeIsRefused) {
+  const std::string park = (dir_ / "a/b").string();
+  check_park_directory(park);
+  EXPECT_TRUE(fs::is_empty(dir_.path()));
+  write_text(dir_ / "a", "");
+  EXPECT_EQ(
+      error_of([&] { check_park_directory(park); }),
+      "cli: park_directory is '" + park + "', but '" + (dir_ / "a").string() + "' is no folder");
+  const std::string text = error_of([] { check_park_directory("/proc/nope"); });
+  EXPECT_TRUE(text.starts_with("cli: park_directory is '/proc/nope', but ")) << text;
+  EXPECT_TRUE(text.ends_with(": choose another")) << text;
+}
+
 TEST_F(StateTest, AJournalThatIsNoFolderIsRefused) {
   check_folder(o_.state);
+  EXPECT_EQ(error_of([] { check_folder(""); }),
+            "cli: state is '', it must be the path of a folder");
   EXPECT_EQ(error_of([] { check_folder("~/x"); }),
             "cli: state is '~/x', and '~' is a shell's alone; write the folder's whole path");
   write_text(journal_, "x");

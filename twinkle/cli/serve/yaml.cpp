@@ -21,6 +21,8 @@ struct Entry {
   std::string key;
   std::vector<std::string> values;  // none: null
   size_t line;
+  bool is_list = false;
+  bool is_missing = false;  // nothing is there, not even null
 };
 
 std::string at(const std::string& file, size_t line) {
@@ -91,12 +93,14 @@ std::vector<Entry> entries_of(const std::string& text, const std::string& file) 
   while (!events.take(YAML_MAPPING_END_EVENT)) {
     const size_t line = events.line();
     Entry entry{.key = events.scalar("a key").first, .values = {}, .line = line};
-    const bool is_list = events.take(YAML_SEQUENCE_START_EVENT);
-    while (!is_list || !events.take(YAML_SEQUENCE_END_EVENT)) {
+    entry.is_list = events.take(YAML_SEQUENCE_START_EVENT);
+    while (!entry.is_list || !events.take(YAML_SEQUENCE_END_EVENT)) {
       auto [value, is_null] = events.scalar("the value of '" + entry.key + "'");
-      if (is_list || !is_null) entry.values.push_back(std::move(value));
-      if (!is_list) break;
+      entry.is_missing = is_null && value.empty();
+      if (entry.is_list || !is_null) entry.values.push_back(std::move(value));
+      if (!entry.is_list) break;
     }
+    entry.is_missing |= entry.is_list && entry.values.empty();
     out.push_back(std::move(entry));
   }
   events.take(YAML_DOCUMENT_END_EVENT);
@@ -128,7 +132,8 @@ std::vector<CLI::Option*> options_of(CLI::App& command) {
 
 [[noreturn]] void refuse_key(CLI::App& command, const std::string& key, const std::string& where) {
   std::vector<std::string> names;
-  for (const CLI::Option* option : options_of(command)) names.push_back(yaml_key(*option));
+  for (const CLI::Option* option : options_of(command))
+    if (!option->get_group().empty()) names.push_back(yaml_key(*option));
   refuse_name(key, names, where, "key of `twinkle " + command.get_name() + "`");
 }
 
@@ -142,6 +147,8 @@ std::string of_key(std::string text, const CLI::Option& option, const std::strin
   const std::string before = key + ": ";  // as CLI11 puts it before what a flag's own check says
   return text.starts_with(before + key) ? text.substr(before.size()) : text;
 }
+
+bool takes_list(const CLI::Option& option) { return option.get_items_expected_max() > 1; }
 
 bool is_flag(const CLI::Option& option) { return option.get_items_expected_max() == 0; }
 
@@ -167,6 +174,10 @@ void read_yaml(CLI::App& command, const std::filesystem::path& file) {
     if (found == all.end()) refuse_key(command, entry.key, where);
     require(seen.insert(entry.key).second, Code::kInvalid, where, "'", entry.key,
             "' is there twice");
+    require(!entry.is_missing, Code::kInvalid, where, "'", entry.key,
+            "' has no value; write one, or null for what is taken without it");
+    require(!entry.is_list || takes_list(**found), Code::kInvalid, where, "'", entry.key,
+            "' is a list, it takes one value: write that without brackets");
     if (entry.values.empty() || (*found)->count() > 0) continue;
     try {
       (*found)->add_result(entry.values);
@@ -187,15 +198,16 @@ std::string as_yaml(const CLI::App& command, const std::set<const CLI::Option*>&
       const bool is_on = option->count() > 0 ? option->results().back() == "true"
                                              : option->get_default_str() == "true";
       value = is_on ? "true" : "false";
-    } else if (option->get_items_expected_max() > 1) {
+    } else if (takes_list(*option)) {
       for (const std::string& item : option->results())
         value += (value.empty() ? "" : ", ") + as_scalar(item);
       value = "[" + value + "]";
     } else {
       value = as_scalar(option->count() > 0 ? option->results().back() : option->get_default_str());
     }
-    out += "# " + option->get_description() + "\n" + (unsaid.contains(option) ? "# " : "") + key +
-           ": " + value + "\n";
+    const bool is_said = !unsaid.contains(option) && value != "[]";
+    out +=
+        "# " + option->get_description() + "\n" + (is_said ? "" : "# ") + key + ": " + value + "\n";
   }
   return out;
 }

@@ -1,6 +1,8 @@
 #include "twinkle/server/history/backup.h"
 
+#include <algorithm>
 #include <set>
+#include <span>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -8,7 +10,6 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
 #include "twinkle/io/atomic.h"
-#include "twinkle/server/history/history.h"
 #include "twinkle/server/history/state_file.h"
 
 namespace twinkle::server {
@@ -18,14 +19,46 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int kMaxTries = 10;
+constexpr const char* kSnapshots = "snapshots";
 
 // Whether it was done; false: what it was to be done to has gone. Error kInvalid: the system
 // refuses.
 bool done(const std::error_code& error, const char* action, const fs::path& path) {
   if (error == std::errc::no_such_file_or_directory) return false;
-  require(!error, Code::kInvalid, "server: cannot ", action, " ", path.string(), ": ",
-          error.message());
+  require(
+      !error, Code::kInvalid, "server: cannot ", action, " ", path.string(), ": ", error.message(),
+      error == std::errc::no_space_on_device ? "; free space there, or name another folder" : "");
   return true;
+}
+
+// The copy has the file's permissions before it has any of its bytes. Not by std::filesystem, which
+// tells of a full disk as "Input/output error". Error kNotFound: it has gone.
+void copy_bytes(const fs::path& from, const fs::path& to) {
+  constexpr int64_t kAtATime = int64_t{4} << 20;
+  const File file(from, "server");
+  AtomicFile copy(to, Commits::kWithFolder);
+  std::error_code error;
+  const fs::perms perms = fs::status(from, error).permissions();
+  constexpr fs::perms kOwners = fs::perms::owner_read | fs::perms::owner_write;
+  fs::permissions(to, perms == fs::perms::unknown ? kOwners : perms, error);
+  std::string bytes;
+  for (int64_t at = 0; at < file.size(); at += std::ssize(bytes)) {
+    bytes.resize(static_cast<size_t>(std::min(kAtATime, file.size() - at)));
+    file.read_at(at, std::as_writable_bytes(std::span(bytes)));
+    copy.write(bytes);
+  }
+  copy.commit();
+}
+
+// False: it has gone.
+bool is_copied(const fs::path& from, const fs::path& to) {
+  try {
+    copy_bytes(from, to);
+    return true;
+  } catch (const Error& e) {
+    if (e.code != Code::kNotFound) throw;
+    return false;
+  }
 }
 
 // Files that nobody changes any more may be links, which take no time, where the file system is
@@ -38,8 +71,7 @@ void copy_file(const fs::path& from, const fs::path& to, Copied& copied, How how
   fs::create_directories(to.parent_path(), error);
   done(error, "make", to.parent_path());
   if (how == How::kLinked) fs::create_hard_link(from, to, error);
-  if (how == How::kCopied || error) fs::copy_file(from, to, error);
-  if (!done(error, "copy", from)) return;
+  if ((how == How::kCopied || error) && !is_copied(from, to)) return;
   ++copied.num_files;
   copied.num_bytes += static_cast<int64_t>(fs::file_size(to, error));
 }
@@ -76,18 +108,14 @@ bool is_whole_journal(const fs::path& journal) {
   }
 }
 
-// Of the snapshots that the journal in `state` names, all are in `state` and still in `source`.
-bool has_all(const fs::path& state, const fs::path& source) {
-  const auto is_whole = [&](const std::string& folder) {
-    const fs::path path = fs::path("snapshots") / folder;
-    return is_there(state / path) && is_there(source / path);
+// Of the snapshots that a journal names, and of their versions.
+bool has_all(const fs::path& state, const History::Summary& of_journal) {
+  const auto has = [&](const std::string& folder) {
+    return is_there(state / kSnapshots / folder);
   };
-  for (const auto& [run, snapshot] : summary_of(state / kJournal).snapshots) {
-    if (!is_whole(snapshot.folder)) return false;
-    for (const std::string& version : snapshot.versions)
-      if (!is_whole(version)) return false;
-  }
-  return true;
+  return std::ranges::all_of(of_journal.snapshots, [&](const auto& of_run) {
+    return has(of_run.second.folder) && std::ranges::all_of(of_run.second.versions, has);
+  });
 }
 
 void require_new(const fs::path& to) {
@@ -105,7 +133,37 @@ void require_outside(const fs::path& to, const fs::path& of) {
             ", of which it is to be a copy; name a folder outside of it");
 }
 
+// Empty, or why nothing can be loaded of it.
+std::string trouble_of(const fs::path& snapshot) {
+  std::error_code error;
+  const bool is_empty = names_in(snapshot, error).empty();
+  if (error) return error.message();
+  return is_empty ? "it is empty" : "";
+}
+
 }  // namespace
+
+std::string unreadable(const std::string& run, const fs::path& snapshot, const std::string& why) {
+  return "server: the snapshot of the run '" + run + "' in " + snapshot.string() +
+         " cannot be read: " + why +
+         "; put the folder back as it was, or restore a backup (twinkle restore)";
+}
+
+void require_whole(const fs::path& state, const History::Summary& of_journal) {
+  for (const char* kept : {kSnapshots, "checkpoints"}) {
+    std::error_code ignored;
+    require(!of_journal.starts.empty() || names_in(state / kept, ignored).empty(), Code::kInvalid,
+            "server: ", (state / kept).string(), " has runs, but the journal in ",
+            (state / kJournal).string(),
+            " holds nothing: put the journal back, restore a backup (twinkle restore), or move ",
+            (state / kept).string(), " away to start anew");
+  }
+  for (const auto& [run, snapshot] : of_journal.snapshots) {
+    const fs::path folder = state / kSnapshots / snapshot.folder;
+    const std::string why = trouble_of(folder);
+    require(why.empty(), Code::kInvalid, unreadable(run, folder, why));
+  }
+}
 
 Copied backup(const fs::path& state, const fs::path& to) {
   require(is_there(state / kJournal), Code::kInvalid, "server: ", state.string(),
@@ -121,9 +179,10 @@ Copied backup(const fs::path& state, const fs::path& to) {
     copy_file(state_file(from), state_file(journal), copied);
     copy_tree(from, journal, copied, {state_file(from).filename().string()});
     if (tries + 1 < kMaxTries && !is_whole_journal(journal)) continue;
-    copy_tree(state / "snapshots", copy.staging() / "snapshots", copied, {}, How::kLinked);
-    if (!has_all(copy.staging(), state)) continue;
-    copy_tree(state, copy.staging(), copied, {kJournal, "snapshots", kParked});
+    copy_tree(state / kSnapshots, copy.staging() / kSnapshots, copied, {}, How::kLinked);
+    const History::Summary copied_journal = summary_of(journal);
+    if (!has_all(copy.staging(), copied_journal) || !has_all(state, copied_journal)) continue;
+    copy_tree(state, copy.staging(), copied, {kJournal, kSnapshots, kParked});
     copy.commit();
     return copied;
   }
@@ -137,8 +196,10 @@ Copied restore(const fs::path& from, const fs::path& state) {
           " is no backup: it has no journal");
   require_new(state);
   require_outside(state, from);
-  require(has_all(from, from), Code::kInvalid, "server: ", from.string(),
+  const History::Summary of_journal = summary_of(from / kJournal);
+  require(has_all(from, of_journal), Code::kInvalid, "server: ", from.string(),
           " lacks a snapshot that its journal names; take another backup");
+  require_whole(from, of_journal);
   AtomicDirectory copy(state);
   Copied copied;
   copy_tree(from, copy.staging(), copied);

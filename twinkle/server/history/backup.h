@@ -1,7 +1,11 @@
-// Copies of a service's state, from a server that runs, and back.
+// Copies of a service's state, from a server that runs, and back; and whether a state, which may be
+// a copy by other means, has what a start needs.
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <string>
+
+#include "twinkle/server/history/history.h"
 
 namespace twinkle::server {
 
@@ -12,13 +16,23 @@ struct Copied {
   int64_t num_files = 0, num_bytes = 0;
 };
 
+// Error kInvalid: the journal holds nothing, but there are snapshots or checkpoints, which a start
+// would take for nobody's; or a run's snapshot, which it names, cannot be read; each with the
+// folder, what is missing and what to do. A version that is missing is missed by its samplers alone.
+void require_whole(const std::filesystem::path& state, const History::Summary& of_journal);
+
+// What is told of a snapshot that a start needs.
+std::string unreadable(const std::string& run, const std::filesystem::path& snapshot,
+                       const std::string& why);
+
 // Copies what a start on `state` would find now: the journal up to here, and all that it names.
 // Nothing is stopped; `to` appears whole or not at all. Error kInvalid: no state, `to` is there,
-// the system refuses; kBusy: snapshots were replaced faster than they could be copied.
+// the system refuses; kInternal: the disk is full, or fails; kBusy: snapshots were replaced faster
+// than they could be copied.
 Copied backup(const std::filesystem::path& state, const std::filesystem::path& to);
 
-// Makes a new state of a backup, which stays. Error kInvalid: it is no backup, lacks a snapshot or
-// its journal is damaged, `state` is there, the system refuses.
+// Makes a new state of a backup, which stays. Errors as of require_whole; kInvalid, too: it is no
+// backup, its journal is damaged, `state` is there, the system refuses; kInternal: as of backup.
 Copied restore(const std::filesystem::path& from, const std::filesystem::path& state);
 
 }  // namespace twinkle::server

@@ -1,8 +1,10 @@
 #include "twinkle/server/history/backup.h"
 
+#include <csignal>
 #include <fstream>
 
 #include "twinkle/base/error.h"
+#include "twinkle/io/limit_for_test.h"
 #include "twinkle/server/service_for_test.h"
 
 namespace twinkle::server {
@@ -27,14 +29,23 @@ class BackupTest : public ServiceTest {
     }
     return "";
   }
+  // A run that has a snapshot behind 2.
+  std::string stepped() {
+    const std::string id = run();
+    result(train(id, 1));
+    result(step(id, 2));
+    EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(id); }));
+    return id;
+  }
+  std::string refusal_of_start() {
+    open();
+    return refusal_of([&] { go_on(); });
+  }
   ScratchDir other_;
 };
 
 TEST_F(BackupTest, OfAServerThatRunsGoesOnElsewhereWithWhatItHad) {
-  const std::string id = run();
-  result(train(id, 1));
-  result(step(id, 2));
-  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(id); }));
+  const std::string id = stepped();
   const Response unread = train(id, 3);
   EXPECT_TRUE(loop_->run_until([&] { return services_->promises.num_open() == 0; }));
   const Copied copied = backup(dir_.path(), beside("backup"));
@@ -77,15 +88,86 @@ TEST_F(BackupTest, ACopyWithinWhatItCopiesIsRefusedByItsPath) {
 }
 
 TEST_F(BackupTest, ABackupWithoutASnapshotThatItsJournalNamesIsRefused) {
-  const std::string id = run();
-  result(train(id, 1));
-  result(step(id, 2));
-  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(id); }));
+  const std::string id = stepped();
   close();
   backup(dir_.path(), beside("backup"));
   fs::remove_all(beside("backup") / "snapshots" / id / "2");
   EXPECT_NE(refusal_of([&] { restore(beside("backup"), beside("b")); }).find("lacks a snapshot"),
             std::string::npos);
+}
+
+TEST_F(BackupTest, AStartWithoutTheJournalOfRunsThatAreThereIsRefusedAndRemovesNothing) {
+  const std::string id = stepped();
+  post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 3}, {"path", "a"}});
+  EXPECT_TRUE(loop_->run_until([&] { return services_->promises.num_open() == 0; }));
+  close();
+  fs::rename(dir_ / "journal", beside("journal"));
+  const auto expect_refused = [&](const char* kept) {
+    const std::string folder = (dir_ / kept).string();
+    EXPECT_EQ(refusal_of_start(),
+              "server: " + folder + " has runs, but the journal in " + (dir_ / "journal").string() +
+                  " holds nothing: put the journal back, restore a backup (twinkle restore), or "
+                  "move " +
+                  folder + " away to start anew");
+  };
+  expect_refused("snapshots");
+  fs::create_directory(dir_ / "journal");
+  write_text(dir_ / "journal/00000000000000000001.journal", "");
+  expect_refused("snapshots");
+  EXPECT_TRUE(fs::exists(dir_ / "snapshots" / id / "2/null"));
+  EXPECT_NE(refusal_of([&] { restore(dir_.path(), beside("b")); }).find("holds nothing"),
+            std::string::npos);
+  fs::rename(dir_ / "snapshots", beside("snapshots"));
+  expect_refused("checkpoints");
+  fs::remove_all(dir_ / "journal");
+  fs::rename(beside("journal"), dir_ / "journal");
+  fs::rename(beside("snapshots"), dir_ / "snapshots");
+  open();
+  go_on();
+  EXPECT_EQ(std::ssize(done(id)), 2);
+}
+
+TEST_F(BackupTest, AStartWithoutASnapshotIsRefusedByItsFolderAndWhyItCannotBeRead) {
+  const std::string id = stepped();
+  close();
+  const fs::path snapshot = dir_ / "snapshots" / id / "2";
+  const auto expect_refused = [&](const std::string& why) {
+    EXPECT_EQ(refusal_of_start(),
+              "server: the snapshot of the run '" + id + "' in " + snapshot.string() +
+                  " cannot be read: " + why +
+                  "; put the folder back as it was, or restore a backup (twinkle restore)");
+  };
+  write_text(snapshot / "damaged", "");
+  expect_refused("null: " + snapshot.string() + " is damaged");
+  fs::remove_all(snapshot);
+  fs::create_directory(snapshot);
+  expect_refused("it is empty");
+  fs::remove(snapshot);
+  expect_refused("No such file or directory");
+}
+
+TEST_F(BackupTest, ACopyThatTheDiskRefusesTellsItsReasonAndThePlaceThatNeedsRoom) {
+  stepped();
+  backup(dir_.path(), beside("backup"));
+  std::signal(SIGXFSZ, SIG_IGN);
+  const LimitForTest full(RLIMIT_FSIZE, 1);
+  const auto expect_refused = [&](const fs::path& to, const std::function<void()>& run) {
+    const std::string why = refusal_of(run);
+    const std::string place = (to.parent_path() / ("." + to.filename().string())).string();
+    EXPECT_TRUE(why.starts_with("io: cannot write more than ")) << why;
+    EXPECT_NE(why.find(" bytes of " + place + ".partial-"), std::string::npos) << why;
+    EXPECT_NE(why.find(": File too large; free space there"), std::string::npos) << why;
+    EXPECT_FALSE(fs::exists(to));
+  };
+  expect_refused(beside("b"), [&] { backup(dir_.path(), beside("b")); });
+  expect_refused(beside("s"), [&] { restore(beside("backup"), beside("s")); });
+}
+
+TEST_F(BackupTest, ACopyIsReadByWhoMayReadTheFileAlone) {
+  write_text(dir_ / "keys.json", "{}");
+  fs::permissions(dir_ / "keys.json", fs::perms::owner_read);
+  backup(dir_.path(), beside("backup"));
+  EXPECT_EQ(fs::status(beside("backup") / "keys.json").permissions(), fs::perms::owner_read);
 }
 
 }  // namespace

@@ -49,14 +49,17 @@ TEST_F(LostRunsTest, ARunWhoseCheckpointWasRemovedIsLostByNameAndTheOthersGoOn) 
                           "again, or make another run";
   EXPECT_EQ(services_->operations.lost(), (std::map<std::string, std::string>{{id, why}}));
   EXPECT_EQ(result(done_before).body, told);
-  EXPECT_EQ(error_of(train(id, 4)), why);
-  EXPECT_EQ(error_of(unended), why);
+  // A client knows it by its path.
+  const std::string told_why = "server: the run '" + id + "' is lost: the checkpoint in tinker://" +
+                               first + "/weights/a" + why.substr(why.find(", with which"));
+  EXPECT_EQ(error_of(train(id, 4)), told_why);
+  EXPECT_EQ(error_of(unended), told_why);
   EXPECT_EQ(error_of(post("/api/v1/asample",
                           {{"sampling_session_id", sampler},
                            {"seq_id", 0},
                            {"prompt", {{"chunks", {{{"tokens", {1}}, {"type", "encoded_text"}}}}}},
                            {"sampling_params", {{"max_tokens", 3}}}})),
-            why);
+            told_why);
   result(train(first, 2));
   EXPECT_EQ(done(first).size(), 1U);
 }

@@ -20,14 +20,6 @@ Outcome cancelled() {
               Code::kConflict, "server: the session has finished, and this sample was cancelled"))};
 }
 
-Response told(const engine::Result& result, const Answered& answer) {
-  try {
-    return answer(result);
-  } catch (...) {
-    return failure(std::current_exception());
-  }
-}
-
 }  // namespace
 
 Response failure(const std::string& text, bool is_users) {
@@ -35,22 +27,14 @@ Response failure(const std::string& text, bool is_users) {
               JsonObject{{"error", text}, {"category", is_users ? "user" : "server"}})};
 }
 
-Response failure(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const Error& e) {
-    return failure(e.what(), e.code != Code::kInternal && e.code != Code::kBusy);
-  } catch (const std::exception& e) {
-    return failure(e.what(), false);
-  }
-}
-
 Operations::Operations(const LineOptions& lines, Backend& backend, Threads threads,
-                       History& history, Rates& rates, Promises& promises)
+                       History& history, Rates& rates, Promises& promises,
+                       const std::filesystem::path& state)
     : backend_(backend),
       loop_(threads.loop),
       history_(history),
       promises_(promises),
+      paths_(state),
       lines_(lines, backend, threads, history, rates,
              {.give = [this](int64_t number,
                              engine::Accepted accepted) { give(number, std::move(accepted)); },
@@ -109,7 +93,7 @@ void Operations::ask(Entry& entry, int64_t number, bool is_again) {
   const auto lost = lost_.find(entry.pending->tenant);
   if (lost != lost_.end())
     return loop_.post([this, number, why = lost->second] {
-      came(number, {.error = std::make_exception_ptr(Error(Code::kNotFound, why))});
+      came(number, {.error = std::make_exception_ptr(Error(Code::kInternal, why))});
     });
   lines_.add(number, entry.pending, is_again);
 }
@@ -133,8 +117,7 @@ void Operations::came(int64_t number, Outcome outcome) {
   if (entry->is_cancelled && outcome.error) outcome.error = cancelled().error;
   if (const auto unmade = unmade_.find(pending.tenant); outcome.error && unmade != unmade_.end())
     outcome.error = unmade->second;
-  Response response =
-      outcome.error ? failure(outcome.error) : told(outcome.result, pending.ready->answer);
+  Response response = answer_of(pending, outcome);
   Used used = pending.used;
   used.generated = generated_in(outcome.result);
   used.seconds = outcome.seconds;
@@ -153,6 +136,37 @@ void Operations::came(int64_t number, Outcome outcome) {
   }
   outcome = {};  // whose room the next may need
   if (entry->is_given) lines_.ended(pending);
+}
+
+Response Operations::answer_of(const Pending& pending, const Outcome& outcome) const {
+  try {
+    if (outcome.error) std::rethrow_exception(outcome.error);
+    return pending.ready->answer(outcome.result);
+  } catch (...) {
+    return failed(pending, std::current_exception());
+  }
+}
+
+// Of files of the state clients know nothing, and it is no fault of theirs if one cannot be used.
+Response Operations::failed(const Pending& pending, const std::exception_ptr& error) const {
+  std::string text;
+  bool is_users = false;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error& e) {
+    text = e.what();
+    const auto of_file = paths_.told(text);
+    is_users = !of_file && e.code != Code::kInternal && e.code != Code::kBusy;
+    if (!is_users) on_trouble_(pending.request_id + " failed: " + text);
+    if (of_file) text = of_file->text;
+    if (of_file && e.code == Code::kNotFound)
+      text = "server: " + of_file->first +
+             " cannot be read: its folder, or a file in it, is gone; the operator can put it back";
+  } catch (const std::exception& e) {
+    text = e.what();
+    on_trouble_(pending.request_id + " failed: " + text);
+  }
+  return failure(text, is_users);
 }
 
 // The engine has done it, and nobody may be told before.

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -18,20 +19,25 @@
 #include "twinkle/server/service/lines.h"
 #include "twinkle/server/service/pending.h"
 #include "twinkle/server/service/promises.h"
+#include "twinkle/server/tinker/state_paths.h"
 
 namespace twinkle::server {
 
 // What ended otherwise: Tinker's RequestFailedResponse.
 Response failure(const std::string& text, bool is_users);
-Response failure(const std::exception_ptr& error);
 
 class Operations {
  public:
+  // `state`: the folder whose files a client knows by tinker:// paths alone.
   Operations(const LineOptions& lines, Backend& backend, Threads threads, History& history,
-             Rates& rates, Promises& promises);
+             Rates& rates, Promises& promises, const std::filesystem::path& state);
   // Told of each end what it took, of a replay, too.
   using OnUsed = std::function<void(const Promises::Made& of, const Ended&)>;
   void on_used(OnUsed told) { on_used_ = std::move(told); }
+  // Told of each operation that failed by no fault of its client's why it did, with the real paths.
+  void on_trouble(std::function<void(const std::string& text)> told) {
+    on_trouble_ = std::move(told);
+  }
 
   // Operations of one tenant in the order of these calls; each is given to the engine when it has
   // room. `covered`: of a replay whose engine has already been given what it changed.
@@ -89,6 +95,8 @@ class Operations {
   void give(int64_t number, engine::Accepted accepted);
   void end_cancelled(int64_t number);
   void came(int64_t number, engine::Outcome outcome);
+  Response answer_of(const Pending& pending, const engine::Outcome& outcome) const;
+  Response failed(const Pending& pending, const std::exception_ptr& error) const;
   void write(int64_t number);
   void look_for_checkpoint(const Entry& entry);
   void apply(const Entry& entry, const Ended& ended, uint64_t sequence);
@@ -98,7 +106,9 @@ class Operations {
   Loop& loop_;
   History& history_;
   Promises& promises_;
+  const StatePaths paths_;
   OnUsed on_used_ = [](const auto&...) {};
+  std::function<void(const std::string&)> on_trouble_ = [](const auto&) {};
   int64_t next_ = 1;
   Entries entries_;                         // in the order of their starts
   std::map<std::string, int64_t> numbers_;  // by request_id

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/server/history/backup.h"
 #include "twinkle/server/replay/brief.h"
 #include "twinkle/store/keys/keys.h"
 
@@ -80,7 +81,7 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
            .read = [this](
                        uint64_t ended,
                        const Reader::Then& then) { history.read(ended, ReadFor::kPoll, then); }}),
-      operations(options.lines, backend, {loop, disk}, history, rates, promises),
+      operations(options.lines, backend, {loop, disk}, history, rates, promises, this->state),
       snapshots(backend, loop, history, this->state / "snapshots", options.snapshots,
                 [this](const Snapshotted& s, const fs::path& before) {
                   release_saved(s);
@@ -272,7 +273,7 @@ void Services::require_model(const std::string& name) {
 int64_t Services::open(const Opened& opened, bool accept_other_arithmetic,
                        const std::function<void(uint64_t, const Command&)>& command,
                        const std::function<void()>& turn) {
-  bool same = true, given = false;
+  bool same = true, given = false, is_whole = false;
   std::map<uint64_t, std::string> refused;
   std::set<std::string> samplers_to_make;
   // Outlives this call: the journal may tell of the record when a replay has failed.
@@ -283,6 +284,7 @@ int64_t Services::open(const Opened& opened, bool accept_other_arithmetic,
     refused = summary.refused;
     kept_from_ms = summary.last_ms - options_.promises.keep_read.count();
     require_same(state, starts_, opened, accept_other_arithmetic);
+    if (!std::exchange(is_whole, true)) require_whole(state, summary);
     same = std::ranges::all_of(starts_, [&](const Opened& start) { return start == opened; });
     return snapshots.restore(summary.snapshots, same,
                              [this](engine::Create create, const Snapshotted& of) {

@@ -1,16 +1,42 @@
 #include "twinkle/server/service/snapshots.h"
 
 #include <algorithm>
-#include <set>
+#include <charconv>
+#include <exception>
+#include <system_error>
 #include <utility>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
+#include "twinkle/io/atomic.h"
+#include "twinkle/server/history/backup.h"
 #include "twinkle/server/service/runs.h"
 
 namespace twinkle::server {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
+// Whether an entry of a run's folder is half written, or another took its place before the run's
+// snapshot behind `seq_id` was recorded.
+bool is_behind(const std::string& name, int64_t seq_id) {
+  int64_t number = 0;
+  const char* const end = name.data() + name.size();
+  const auto [at, error] = std::from_chars(name.data(), end, number);
+  const bool is_number = error == std::errc() && at == end;
+  return is_number ? number < seq_id : name.ends_with(".old") || is_partial_name(name);
+}
+
+}  // namespace
 
 void Snapshots::stepped(const Run& run) {
   const auto at = states_[run.id].at;
@@ -127,7 +153,9 @@ bool Snapshots::restore(const std::map<std::string, Snapshotted>& snapshots, boo
                       [this, run](const engine::Outcome& outcome) {
                         loop_.post([this, run, error = outcome.error] {
                           --num_restoring_;
-                          if (error && trouble_.empty()) trouble_ = run;
+                          if (error && trouble_.empty())
+                            trouble_ =
+                                unreadable(run, path_of(restored_.at(run).folder), text_of(error));
                         });
                       });
     } catch (const Error& e) {
@@ -151,24 +179,20 @@ std::optional<std::string> Snapshots::version(const std::string& run, int64_t ve
 }
 
 bool Snapshots::finish_restore() {
-  require(trouble_.empty(), Code::kInvalid, "server: the snapshot of the run '", trouble_, "' in ",
-          folder_.string(), " cannot be read");
+  require(trouble_.empty(), Code::kInvalid, trouble_);
   if (is_restoring()) return false;
   if (!std::exchange(has_removed_, true)) remove_leftovers();
   return true;
 }
 
-// The journal is this process's by now, so that no other is saving here.
+// The journal is this process's by now, so that no other is saving here. What is ahead of the
+// journal stays: a kill leaves it, but so does a journal whose end was not copied, and who puts
+// that back needs it. It goes with a start behind a later snapshot of its run.
 void Snapshots::remove_leftovers() const {
-  std::set<std::string> named;
-  for (const auto& [run, snapshot] : restored_) {
-    named.insert(snapshot.folder);
-    named.insert(snapshot.versions.begin(), snapshot.versions.end());
-  }
   std::error_code ignored;  // what stays takes room, and nothing else
-  for (const std::string& run : names_in(folder_, ignored))
+  for (const auto& [run, snapshot] : restored_)
     for (const std::string& name : names_in(folder_ / run, ignored))
-      if (!named.contains(run + "/" + name)) remove_tree(folder_ / run / name);
+      if (is_behind(name, snapshot.seq_id)) remove_tree(folder_ / run / name);
 }
 
 }  // namespace twinkle::server

@@ -84,7 +84,8 @@ class Snapshots {
   // The folder of a version that was published before the snapshot; or nothing.
   std::optional<std::string> version(const std::string& run, int64_t version) const;
   // Error kInvalid: a snapshot could not be read, with its folder and why. False: not yet. Removes
-  // what no record names: a kill left it.
+  // what is older than the snapshots that the journal names, and what is half written of theirs: a
+  // kill left it.
   bool finish_restore();
 
  private:

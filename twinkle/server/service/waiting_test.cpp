@@ -201,10 +201,12 @@ class CheckpointsTest : public WaitingTest {
                  {"sampling_params", {{"max_tokens", 3}}}},
                 key_);
   }
-  // A sample fails by what the engine says of this folder.
-  void expect_damaged(const Response& ack, const std::string& folder) {
+  // A sample fails by what the engine says of this checkpoint's folder.
+  void expect_damaged(const Response& ack, const std::string& path) {
     ASSERT_EQ(ack.status, 200) << ack.body;
-    EXPECT_EQ(text(failure(ack, key_), "error"), "null: " + folder + " is damaged");
+    const Response failed = failure(ack, key_);
+    EXPECT_EQ(text(failed, "error"), "null: " + path + " is damaged");
+    EXPECT_EQ(text(failed, "category"), "server");
   }
 
   std::string key_ = "tml-a";
@@ -220,6 +222,28 @@ TEST_F(CheckpointsTest, TheFilesOfALoadAreReadBesideTheThreadThatServes) {
       {{"session_id", session()}, {"model_seq_id", 0}, {"path", "tinker://" + id + "/weights/a"}}));
   EXPECT_EQ(num_read_, 1);
   EXPECT_EQ(num_read_here_, 0);
+}
+
+TEST_F(CheckpointsTest, OneThatIsGoneIsTheOperatorsWhoAloneIsToldWhereItWas) {
+  const std::string id = run(), path = "tinker://" + id + "/weights/a";
+  result(post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 1}, {"path", "a"}}));
+  const std::string told = "json: cannot open " +
+                           (dir_ / "checkpoints" / id / "weights/a/adapter_config.json").string() +
+                           ": No such file or directory";
+  backend_->on_check = [&](const engine::Operation& o) {
+    require(!std::holds_alternative<engine::Load>(o), Code::kNotFound, told);
+  };
+  std::vector<std::string> trouble;
+  services_->operations.on_trouble([&](const std::string& text) { trouble.push_back(text); });
+  const std::string s = session();
+  const Response failed =
+      failure(post("/api/v1/load_weights",
+                   {{"session_id", s}, {"model_seq_id", 0}, {"path", path}, {"optimizer", true}}));
+  EXPECT_EQ(text(failed, "error"), "server: " + path +
+                                       " cannot be read: its folder, or a file in it, is gone; the "
+                                       "operator can put it back");
+  EXPECT_EQ(text(failed, "category"), "server");
+  EXPECT_EQ(trouble, std::vector<std::string>{s + ":train:0:0 failed: " + told});
 }
 
 TEST_F(CheckpointsTest, ThoseOfSamplersAreReadThereOnceAndByTheFirstSampleAfterAStart) {
@@ -260,9 +284,9 @@ TEST_F(CheckpointsTest, OfADamagedOneSamplersAreTakenAndTheirSamplesFailByNameUn
     samplers.push_back(text(made, "sampling_session_id"));
   }
   for (int64_t seq_id = 0; seq_id < 3; ++seq_id)
-    for (const std::string& one : samplers) expect_damaged(sample(one, seq_id), folder);
+    for (const std::string& one : samplers) expect_damaged(sample(one, seq_id), path);
   restart();
-  for (const std::string& one : samplers) expect_damaged(sample(one, 3), folder);
+  for (const std::string& one : samplers) expect_damaged(sample(one, 3), path);
   fs::remove(damage);
   for (const std::string& one : samplers) result(sample(one, 4));
 }
@@ -280,8 +304,8 @@ TEST_F(CheckpointsTest, ASampleOfADamagedOneThatAKillLeftUndoneFailsByNameAfterT
   services_->close([this] { loop_->run(); });
   go_ = true;
   restart();
-  expect_damaged(first, folder);
-  expect_damaged(second, folder);
+  expect_damaged(first, path);
+  expect_damaged(second, path);
 }
 
 TEST_F(CheckpointsTest, WithoutRoomASamplerOfADamagedOneIsToldToComeAgain) {
@@ -289,7 +313,7 @@ TEST_F(CheckpointsTest, WithoutRoomASamplerOfADamagedOneIsToldToComeAgain) {
   const std::string folder = (dir_ / "checkpoints" / id / "sampler_weights/c1").string();
   write_text(folder + "/damaged", "");
   const std::string known = text(sampler(s, 0, path), "sampling_session_id");
-  expect_damaged(sample(known, 0), folder);
+  expect_damaged(sample(known, 0), path);
   backend_->on_check = [](const engine::Operation& o) {
     const auto* create = std::get_if<engine::Create>(&o);
     require(!create || create->directory.empty(), Code::kBusy, "null: no room");
@@ -300,7 +324,7 @@ TEST_F(CheckpointsTest, WithoutRoomASamplerOfADamagedOneIsToldToComeAgain) {
   EXPECT_EQ(sample(known, 1).status, 429);
   backend_->on_check = {};
   EXPECT_EQ(sampler(s, 1, path).status, 200);
-  expect_damaged(sample(known, 1), folder);
+  expect_damaged(sample(known, 1), path);
 }
 
 TEST_F(CheckpointsTest, SamplersOfThemStandWhereTheTenantDoesAndNotTheKeyThatAsks) {

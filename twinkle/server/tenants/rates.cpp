@@ -9,6 +9,7 @@ namespace twinkle::server {
 namespace {
 
 constexpr double kMinute = 60;
+constexpr double kMostWait = 1e9;                 // seconds that are told
 constexpr std::chrono::milliseconds kLook{1000};  // the limits may be others by then
 
 }  // namespace
@@ -96,13 +97,13 @@ std::string Rates::reason(const std::string& request_id) const {
   const double tokens = tenant.tokens.wait(before), seconds = tenant.seconds.wait(0);
   const double passed = std::chrono::duration<double>(loop_.now() - tenant.at).count();
   const bool by_tokens = tokens >= seconds;
+  const double left = std::ceil(std::max(tokens, seconds) - passed - 0.001);
   const Bucket& bucket = by_tokens ? tenant.tokens : tenant.seconds;
   std::ostringstream out;
   out << "this tenant's limit of " << bucket.per_second * kMinute
       << (by_tokens ? " tokens" : " seconds of computing") << " a minute: position " << place + 1
       << " of " << tenant.held.size() << ", about "
-      << std::max<int64_t>(1, std::llround(std::ceil(std::max(tokens, seconds) - passed - 0.001)))
-      << " s";
+      << std::llround(std::clamp(left, 1.0, kMostWait)) << " s";
   return out.str();
 }
 

@@ -109,6 +109,17 @@ TEST_F(RatesTest, WhatWasGeneratedAndComputedIsPaidAfterwards) {
             "this tenant's limit of 60 tokens a minute: position 1 of 1, about 41 s");
 }
 
+// Of a file that was written before such a limit was refused.
+TEST_F(RatesTest, AWaitThatNobodyLivesToSeeIsToldAsLong) {
+  quotas_["alice"].compute_seconds_per_minute = 1e-300;
+  ask("alice", "a", 1);
+  rates_.spend("alice", 0, 45);
+  ask("alice", "b", 1);
+  EXPECT_EQ(rates_.reason("b"),
+            "this tenant's limit of 1e-300 seconds of computing a minute: position 1 of 1, about "
+            "1000000000 s");
+}
+
 TEST_F(RatesTest, ALimitThatIsLiftedOrChangedIsSeenWithinASecond) {
   quotas_["alice"].tokens_per_minute = 60;
   ask("alice", "a", 6000);

@@ -35,6 +35,9 @@ FileHandle locked(fs::path file) {
   return out;
 }
 
+// Of computing in a minute: by that a request that took one waits for 17 hours.
+constexpr double kLeastSeconds = 0.001;
+
 // As the engine takes it.
 void check_weight(double weight) {
   require(weight >= 0.001 && weight <= 1000, Code::kInvalid, "store: the weight is ", weight,
@@ -57,10 +60,10 @@ void check(const Key& key) {
 
 void check(const Quota& quota) {
   check_weight(quota.weight);
-  const auto is_amount = [](double value) { return std::isfinite(value) && value >= 0; };
-  require(is_amount(quota.compute_seconds_per_minute), Code::kInvalid,
-          "store: compute_seconds_per_minute is ", quota.compute_seconds_per_minute,
-          ", it must be at least 0, which is without a limit");
+  const double seconds = quota.compute_seconds_per_minute;
+  require(seconds == 0 || (std::isfinite(seconds) && seconds >= kLeastSeconds), Code::kInvalid,
+          "store: compute_seconds_per_minute is ", seconds, ", it must be at least ", kLeastSeconds,
+          ", or 0, which is without a limit");
   for (const auto& [name, value] :
        {std::pair("tokens_per_minute", quota.tokens_per_minute),
         std::pair("max_runs", quota.max_runs), std::pair("max_adapters", quota.max_adapters),

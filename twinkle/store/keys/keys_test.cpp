@@ -113,8 +113,12 @@ TEST_F(Keys, MistakesInAQuotaAreNamedAndChangeNothing) {
   EXPECT_EQ(error([](Quota& q) { q.max_runs = -1; }),
             "store: max_runs is -1, it must be at least 0, which is without a limit");
   EXPECT_EQ(error([](Quota& q) { q.compute_seconds_per_minute = -0.5; }),
-            "store: compute_seconds_per_minute is -0.5, it must be at least 0, which is without a "
-            "limit");
+            "store: compute_seconds_per_minute is -0.5, it must be at least 0.001, or 0, which is "
+            "without a limit");
+  EXPECT_EQ(
+      error([](Quota& q) { q.compute_seconds_per_minute = 1e-300; }),
+      "store: compute_seconds_per_minute is 1e-300, it must be at least 0.001, or 0, which is "
+      "without a limit");
   EXPECT_EQ(error_of([&] { file_.limit("b", [](Quota&) {}); }),
             "store: the tenant 'b' has no key in " + file_.path().string() +
                 "; 'twinkle keys create' makes one");
