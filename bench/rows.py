@@ -126,11 +126,24 @@ def machine_of(row):
     return f"{device}{row['cpu']}, {row['threads']} threads; {row['machine']}"
 
 
+def with_floor(row):
+    """The notes of a row whose limit is its goal, with the least or most that must be
+    (verdict.py)."""
+    share, _ = verdict.shares_of(row)
+    goal = "the limit is the goal"
+    if share is None:
+        return row["notes"]
+    is_time = row["unit"] == "ms"  # less is better
+    bound = row["limit"] / share if is_time else row["limit"] * share
+    told = f"{goal}, at {'most' if is_time else 'least'} {bound:,.0f} {row['unit']} must be"
+    return [told if note == goal else note for note in row["notes"]]
+
+
 def line(row, machines):
     """A row of the table; where rows are of several machines or runs, it says of which."""
     notes = [] if row["valid"] else ["**invalid**"]
     notes += ["**noisy**"] if row["noisy"] else []
-    notes += row["notes"]
+    notes += with_floor(row)
     notes += [f"run {machines.index(machine_of(row)) + 1}"] if len(machines) > 1 else []
     cells = [
         row["id"],

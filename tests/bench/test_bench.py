@@ -109,6 +109,21 @@ def test_the_table_is_written_again_from_the_results_alone_with_the_floors_of_to
     assert (results.read_text(), document.read_text()) == texts
 
 
+@pytest.mark.parametrize(
+    ("id_", "what", "unit", "limit", "must"),
+    [
+        ("S1", "submit to result, p50, a client of plain sockets", "ms", 0.3, "at most 1 ms"),
+        ("S2", "healthz, 16 connections", "requests/s", 50_000, "at least 20,000 requests/s"),
+        ("C1", "training", "ms", 3, None),
+    ],
+)
+def test_a_limit_that_is_a_goal_is_shown_with_what_must_be(id_, what, unit, limit, must):
+    one = row(id_, what) | {"unit": unit, "limit": limit, "peer_name": verdict.STUB}
+    one["notes"] = ["the limit is the goal", "load average 1.4"]
+    goal = "the limit is the goal" + (f", {must} must be" if must else "")
+    assert f"| {goal}; load average 1.4 |" in rows.line(one, [rows.machine_of(one)])
+
+
 def test_a_document_without_markers_is_refused():
     with pytest.raises(SystemExit, match="lacks the lines"):
         rows.between_markers("text", "table")

@@ -100,6 +100,7 @@ def test_a_program_that_is_not_built_is_named():
         ("S2", "healthz", 50_000, 20_000, "requests/s"),
         ("S2", "results that are there", 50_000, 20_000, "requests/s"),
         ("S3", "the result of 1,048,576 log-probabilities, p99", 6.0, 20.0, "ms"),
+        ("S6", "a heartbeat", 50.0, 200.0, "ms"),
     ],
 )
 def test_the_services_floors_are_those_that_are_promised(id_, what, limit, least, unit):
@@ -107,6 +108,8 @@ def test_the_services_floors_are_those_that_are_promised(id_, what, limit, least
     for ours, missed in ((least, []), (least * worse, [id_])):
         samples = {"ours": [ours], "peer": [1.0]}
         row = questions.row(QuickRun(), id_, what, samples, limit, unit)
+        if id_ == "S6":
+            row["peer_name"] = verdict.IDLE
         assert [miss.id for miss in verdict.misses([row], [])] == missed
 
 

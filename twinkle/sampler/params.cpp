@@ -1,7 +1,5 @@
 #include "twinkle/sampler/params.h"
 
-#include <cmath>
-
 #include "twinkle/base/error.h"
 
 namespace twinkle::sampler {
@@ -16,9 +14,10 @@ void check(bool ok, const char* field, const T& value, const char* limit) {
 
 void validate(const SamplingParams& p) {
   check(p.max_tokens >= 0, "max_tokens", p.max_tokens, "at least 0");
-  // Below the lower limit a logit divided by it would leave float32.
-  check(std::isfinite(p.temperature) && (p.temperature == 0 || p.temperature >= 1e-30),
-        "temperature", p.temperature, "0 (greedy) or finite and at least 1e-30");
+  // Below the lower limit a logit divided by it would leave float32, as it would itself above the
+  // upper one.
+  check(p.temperature == 0 || (p.temperature >= 1e-30 && p.temperature <= 1e30), "temperature",
+        p.temperature, "0 (greedy) or from 1e-30 to 1e30");
   check(p.top_k == -1 || p.top_k >= 1, "top_k", p.top_k, "-1 (all) or at least 1");
   check(p.top_p > 0 && p.top_p <= 1, "top_p", p.top_p, "above 0 and at most 1");
   check(p.min_p >= 0 && p.min_p <= 1, "min_p", p.min_p, "from 0 to 1");

@@ -38,13 +38,15 @@ TEST(Params, AcceptsTheDefaultsAndEveryLimit) {
 TEST(Params, NamesFieldValueAndLimitOfWhatIsOutOfRange) {
   EXPECT_EQ(refusal({.max_tokens = -1}), "sampler: max_tokens is -1, it must be at least 0");
   EXPECT_EQ(refusal({.temperature = -0.5}),
-            "sampler: temperature is -0.5, it must be 0 (greedy) or finite and at least 1e-30");
+            "sampler: temperature is -0.5, it must be 0 (greedy) or from 1e-30 to 1e30");
   EXPECT_EQ(refusal({.temperature = 1e-31}),
-            "sampler: temperature is 1e-31, it must be 0 (greedy) or finite and at least 1e-30");
+            "sampler: temperature is 1e-31, it must be 0 (greedy) or from 1e-30 to 1e30");
+  EXPECT_EQ(refusal({.temperature = 1e300}),
+            "sampler: temperature is 1e+300, it must be 0 (greedy) or from 1e-30 to 1e30");
   EXPECT_EQ(refusal({.temperature = INFINITY}),
-            "sampler: temperature is inf, it must be 0 (greedy) or finite and at least 1e-30");
+            "sampler: temperature is inf, it must be 0 (greedy) or from 1e-30 to 1e30");
   EXPECT_EQ(refusal({.temperature = NAN}),
-            "sampler: temperature is nan, it must be 0 (greedy) or finite and at least 1e-30");
+            "sampler: temperature is nan, it must be 0 (greedy) or from 1e-30 to 1e30");
   EXPECT_EQ(refusal({.top_k = 0}), "sampler: top_k is 0, it must be -1 (all) or at least 1");
   EXPECT_EQ(refusal({.top_p = 0}), "sampler: top_p is 0, it must be above 0 and at most 1");
   EXPECT_EQ(refusal({.top_p = 1.5}), "sampler: top_p is 1.5, it must be above 0 and at most 1");

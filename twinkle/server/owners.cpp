@@ -1,6 +1,7 @@
 #include "twinkle/server/owners.h"
 
 #include "twinkle/base/error.h"
+#include "twinkle/server/replay/brief.h"
 #include "twinkle/server/routes.h"
 #include "twinkle/server/tinker/forward_backward_request.h"
 
@@ -28,8 +29,8 @@ auto own(const Call& call, const std::string& field, const Find& find, const cha
   const std::string id = named(call, field);
   if (id.empty()) return nullptr;
   auto* const found = find(id);
-  require(is_own(call, found), Code::kNotFound, "server: ", field, " '", id, "' is not known",
-          remedy);
+  require(is_own(call, found), Code::kNotFound, "server: ", field, " '", quoted(id),
+          "' is not known", remedy);
   return found;
 }
 

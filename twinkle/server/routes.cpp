@@ -12,6 +12,7 @@
 #include "twinkle/server/bodies/num_values.h"
 #include "twinkle/server/replay/brief.h"
 #include "twinkle/server/tinker/address.h"
+#include "twinkle/server/tinker/forward_backward_request.h"
 #include "twinkle/store/keys/audit.h"
 
 namespace twinkle::server {
@@ -226,12 +227,6 @@ std::optional<Response> without_owner(const Asked& asked, const Caller& caller,
   return refused;
 }
 
-template <class T>
-T& named(T* found, const char* field) {
-  require(found, Code::kInvalid, "server: ", field, " is missing");
-  return *found;
-}
-
 Amount amount_of(unsigned touches) {
   if (touches & kMakesRun) return Amount::kRun;
   if (touches & kMakesAdapter) return Amount::kAdapter;
@@ -286,6 +281,39 @@ void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& ser
   } catch (...) {
     reply(response_of(std::current_exception()));
   }
+}
+
+// Whose request of which number it is.
+tinker::Address address_of(const Request& request) {
+  if (is_protobuf(request)) return tinker::address_of(request.body);
+  const auto finder = tinker::address_finder(tinker::Form::kJson, tinker::Form::kProtobuf);
+  finder->read(request.body);
+  return tinker::address_of(finder->found());
+}
+
+// Of a run's request that is told to come again: if it does not, its number is used up, by a
+// request that is refused, as is any that can be told by its number alone. It breaks its window
+// unless it was a `forward`.
+void put_off(const Asked& asked, const Caller& caller, Services& services) {
+  const tinker::Address to = address_of(asked.request);
+  const Run* const run = services.runs.find(to.model_id);
+  if (!run || run->owner != caller.owner) return;
+  services.put_off.note(to.model_id, to.seq_id, [&services, to](const Run& of) {
+    const auto a = std::make_shared<Asked>();
+    a->request.method = "POST";
+    a->request.path = "/api/v1/forward_backward";
+    a->request.headers["content-type"] = "application/x-protobuf";
+    a->request.body = tinker::bytes_of(to);
+    a->route = &route_of(a->request.method, a->request.path, a->path);
+    a->refused = "server: it was answered 503 and did not come again for " +
+                 std::to_string(PutOff::kGivenUpAfter.count()) + " minutes";
+    accept(a, {.owner = of.owner, .key_id = of.key_id}, services, [](const Response&) {});
+  });
+}
+
+// The SDK polls again at once after 5xx, and after 429 with pauses that grow.
+void pause_polls(std::string_view path, Response& response) {
+  if (response.status == 503 && path == "/api/v1/retrieve_future") response.status = 429;
 }
 
 // Reads its body, but that a request whose number can be told is refused with it.
@@ -353,25 +381,6 @@ void prepare(const std::shared_ptr<Asked>& a, const Caller& caller, Services& se
 
 std::span<const Route> routes() { return kRoutes; }
 
-Session& Call::session() const { return named(touched.session, "session_id"); }
-Run& Call::run() const { return named(touched.run, "model_id"); }
-Session& Call::open_session() const {
-  require(!session().finished, Code::kInvalid, "server: the session '", session().id, "'",
-          " has finished; make another");
-  return session();
-}
-Sampler& Call::sampler() const { return named(touched.sampler, "sampling_session_id"); }
-
-Response json(const Json& body) {
-  Response out{.body = boost::json::serialize(body)};
-  if (find(body, "request_id")) out.promise = get<std::string>(body, "request_id");
-  return out;
-}
-
-Json ack(const Run& run, const std::string& request_id) {
-  return {{"request_id", request_id}, {"model_id", run.id}};
-}
-
 std::optional<Response> answer_from_disk(const Call& call, std::function<Response()> make) {
   const auto made = std::make_shared<Response>();
   call.services.disk.run([made, make = std::move(make)] { *made = make(); }, call.services.loop,
@@ -385,6 +394,7 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
            const Admit& admit) {
   std::string_view pattern = "none";
   const auto refuse = [&](Response response) {
+    pause_polls(pattern, response);
     services.metrics.count(std::string(pattern), response.status);
     const Caller who = services.access.whose(key_of(head));
     admit({.max_body_bytes = -1,
@@ -416,7 +426,8 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
 
 void route(Request request, Services& services, Reply answer) {
   const auto pattern = std::make_shared<std::string>("none");
-  const Reply reply = [&services, pattern, answer = std::move(answer)](Response response) {
+  Reply reply = [&services, pattern, answer = std::move(answer)](Response response) {
+    pause_polls(*pattern, response);
     services.metrics.count(*pattern, response.status);
     answer(std::move(response));
   };
@@ -426,6 +437,11 @@ void route(Request request, Services& services, Reply answer) {
     const auto entered = enter(*a->route, a->request, services);
     if (const auto* refused = std::get_if<Response>(&entered)) return reply(*refused);
     const Caller caller = std::get<Caller>(entered);
+    if (is_numbered(*a->route))
+      reply = [a, caller, &services, told = std::move(reply)](Response response) {
+        if (response.status == 503) put_off(*a, caller, services);
+        told(std::move(response));
+      };
     if (!a->request.refused) read_or_refuse(*a, services);
     if (a->request.refused) return refuse(a, caller, services, reply);
     if (a->route->kind == Kind::kAnswered) {

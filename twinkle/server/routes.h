@@ -43,6 +43,8 @@ struct Call {
   Session& open_session() const;
   // Error kInvalid: it is refused.
   void require_allowed() const { require(refused.empty(), Code::kInvalid, refused); }
+  // Error kInvalid: it is below 0. What an older build took stays.
+  void require_number(const char* field, int64_t number) const;
 };
 
 enum class Kind { kAnswered, kJournalled };

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from service.clients import TOKENS, datum, loss_of, steps, trainer, types
+from service.clients import TOKENS, datum, loss_of, steps, tinker, trainer, types
 
 PROMPT, LEARNED = TOKENS[:1], TOKENS[1:]  # which ends with the model's own end
 
@@ -150,6 +150,14 @@ def test_prompts_are_scored_at_the_samples_temperature(learned, sampler):
     flatter = scores(4.0).prompt_logprobs[1:]
     assert flatter != pytest.approx(trained.data, abs=1e-2)
     assert sampler.compute_logprobs(prompt).result()[1:] == pytest.approx(trained.data, abs=1e-4)
+
+
+@pytest.mark.parametrize("most", [4, None])
+def test_a_prompt_that_fills_the_context_is_refused(base, tiny_llama_dir, most):
+    config = json.loads((Path(tiny_llama_dir) / "config.json").read_text())
+    prompt = types.ModelInput.from_ints([5] * config["max_position_embeddings"])
+    with pytest.raises(tinker.RequestFailedError, match="must leave room for one more"):
+        base.sample(prompt, 1, types.SamplingParams(max_tokens=most)).result()
 
 
 def test_an_inflight_sampler_is_a_snapshot_too(service):

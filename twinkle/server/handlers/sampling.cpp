@@ -1,4 +1,5 @@
 // Samplers and their requests.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -104,8 +105,9 @@ Ready ready_of(const Json& body, const Of& of, const std::string& chance, const 
   sample.prompts.push_back(prompt_of(body));
   engine::SamplingParams& params = sample.params[0];
   params.num_samples = num_samples_of(body);
-  params.max_tokens =
-      get_or<int64_t>(*sampling, "max_tokens", model.max_positions - std::ssize(sample.prompts[0]));
+  // At least 1: the engine refuses a prompt that leaves no room, however many are asked for.
+  const int64_t room = std::max<int64_t>(1, model.max_positions - std::ssize(sample.prompts[0]));
+  params.max_tokens = get_or(*sampling, "max_tokens", room);
   params.seed = find(*sampling, "seed") ? static_cast<uint64_t>(get<int64_t>(*sampling, "seed"))
                                         : std::stoull(chance.substr(0, 16), nullptr, 16);
   params.temperature = get_or(*sampling, "temperature", 1.0);
@@ -130,9 +132,12 @@ std::optional<Response> create_sampling_session(Call& call) {
   if (const auto known = session.samplers.find(seq); known != session.samplers.end())
     return json({{"sampling_session_id", known->second}});
   call.require_allowed();
+  call.require_number("sampling_session_seq_id", seq);
   Sampler sampler{.id = session.id + ":sample:" + std::to_string(seq), .owner = call.owner};
   sampler.model_path = get_or<std::string>(call.body, "model_path", "");
   if (sampler.model_path.empty()) {
+    require(!find(call.body, "model_path") || find(call.body, "base_model"), Code::kInvalid,
+            "server: model_path is empty; give tinker://RUN/sampler_weights/NAME, or base_model");
     sampler.base_model = get<std::string>(call.body, "base_model");
     s.require_model(sampler.base_model);
     sampler.tenant = s.tenant_of_base(call.owner);
@@ -169,6 +174,7 @@ std::optional<Response> asample(Call& call) {
   if (sampler.came.contains(seq) && !s.promises.is_carried(request_id)) return json(told);
 
   call.require_allowed();
+  call.require_number("seq_id", seq);
   const Of of{sampler.tenant, sampler.version};
   const Source source{.sequence = call.sequence,
                       .bytes = std::ssize(call.request.body),

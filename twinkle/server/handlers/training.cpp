@@ -180,6 +180,7 @@ std::optional<Response> create_model(Call& call) {
     return json({{"request_id", known->second}, {"model_id", id}});
   call.open_session();
   call.require_allowed();
+  call.require_number("model_seq_id", seq);
   const auto base = get<std::string>(call.body, "base_model");
   s.require_model(base);
   require_adamw(call.body);

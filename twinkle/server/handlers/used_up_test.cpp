@@ -1,6 +1,7 @@
 // Numbers of requests whose bodies are not taken: too long, not JSON, or in another's form.
 #include "twinkle/server/service_for_test.h"
 #include "twinkle/server/tinker/address.h"
+#include "twinkle/server/tinker/forward_backward_request.h"
 
 namespace twinkle::server {
 namespace {
@@ -185,6 +186,83 @@ TEST_F(UsedUpTest, ABodyOfMoreValuesThanAPromptMayHaveIsRefusedByThatAndUsesItsN
       "may have and 65536 more; send fewer");
   EXPECT_TRUE(parse(result(stepped(2, most))).contains("metrics"));
   EXPECT_EQ(text(step(id, 1), "detail"), "server: seq_id 1 of '" + id + "' was refused");
+}
+
+// The SDK goes on with the next number after five minutes of 503.
+class PutOffTest : public ServiceTest {
+ protected:
+  PutOffTest() {
+    options_.promises.max_open = 4;
+    open();
+    go_on();
+  }
+  // Of those that wait for a number there are as many as may be, until the session ends.
+  std::string full() {
+    const std::string s = session();
+    const std::string id = text(result(post("/api/v1/create_model", model(s))), "model_id");
+    for (int64_t seq_id = 2; seq_id <= 5; ++seq_id) EXPECT_EQ(step(id, seq_id).status, 200);
+    return s;
+  }
+  void finish(const std::string& s) {
+    EXPECT_EQ(post("/api/v1/sessions/" + s + "/finish", JsonObject{}).status, 200);
+  }
+  int64_t missing(const std::string& id) { return services_->runs.find(id)->first_missing; }
+};
+
+TEST_F(PutOffTest, ANumberThatDoesNotComeAgainAfter503IsUsedUpThroughAStartToo) {
+  const std::string id = run(), quiet = run(), s = full();
+  EXPECT_EQ(train(id, 1).status, 503);
+  loop_->pass(std::chrono::minutes(5));
+  EXPECT_EQ(train(id, 1).status, 503);
+  finish(s);
+  const Response second = train(id, 2), third = step(id, 3), never = step(quiet, 2);
+  loop_->pass(PutOff::kGivenUpAfter - std::chrono::seconds(1));
+  EXPECT_EQ(missing(id), 1) << "it is told again";
+  loop_->pass(std::chrono::seconds(2));
+  EXPECT_EQ(result(second).status, 200);
+  const std::string error = text(failure(third), "error");
+  EXPECT_NE(
+      error.find("seq_id 1: server: it was answered 503 and did not come again for 6 minutes"),
+      std::string::npos)
+      << error;
+  EXPECT_EQ(missing(quiet), 1) << "it was not told to come again";
+  EXPECT_EQ(never.status, 200);
+  close();
+  open();
+  go_on();
+  EXPECT_EQ(text(failure(third), "error"), error);
+  EXPECT_EQ(text(train(id, 1), "detail"), "server: seq_id 1 of '" + id + "' was refused");
+  result(train(id, 4));
+  EXPECT_TRUE(parse(result(step(id, 5))).contains("metrics"));
+}
+
+TEST_F(PutOffTest, ANumberThatComesAgainOrHasNothingBehindItIsNotUsedUp) {
+  const std::string id = run(), last = run(), s = full();
+  EXPECT_EQ(train(id, 1).status, 503);
+  EXPECT_EQ(step(last, 1).status, 503);
+  finish(s);
+  const Response first = train(id, 1), second = step(id, 2);
+  EXPECT_EQ(result(first).status, 200);
+  EXPECT_TRUE(parse(result(second)).contains("metrics"));
+  loop_->pass(2 * PutOff::kGivenUpAfter);
+  EXPECT_EQ(missing(last), 1);
+  const Response behind = train(last, 2);
+  loop_->pass(PutOff::kAgain);
+  EXPECT_EQ(result(behind).status, 200);
+}
+
+TEST_F(PutOffTest, AForwardLeavesItsWindowWhole) {
+  const std::string id = run(), s = full();
+  Request forward =
+      request("/api/v1/forward_backward",
+              tinker::bytes_of({.model_id = id, .seq_id = 1, .forward_only = true}), "tml-a");
+  forward.headers["content-type"] = "application/x-protobuf";
+  forward.body += forward_backward_bytes(id, 1, "cross_entropy");
+  EXPECT_EQ(answer(forward).status, 503);
+  finish(s);
+  const Response second = step(id, 2);
+  loop_->pass(PutOff::kGivenUpAfter);
+  EXPECT_TRUE(parse(result(second)).contains("metrics"));
 }
 
 }  // namespace

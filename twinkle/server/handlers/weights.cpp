@@ -148,6 +148,7 @@ std::optional<Response> load_weights(Call& call) {
     return json({{"request_id", known->second}, {"model_id", id}});
   call.open_session();
   call.require_allowed();
+  call.require_number("model_seq_id", seq);
   require_adamw(call.body);
   require(call.touched.checkpoint, Code::kInvalid, "server: path is missing");
   const auto path = get<std::string>(call.body, "path");

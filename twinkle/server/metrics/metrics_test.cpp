@@ -90,6 +90,7 @@ TEST_F(MetricsTest, ItIsReadyUnlessItsKeysCannotBeRead) {
   write_text(file.path(), "{");
   see_keys();
   EXPECT_EQ(post("/api/v1/create_session", JsonObject{}, key).status, 503);
+  EXPECT_EQ(post("/api/v1/retrieve_future", {{"request_id", "r"}}, key).status, 429);
   EXPECT_EQ(get("/readyz", "").status, 503);
   EXPECT_EQ(get("/healthz", "").status, 200);
 }

@@ -1,4 +1,4 @@
-// Beginnings of texts, of those that quote what was sent.
+// Texts that quote what was sent.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -11,6 +11,18 @@ inline std::string_view beginning(std::string_view text, size_t most) {
   if (text.size() <= most) return text;
   while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xc0) == 0x80) --most;
   return text.substr(0, most);
+}
+
+// As an error's text can quote it, which ends at a byte of 0. Not of a string_view: std::quoted
+// would be the better match for a string.
+inline std::string quoted(const std::string& text) {
+  std::string out;
+  for (const char c : text)
+    if (c == '\0')
+      out += "\\0";
+    else
+      out += c;
+  return out;
 }
 
 // The text, or its beginning and "...", in at most 1024 bytes: as it is kept. That of a brief text

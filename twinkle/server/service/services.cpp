@@ -22,17 +22,6 @@ namespace {
 // most 255 bytes.
 constexpr size_t kMaxName = 200;
 
-// As an error's text can quote it, which ends at a byte of 0.
-std::string quoted(const std::string& text) {
-  std::string out;
-  for (const char c : text)
-    if (c == '\0')
-      out += "\\0";
-    else
-      out += c;
-  return out;
-}
-
 // Why rates hold the request, or one before it in the run where it waits for its turn; or "".
 std::string why_held(const std::string& request_id, const Run* run, const Rates& rates) {
   std::string out = rates.reason(request_id);
@@ -89,6 +78,7 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
                   if (!before.empty()) amounts.changed(s.run, before);
                 }),
       runs(backend, decisions, promises, operations, snapshots),
+      put_off(loop, runs),
       truncation(loop, history, snapshots, runs, options.truncation,
                  [this] { return take_state(); }),
       silence(backend, loop, runs, options.silence),

@@ -25,6 +25,7 @@
 #include "twinkle/server/service/snapshots.h"
 #include "twinkle/server/tenants/amounts.h"
 #include "twinkle/server/tenants/kept.h"
+#include "twinkle/server/tenants/put_off.h"
 #include "twinkle/server/tenants/rates.h"
 #include "twinkle/server/tenants/silence.h"
 #include "twinkle/server/tenants/usage.h"
@@ -169,6 +170,7 @@ class Services {
   Operations operations;
   Snapshots snapshots;
   Runs runs;
+  PutOff put_off;
   Truncation truncation;
   Silence silence;
   Amounts amounts;

@@ -151,7 +151,7 @@ TEST_F(WaitingTest, AResultThatTheDiskDoesNotGiveIsLaterAndNotLost) {
   write_text(file, damaged);
   const Response refused =
       post("/api/v1/retrieve_future", {{"request_id", parse(ack).at("request_id")}});
-  EXPECT_EQ(refused.status, 503);
+  EXPECT_EQ(refused.status, 429) << "after which the SDK pauses; after 503 it does not";
   EXPECT_NE(text(refused, "detail").find("cannot be read back"), std::string::npos);
   write_text(file, bytes);
   EXPECT_EQ(result(ack).content_type, "application/x-protobuf");

@@ -1,0 +1,78 @@
+// Fields of requests out of their ranges, and requests that come twice.
+#include "twinkle/server/service_for_test.h"
+
+namespace twinkle::server {
+namespace {
+
+class FieldsTest : public ServiceTest {
+ protected:
+  Response sampler(const std::string& session, int64_t number, const char* of, const char* name) {
+    return post("/api/v1/create_sampling_session",
+                {{"session_id", session}, {"sampling_session_seq_id", number}, {of, name}});
+  }
+};
+
+TEST_F(FieldsTest, ANumberBelow0IsRefusedByItsField) {
+  const std::string s = session(), id = run();
+  const std::string below = " is -1, it must be at least 0";
+  Json other = model(s);
+  other.as_object()["model_seq_id"] = -1;
+  EXPECT_EQ(text(post("/api/v1/create_model", other), "detail"), "server: model_seq_id" + below);
+  EXPECT_EQ(text(sampler(s, -1, "base_model", "null"), "detail"),
+            "server: sampling_session_seq_id" + below);
+  result(post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 1}, {"path", "a"}}));
+  EXPECT_EQ(text(post("/api/v1/load_weights", {{"session_id", s},
+                                               {"model_seq_id", -1},
+                                               {"path", "tinker://" + id + "/weights/a"}}),
+                 "detail"),
+            "server: model_seq_id" + below);
+  const Json sample = {
+      {"sampling_session_id", text(sampler(s, 0, "base_model", "null"), "sampling_session_id")},
+      {"seq_id", -1},
+      {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}}};
+  EXPECT_EQ(text(post("/api/v1/asample", sample), "detail"), "server: seq_id" + below);
+}
+
+TEST_F(FieldsTest, APromptThatFillsTheContextIsGivenToTheEngineWhichRefusesIt) {
+  const std::string id = text(sampler(session(), 0, "base_model", "null"), "sampling_session_id");
+  const JsonArray tokens(static_cast<size_t>(backend_->model().max_positions), Json(1));
+  const Response ack =
+      post("/api/v1/asample", {{"sampling_session_id", id},
+                               {"seq_id", 0},
+                               {"prompt", {{"chunks", JsonArray{{{"tokens", tokens}}}}}}});
+  EXPECT_TRUE(loop_->run_until([&] { return services_->promises.num_open() == 0; }))
+      << "it asks for one token at least";
+  EXPECT_EQ(outcome(ack).status, 200);
+}
+
+TEST_F(FieldsTest, AnEmptyPathOfASamplerIsNamed) {
+  EXPECT_EQ(text(sampler(session(), 0, "model_path", ""), "detail"),
+            "server: model_path is empty; give tinker://RUN/sampler_weights/NAME, or base_model");
+}
+
+TEST_F(FieldsTest, APathIsQuotedBeyondAByteOf0) {
+  const std::string path("tinker://a\0b", 12);
+  const Response told = post("/api/v1/weights_info", {{"tinker_path", path}});
+  EXPECT_EQ(told.status, 404);
+  EXPECT_EQ(
+      text(told, "detail"),
+      "server: tinker_path 'tinker://a\\0b' is not known; paths are tinker://RUN/weights/NAME "
+      "and tinker://RUN/sampler_weights/NAME");
+}
+
+TEST_F(FieldsTest, ALoadThatComesTwiceIsDoneOnce) {
+  const std::string id = run(), s = session();
+  result(post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 1}, {"path", "a"}}));
+  const Json body = {
+      {"session_id", s}, {"model_seq_id", 0}, {"path", "tinker://" + id + "/weights/a"}};
+  const Response first = post("/api/v1/load_weights", body);
+  const size_t num_runs = services_->runs.all().size();
+  const int64_t num_promises = services_->promises.num_ever();
+  EXPECT_EQ(post("/api/v1/load_weights", body).body, first.body);
+  EXPECT_EQ(services_->runs.all().size(), num_runs);
+  EXPECT_EQ(services_->promises.num_ever(), num_promises);
+  EXPECT_EQ(text(result(first), "model_id"), s + ":train:0");
+}
+
+}  // namespace
+}  // namespace twinkle::server
