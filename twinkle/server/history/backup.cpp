@@ -110,9 +110,7 @@ bool is_whole_journal(const fs::path& journal) {
 
 // Of the snapshots that a journal names, and of their versions.
 bool has_all(const fs::path& state, const History::Summary& of_journal) {
-  const auto has = [&](const std::string& folder) {
-    return is_there(state / kSnapshots / folder);
-  };
+  const auto has = [&](const std::string& folder) { return is_there(state / kSnapshots / folder); };
   return std::ranges::all_of(of_journal.snapshots, [&](const auto& of_run) {
     return has(of_run.second.folder) && std::ranges::all_of(of_run.second.versions, has);
   });

@@ -18,7 +18,8 @@ struct Copied {
 
 // Error kInvalid: the journal holds nothing, but there are snapshots or checkpoints, which a start
 // would take for nobody's; or a run's snapshot, which it names, cannot be read; each with the
-// folder, what is missing and what to do. A version that is missing is missed by its samplers alone.
+// folder, what is missing and what to do. A version that is missing is missed by its samplers
+// alone.
 void require_whole(const std::filesystem::path& state, const History::Summary& of_journal);
 
 // What is told of a snapshot that a start needs.
