@@ -174,9 +174,13 @@ class LoraConfig:
         )
 
     def to_dict(self):
-        """{field: value}, as peft's to_dict gives it: all but runtime_config."""
+        """{field: value}, as peft's to_dict gives it: all but runtime_config. share_expert_factors,
+        which peft has not, is there where it is True."""
         # As peft: how it runs is not part of what is saved.
-        return {k: v for k, v in asdict(self).items() if k != "runtime_config"}
+        out = {k: v for k, v in asdict(self).items() if k != "runtime_config"}
+        if not self.share_expert_factors:
+            del out["share_expert_factors"]
+        return out
 
     def to_json(self):
         """The text of PEFT's adapter_config.json."""
