@@ -28,13 +28,11 @@ Response failure(const std::string& text, bool is_users) {
 }
 
 Operations::Operations(const LineOptions& lines, Backend& backend, Threads threads,
-                       History& history, Rates& rates, Promises& promises,
-                       const std::filesystem::path& state)
+                       History& history, Rates& rates, Promises& promises)
     : backend_(backend),
       loop_(threads.loop),
       history_(history),
       promises_(promises),
-      paths_(state),
       lines_(lines, backend, threads, history, rates,
              {.give = [this](int64_t number,
                              engine::Accepted accepted) { give(number, std::move(accepted)); },
@@ -155,7 +153,7 @@ Response Operations::failed(const Pending& pending, const std::exception_ptr& er
     std::rethrow_exception(error);
   } catch (const Error& e) {
     text = e.what();
-    const auto of_file = paths_.told(text);
+    const auto of_file = paths_ ? paths_->told(text) : std::nullopt;
     is_users = !of_file && e.code != Code::kInternal && e.code != Code::kBusy;
     if (!is_users) on_trouble_(pending.request_id + " failed: " + text);
     if (of_file) text = of_file->text;

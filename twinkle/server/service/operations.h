@@ -28,9 +28,10 @@ Response failure(const std::string& text, bool is_users);
 
 class Operations {
  public:
-  // `state`: the folder whose files a client knows by tinker:// paths alone.
   Operations(const LineOptions& lines, Backend& backend, Threads threads, History& history,
-             Rates& rates, Promises& promises, const std::filesystem::path& state);
+             Rates& rates, Promises& promises);
+  // `state`: the folder whose files a client knows by tinker:// paths alone.
+  void hide_paths_of(const std::filesystem::path& state) { paths_.emplace(state); }
   // Told of each end what it took, of a replay, too.
   using OnUsed = std::function<void(const Promises::Made& of, const Ended&)>;
   void on_used(OnUsed told) { on_used_ = std::move(told); }
@@ -106,7 +107,7 @@ class Operations {
   Loop& loop_;
   History& history_;
   Promises& promises_;
-  const StatePaths paths_;
+  std::optional<StatePaths> paths_;
   OnUsed on_used_ = [](const auto&...) {};
   std::function<void(const std::string&)> on_trouble_ = [](const auto&) {};
   int64_t next_ = 1;

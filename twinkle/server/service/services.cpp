@@ -70,7 +70,7 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
            .read = [this](
                        uint64_t ended,
                        const Reader::Then& then) { history.read(ended, ReadFor::kPoll, then); }}),
-      operations(options.lines, backend, {loop, disk}, history, rates, promises, this->state),
+      operations(options.lines, backend, {loop, disk}, history, rates, promises),
       snapshots(backend, loop, history, this->state / "snapshots", options.snapshots,
                 [this](const Snapshotted& s, const fs::path& before) {
                   release_saved(s);
@@ -85,6 +85,7 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
       amounts(this->state),
       kept(options.kept),
       options_(options) {
+  operations.hide_paths_of(this->state);
   operations.on_used([this](const Promises::Made& of, const Ended& ended) { used(of, ended); });
 }
 
