@@ -58,7 +58,7 @@ def _add_routes(sequence, routes, num_tokens, template):
     if sequence.new_input_feature is None:
         return
     length = len(sequence.new_input_feature["input_ids"])
-    if length < num_tokens and template.truncation_strategy == "left":
+    if length < num_tokens and getattr(template, "truncation_strategy", None) == "left":
         routes = routes[num_tokens - length :]
     sequence.new_input_feature = {
         **sequence.new_input_feature, "routed_experts": routes[:length],
