@@ -89,7 +89,7 @@ def fastest_decoding(run, prompts):
         peer.ask("start_decoding", num_sequences=len(prompts))
 
         def sample(way):
-            peer.ask("use_experts", implementation=way)
+            peer.ask("decode_experts_by", implementation=way)
             return min(
                 peer.ask("decode", prompts=prompts, num_tokens=8)["wall_s"] for _ in range(2)
             )
@@ -144,7 +144,7 @@ def decoding_rows(run, of):
         for n in SEQUENCES:
             notes = []
             if n in ways:
-                workers["system_peft"].ask("use_experts", implementation=ways[n][0])
+                workers["system_peft"].ask("decode_experts_by", implementation=ways[n][0])
                 notes = [ways[n][1]]
             for row in rows_of(run, "F4", n, workers, f", {of}"):
                 yield row | {"notes": row["notes"] + notes}

@@ -1,14 +1,30 @@
 """transformers + peft as a worker, as their users run them: bfloat16, sdpa, padded batches."""
 
+from contextlib import ExitStack
+
 import peft
 import torch
 import transformers
 from device import Device
 
 
+class AtFirstToken(transformers.StoppingCriteria):
+    """Calls `begin` as soon as every sequence has one token more. Stops none."""
+
+    def __init__(self, begin):
+        self._begin = begin
+
+    def __call__(self, input_ids, scores, **kwargs):
+        if self._begin:
+            self._begin()
+        self._begin = None
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
 class System:
     autocast = False
     tuned = None
+    decoding_experts = None
 
     def load(self, model, precision="bf16", device="cpu"):
         transformers.utils.logging.disable_progress_bar()
@@ -103,13 +119,27 @@ class System:
         tokens = out[:, len(prompt) :].tolist()
         return {"wall_s": meter.wall_s, "foreign": meter.foreign, "tokens": tokens}
 
+    def decode_experts_by(self, implementation):
+        """Of every token after a prompt, whose experts are passed "eager": fastest there."""
+        self.decoding_experts = implementation
+
     def decode(self, prompts, num_tokens):
         ids, mask = self._padded_left(prompts)
-        with self.device.meter() as meter:
-            _, first_s = self._generate(ids, mask, 1)
-            out, whole_s = self._generate(ids, mask, num_tokens + 1)
+        meter = self.device.meter()
+        with ExitStack() as measured:
+            self._use_decoding_experts("eager")
+
+            def begin():
+                self._use_decoding_experts(self.decoding_experts)
+                measured.enter_context(meter)
+
+            out, _ = self._generate(ids, mask, num_tokens + 1, begin)
         tokens = out[:, ids.shape[1] :].tolist()
-        return {"wall_s": whole_s - first_s, "foreign": meter.foreign, "tokens": tokens}
+        return {"wall_s": meter.wall_s, "foreign": meter.foreign, "tokens": tokens}
+
+    def _use_decoding_experts(self, implementation):
+        if self.decoding_experts:
+            self.use_experts(implementation)
 
     def throughput(self, prompts, counts):
         """One padded batch, as long as its longest reply; what nobody asked for is not counted."""
@@ -126,10 +156,11 @@ class System:
             mask[row, longest - len(prompt) :] = 1
         return ids.to(self.device.name), mask.to(self.device.name)
 
-    def _generate(self, ids, mask, num_tokens):
+    def _generate(self, ids, mask, num_tokens, at_first_token=None):
         with self.device.meter() as meter, torch.inference_mode():
             out = self.model.generate(
                 input_ids=ids, attention_mask=mask, do_sample=False, pad_token_id=self.pad,
                 min_new_tokens=num_tokens, max_new_tokens=num_tokens,
+                stopping_criteria=[AtFirstToken(at_first_token)],
             )  # fmt: skip
         return out, meter.wall_s

@@ -1,7 +1,7 @@
 // Published versions of an adapter, and Samples that run while their tenant trains on.
 #include <gtest/gtest.h>
 
-#include <chrono>
+#include <future>
 
 #include "twinkle/engine/engine.h"
 #include "twinkle/engine/operations_for_test.h"
@@ -64,14 +64,23 @@ TEST_P(Versions, ASampleKeepsTheWeightsOfItsPlaceInTheOrderThoughAStepOvertakesI
     other.run<StepResult>(Step{.tenant = "me", .options = R"({"lr": 0.05})"});
     return logprobs(other.submit(sample(0, 200)).get());
   }();
-  auto futures = engine_.submit(
-      std::vector<Operation>{sample(0, 200), work("me", 2),
-                             Step{.tenant = "me", .options = R"({"lr": 0.05})"}, sample(0, 4)});
-  futures[2].get();
-  EXPECT_EQ(futures[0].wait_for(std::chrono::seconds(0)), std::future_status::timeout)
-      << "training does not wait for sampling";
-  const auto after = logprobs(futures[3].get());
-  EXPECT_EQ(logprobs(futures[0].get()), alone);
+  // Both listeners are called by the engine's thread; the first holds it until all are queued.
+  std::promise<void> queued;
+  size_t seen = 0, seen_after_step = 0;
+  Future first = engine_.submit(sample(0, 200), {.on_tokens = [&](auto events) {
+                                  if (seen == 0) queued.get_future().wait();
+                                  seen += events.size();
+                                }});
+  Future learnt = engine_.submit(work("me", 2));
+  Future step = engine_.submit(Step{.tenant = "me", .options = R"({"lr": 0.05})"});
+  Future second = engine_.submit(sample(0, 4), {.on_tokens = [&](auto) {
+                                   if (seen_after_step == 0) seen_after_step = seen;
+                                 }});
+  queued.set_value();
+  step.get();
+  const auto after = logprobs(second.get());
+  EXPECT_EQ(logprobs(first.get()), alone);
+  EXPECT_LT(seen_after_step, 200U) << "training does not wait for sampling";
   EXPECT_NE(after, std::vector<float>(alone.begin(), alone.begin() + 4)) << "the new weights";
 }
 
