@@ -100,6 +100,28 @@ void by_runs(const float* x, std::span<const RowGroup> groups, const at::Tensor&
   });
 }
 
+// Of the products whose loops want them: their rows packed, all in one.
+at::Tensor pack(std::vector<Bf16Product>& products, const at::Tensor& x) {
+  int64_t words = 0;
+  for (const Bf16Product& p : products) words += avx512_packs(p) ? packed_words(p) : 0;
+  if (words == 0) return {};
+  const at::Tensor packed = at::empty({words}, x.options().dtype(at::kInt));
+  auto* const first = reinterpret_cast<uint32_t*>(packed.mutable_data_ptr());
+  uint32_t* to = first;
+  for (Bf16Product& p : products) {
+    if (!avx512_packs(p)) continue;
+    p.packed = to;
+    to += packed_words(p);
+  }
+  parallel_for(0, std::ssize(products), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const Bf16Product& p = products[static_cast<size_t>(i)];
+      if (p.packed) pack_rows(p, first + (p.packed - first));
+    }
+  });
+  return packed;
+}
+
 void by_pairs(const at::Tensor& x, std::span<const RowGroup> groups, const at::Tensor& y) {
   std::vector<Bf16Product> products;
   for (const RowGroup& group : groups) {
@@ -117,6 +139,7 @@ void by_pairs(const at::Tensor& x, std::span<const RowGroup> groups, const at::T
          .inputs = inputs,
          .x_stride = inputs});
   }
+  const at::Tensor packed = pack(products, x);
   const auto pieces = pieces_of(products, [](const Bf16Product& p) { return avx512_loop(p).tile; });
   for_each_task<float>({std::ssize(pieces)}, [&](int64_t i, float*) {
     const Piece& piece = pieces[static_cast<size_t>(i)];

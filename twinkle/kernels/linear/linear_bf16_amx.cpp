@@ -231,19 +231,6 @@ bool amx_packs(const Bf16Product& p) {
   return !p.transposed && p.inputs % kDepth == 0 && p.rows <= kTwo * kTile;
 }
 
-TWINKLE_AMX void amx_pack(const Bf16Product& p, uint32_t* packed) {
-  const Bf16Product rows{.w = p.x, .outputs = p.rows, .inputs = p.x_stride};
-  const int64_t blocks = p.inputs / kDepth;
-  for (int64_t b = 0; b < blocks; ++b) {
-    for (int64_t r = 0; r < p.rows; r += kTile) {
-      AheadFirst ahead{reinterpret_cast<const char*>(p.x)};
-      __m512i c[16];
-      turn_rows(rows, r, b * kDepth, ahead, c);
-      for (int64_t k = 0; k < kTile; ++k, packed += kTile) _mm512_store_si512(packed, c[k]);
-    }
-  }
-}
-
 Bf16Loop amx_loop(const Bf16Product& p) {
   return {kTwo * kTile, amx_packs(p) ? few_rows : many_rows};
 }
@@ -252,7 +239,6 @@ Bf16Loop amx_loop(const Bf16Product& p) {
 #else
 namespace twinkle::kernels {
 bool amx_packs(const Bf16Product&) { return false; }
-void amx_pack(const Bf16Product&, uint32_t*) {}
 Bf16Loop amx_loop(const Bf16Product&) { return {}; }
 }  // namespace twinkle::kernels
 #endif

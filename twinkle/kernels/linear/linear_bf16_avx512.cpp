@@ -1,13 +1,17 @@
 // Weights are transposed, a few tiles at a time, into panels in which the 16 lanes of a vector are
 // outputs; then every row adds its products. Few rows: a panel is one tile of 16 outputs and 32
 // inputs, used while the next lines come from memory. Many: three tiles, so that 24 sums hide the
-// latency of each other and a row's inputs are loaded once for all three.
+// latency of each other and a row's inputs are loaded once for all three. Where few rows nearly
+// fill vectors of 16, the lanes are rows instead: those are transposed once for all outputs, and
+// weights are read in their own layout.
 #include "twinkle/kernels/linear/linear_bf16_transpose.h"
 
 #if defined(__x86_64__)
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <iterator>
+#include <utility>
 
 namespace twinkle::kernels {
 namespace {
@@ -16,8 +20,9 @@ constexpr int64_t kThinRows = 16;    // rows up to which memory, not arithmetic,
 constexpr int kWide = 3;             // tiles of a wide panel
 constexpr int64_t kWideDepth = 192;  // inputs of a wide panel: 18 KB, which the first cache holds
 constexpr int64_t kWideRows = 512;   // rows whose sums stay in the second cache
-constexpr int kGroup = 8;            // rows that add their products together
-constexpr int kThinGroup = 16;       // the same of a panel of one tile
+constexpr int kThinGroup = 16;       // rows that add their products to one tile together
+constexpr int64_t kLaneBlocks = 3;   // of 16 rows, the most that are lanes
+constexpr int64_t kEmptyLanes = 5;   // the most: transposing a tile of weights costs six rows
 
 // sums[r][n] += x[r] panel[n], over `pairs` pairs of inputs, for kRows rows and kTiles tiles.
 template <int kRows, int kTiles>
@@ -51,12 +56,16 @@ TWINKLE_BF16 void group(const uint16_t* x, int64_t stride, const uint32_t* panel
 }
 
 using Group = void (*)(const uint16_t*, int64_t, const uint32_t*, int64_t, float*);
-constexpr Group kGroups[] = {group<1, kWide>, group<2, kWide>, group<3, kWide>, group<4, kWide>,
-                             group<5, kWide>, group<6, kWide>, group<7, kWide>, group<8, kWide>};
-constexpr Group kThinGroups[] = {group<1, 1>,  group<2, 1>,  group<3, 1>,  group<4, 1>,
-                                 group<5, 1>,  group<6, 1>,  group<7, 1>,  group<8, 1>,
-                                 group<9, 1>,  group<10, 1>, group<11, 1>, group<12, 1>,
-                                 group<13, 1>, group<14, 1>, group<15, 1>, group<16, 1>};
+template <int kTiles, size_t... kRows>
+constexpr auto groups_of(std::index_sequence<kRows...>) {
+  return std::array<Group, sizeof...(kRows)>{group<kRows + 1, kTiles>...};
+}
+
+// Of 1, 2, ... rows, as many as leave their sums in registers, for kTiles tiles.
+template <int kTiles>
+constexpr auto kGroups = groups_of<kTiles>(std::make_index_sequence<kTiles == 1   ? 16
+                                                                    : kTiles == 2 ? 12
+                                                                                  : 8>());
 
 template <int kRows>
 TWINKLE_BF16_INLINE void add_pair(const uint16_t* x, int64_t stride, __m512i w, __m512* sums) {
@@ -112,11 +121,11 @@ TWINKLE_BF16 void thin_tile(const Bf16Product& p, int64_t o) {
       if (pairs == kTile) {  // the usual case, its loop unrolled
         add_products<kThinGroup, 1>(x + r * p.x_stride, p.x_stride, panel, kTile, sums + r * kTile);
       } else {
-        kThinGroups[kThinGroup - 1](x + r * p.x_stride, p.x_stride, panel, pairs, sums + r * kTile);
+        kGroups<1>[kThinGroup - 1](x + r* p.x_stride, p.x_stride, panel, pairs, sums + r* kTile);
       }
     }
     if (r < p.rows) {
-      kThinGroups[p.rows - r - 1](x + r * p.x_stride, p.x_stride, panel, pairs, sums + r * kTile);
+      kGroups<1>[p.rows - r - 1](x + r* p.x_stride, p.x_stride, panel, pairs, sums + r* kTile);
     }
   }
   finish<1>(p, 0, p.rows, o, sums);
@@ -126,59 +135,149 @@ TWINKLE_BF16 void thin_loop(const Bf16Product& p, int64_t first, int64_t last) {
   for (int64_t o = first; o < last; o += kTile) thin_tile(p, o);
 }
 
-// kWideDepth inputs from `begin` on of kWide tiles into a panel [pair][tile][16 outputs].
+int64_t blocks_of(int64_t rows) { return (rows + kTile - 1) / kTile; }
+
+// sums[o][b] += w[o] x[b] over 32 inputs, of kOutputs outputs and kBlocks blocks of 16 rows.
+template <int kOutputs, int kBlocks>
+TWINKLE_BF16_INLINE void add_lanes(const uint16_t* w, int64_t stride, const uint32_t* x,
+                                   __m512 (*sums)[kBlocks]) {
+#pragma GCC unroll 16
+  for (int k = 0; k < kTile; ++k) {
+    __m512i rows[kBlocks];
+    for (int b = 0; b < kBlocks; ++b) rows[b] = _mm512_load_si512(x + (b * kTile + k) * kTile);
+#pragma GCC unroll 16
+    for (int o = 0; o < kOutputs; ++o) {
+      int32_t pair;
+      std::memcpy(&pair, w + o * stride + 2 * k, sizeof(pair));
+      const __m512i both = _mm512_set1_epi32(pair);
+      for (int b = 0; b < kBlocks; ++b) {
+        sums[o][b] = _mm512_dpbf16_ps(sums[o][b], (__m512bh)both, (__m512bh)rows[b]);
+      }
+    }
+  }
+}
+
+// One tile of 16 outputs for kBlocks blocks of rows.
+template <int kBlocks>
+TWINKLE_BF16 void lane_tile(const Bf16Product& p, int64_t o) {
+  constexpr int kOutputs = kBlocks == 1 ? 16 : 8;  // whose sums registers hold
+  alignas(64) float sums[kBlocks][kTile][kTile];   // [output][row]
+  AheadSecond ahead{reinterpret_cast<const char*>(p.w + (o + kTile) * p.inputs)};
+  for (int n = 0; n < kTile; n += kOutputs) {
+    const uint16_t* const w = p.w + (o + n) * p.inputs;
+    __m512 s[kOutputs][kBlocks];
+    for (auto& of : s) {
+      for (__m512& sum : of) sum = _mm512_setzero_ps();
+    }
+    const uint32_t* x = p.packed;
+    for (int64_t i = 0; i < p.inputs; i += kDepth, x += kBlocks * kTile * kTile) {
+      for (int k = 0; k < kOutputs; ++k) ahead.fetch();
+      add_lanes<kOutputs, kBlocks>(w + i, p.inputs, x, s);
+    }
+    for (int k = 0; k < kOutputs; ++k) {
+      for (int b = 0; b < kBlocks; ++b) _mm512_store_ps(sums[b][n + k], s[k][b]);
+    }
+  }
+  for (int64_t b = 0; b < kBlocks; ++b) {
+    __m512i c[16];
+    for (int k = 0; k < kTile; ++k) c[k] = _mm512_load_si512(sums[b][k]);
+    transpose(c);
+    for (int k = 0; k < kTile; ++k) _mm512_store_si512(sums[b][k], c[k]);
+    finish<1>(p, b * kTile, std::min(kTile, p.rows - b * kTile), o, sums[b][0]);
+  }
+}
+
+template <int kBlocks>
+TWINKLE_BF16 void lane_loop(const Bf16Product& p, int64_t first, int64_t last) {
+  for (int64_t o = first; o < last; o += kTile) lane_tile<kBlocks>(p, o);
+}
+
+// kWideDepth inputs from `begin` on of kTiles tiles into a panel [pair][tile][16 outputs]; fetches
+// the next one.
+template <int kTiles>
 TWINKLE_BF16_INLINE void fill_panel(const Bf16Product& p, int64_t o, int64_t begin,
                                     AheadSecond& ahead, uint32_t* panel) {
   const int64_t end = std::min(p.inputs, begin + kWideDepth);
-  for (int n = 0; n < kWide && o + n * kTile < p.outputs; ++n) {
+  for (int n = 0; n < kTiles; ++n) {
     for (int64_t i = begin; i < end; i += kDepth) {
       __m512i c[16];
       if (p.transposed) {
         turn_columns(p, o + n * kTile, i, c);
+        if (n < 2) {  // a row's part of a panel is in two lines
+          const uint16_t* next = p.w + i * p.outputs + o + kTiles * kTile + n * 2 * kTile;
+          for (int k = 0; k < kDepth; ++k, next += p.outputs) _mm_prefetch(next, _MM_HINT_T1);
+        }
       } else {
         turn_rows(p, o + n * kTile, i, ahead, c);
       }
       for (int64_t k = 0; k < kTile; ++k) {
-        _mm512_store_si512(panel + (((i - begin) / 2 + k) * kWide + n) * kTile, c[k]);
+        _mm512_store_si512(panel + (((i - begin) / 2 + k) * kTiles + n) * kTile, c[k]);
       }
     }
   }
 }
 
-// Up to kWide tiles for kWideRows rows.
+// kTiles tiles, the last of which may reach beyond the outputs, for kWideRows rows.
+template <int kTiles>
 TWINKLE_BF16 void wide_tiles(const Bf16Product& p, int64_t o, int64_t first_row) {
-  alignas(64) uint32_t panel[kWideDepth / 2 * kWide * kTile];
-  if (p.outputs - o <= (kWide - 1) * kTile) std::memset(panel, 0, sizeof(panel));  // empty tiles
-  alignas(64) float sums[kWideRows * kWide * kTile];
+  constexpr auto& groups = kGroups<kTiles>;
+  alignas(64) uint32_t panel[kWideDepth / 2 * kTiles * kTile];
+  alignas(64) float sums[kWideRows * kTiles * kTile];
   const int64_t rows = std::min(kWideRows, p.rows - first_row);
-  std::memset(sums, 0, static_cast<size_t>(rows * kWide * kTile) * sizeof(float));
-  AheadSecond ahead{reinterpret_cast<const char*>(p.w + (o + kWide * kTile) * p.inputs)};
+  std::memset(sums, 0, static_cast<size_t>(rows * kTiles * kTile) * sizeof(float));
+  AheadSecond ahead{reinterpret_cast<const char*>(p.w + (o + kTiles * kTile) * p.inputs)};
   for (int64_t begin = 0; begin < p.inputs; begin += kWideDepth) {
     const int64_t end = std::min(p.inputs, begin + kWideDepth);
-    fill_panel(p, o, begin, ahead, panel);
-    for (int64_t r = 0; r < rows; r += kGroup) {
-      const int64_t count = std::min<int64_t>(kGroup, rows - r);
-      kGroups[count - 1](p.x + (first_row + r) * p.x_stride + begin, p.x_stride, panel,
-                         pairs_of(end - begin), sums + r * kWide * kTile);
+    fill_panel<kTiles>(p, o, begin, ahead, panel);
+    for (int64_t r = 0; r < rows; r += std::ssize(groups)) {
+      const int64_t count = std::min<int64_t>(std::ssize(groups), rows - r);
+      groups[static_cast<size_t>(count - 1)](p.x + (first_row + r) * p.x_stride + begin, p.x_stride,
+                                             panel, pairs_of(end - begin),
+                                             sums + r * kTiles * kTile);
     }
   }
-  for (int n = 0; n < kWide && o + n * kTile < p.outputs; ++n) {
-    finish<kWide>(p, first_row, rows, o + n * kTile, sums + n * kTile);
+  for (int n = 0; n < kTiles; ++n) {
+    finish<kTiles>(p, first_row, rows, o + n * kTile, sums + n * kTile);
   }
 }
 
 TWINKLE_BF16 void wide_loop(const Bf16Product& p, int64_t first, int64_t last) {
+  static constexpr decltype(&wide_tiles<1>) kTiles[] = {wide_tiles<1>, wide_tiles<2>,
+                                                        wide_tiles<kWide>};
   for (int64_t o = first; o < last; o += kWide * kTile) {
-    for (int64_t r = 0; r < p.rows; r += kWideRows) wide_tiles(p, o, r);
+    const auto tiles = kTiles[std::min<int64_t>(kWide, blocks_of(last - o)) - 1];
+    for (int64_t r = 0; r < p.rows; r += kWideRows) tiles(p, o, r);
   }
 }
 
 }  // namespace
 
+// Weights are read in pairs of their own layout: no pair or tile may reach beyond them.
+bool avx512_packs(const Bf16Product& p) {
+  const int64_t blocks = blocks_of(p.rows);
+  return !p.transposed && p.inputs % kDepth == 0 && p.outputs % kTile == 0 &&
+         blocks <= kLaneBlocks && blocks * kTile - p.rows <= kEmptyLanes;
+}
+
+TWINKLE_BF16 void pack_rows(const Bf16Product& p, uint32_t* packed) {
+  const Bf16Product rows{.w = p.x, .outputs = p.rows, .inputs = p.x_stride};
+  for (int64_t i = 0; i + kDepth <= p.inputs; i += kDepth) {
+    for (int64_t r = 0; r < p.rows; r += kTile) {
+      AheadFirst ahead{reinterpret_cast<const char*>(p.x)};
+      __m512i c[16];
+      turn_rows(rows, r, i, ahead, c);
+      for (int64_t k = 0; k < kTile; ++k, packed += kTile) _mm512_store_si512(packed, c[k]);
+    }
+  }
+}
+
 Bf16Loop avx512_loop(const Bf16Product& p) {
   static constexpr decltype(Bf16Loop::run) kThinLoops[] = {
       few_rows_loop<1>, few_rows_loop<2>, few_rows_loop<3>, few_rows_loop<4>,
       few_rows_loop<5>, few_rows_loop<6>, few_rows_loop<7>, few_rows_loop<8>};
+  static constexpr decltype(Bf16Loop::run) kLaneLoops[] = {lane_loop<1>, lane_loop<2>,
+                                                           lane_loop<3>};
+  if (avx512_packs(p)) return {kTile, kLaneLoops[blocks_of(p.rows) - 1]};
   if (p.transposed || p.rows > kThinRows) return {kWide * kTile, wide_loop};
   if (p.rows > std::ssize(kThinLoops)) return {kTile, thin_loop};
   return {kTile, kThinLoops[std::max<int64_t>(1, p.rows) - 1]};
@@ -188,5 +287,7 @@ Bf16Loop avx512_loop(const Bf16Product& p) {
 #else
 namespace twinkle::kernels {
 Bf16Loop avx512_loop(const Bf16Product&) { return {}; }
+bool avx512_packs(const Bf16Product&) { return false; }
+void pack_rows(const Bf16Product&, uint32_t*) {}
 }  // namespace twinkle::kernels
 #endif

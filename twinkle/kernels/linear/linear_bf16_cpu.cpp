@@ -81,6 +81,11 @@ Bf16Loop loop_of(LinearPath path, const Bf16Product& p) {
   }
 }
 
+bool packs(LinearPath path, const Bf16Product& p) {
+  return (path == LinearPath::kTiles && p.rows > 1 && amx_packs(p)) ||
+         (path == LinearPath::kPairs && avx512_packs(p));
+}
+
 bool has_pairs() {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
@@ -171,9 +176,9 @@ at::Tensor linear_bf16(const at::Tensor& x, const at::Tensor& weight, const at::
                 .x_rest = words(x_rest)};
   if (y.numel() == 0) return y;
   at::Tensor packed;
-  if (tiles && p.rows > 1 && amx_packs(p)) {
-    packed = at::empty({(p.rows + 15) / 16 * 16, p.inputs / 2}, x.options().dtype(at::kInt));
-    amx_pack(p, reinterpret_cast<uint32_t*>(packed.mutable_data_ptr()));
+  if (packs(taken, p)) {
+    packed = at::empty({packed_words(p)}, x.options().dtype(at::kInt));
+    pack_rows(p, reinterpret_cast<uint32_t*>(packed.mutable_data_ptr()));
     p.packed = reinterpret_cast<const uint32_t*>(packed.const_data_ptr());
   }
   const Bf16Loop loop = loop_of(taken, p);

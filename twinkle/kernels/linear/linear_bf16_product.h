@@ -14,7 +14,7 @@ struct Bf16Product {
   int64_t x_stride;  // elements; by pairs at least the inputs rounded up to one, zeros behind them
   const uint16_t* x_rest =
       nullptr;  // by tiles [rows][32]: the inputs beyond the last 32, and zeros
-  const uint32_t* packed = nullptr;  // of amx_pack
+  const uint32_t* packed = nullptr;  // of pack_rows
 };
 
 // One way to compute it: outputs [first, last), first a multiple of `tile`.
@@ -27,9 +27,12 @@ struct Bf16Loop {
 Bf16Loop avx512_loop(const Bf16Product& p);
 Bf16Loop amx_loop(const Bf16Product& p);
 
-// True if amx_loop reads x from p.packed, whose layout is [32 inputs][16 rows] by tiles, as many
-// words as x has pairs when its rows are rounded up to 16, 64-byte aligned.
+// True if the loop reads x from p.packed, a multiple of 32 inputs.
+bool avx512_packs(const Bf16Product& p);
 bool amx_packs(const Bf16Product& p);
-void amx_pack(const Bf16Product& p, uint32_t* packed);
+// x as [inputs / 32][rows / 16][16 pairs][16 rows], zeros behind its rows, 64-byte aligned:
+// packed_words(p) of them.
+void pack_rows(const Bf16Product& p, uint32_t* packed);
+inline int64_t packed_words(const Bf16Product& p) { return (p.rows + 15) / 16 * 16 * p.inputs / 2; }
 
 }  // namespace twinkle::kernels
