@@ -101,11 +101,18 @@ def warmed_rounds(run, label, take):
 def in_turn(run, label, systems, sample_of, tokens):
     """Rounds of {system: sample_of(system, i)}, i = 1, 2, ...; a round 0 warms up.
 
-    Returns (rounds, {system: tokens / wall_s of each round}, noisy).
+    Returns (rounds, {system: tokens / wall_s of each round}, noisy). ValueError: a wall_s that is no
+    time, as where what is subtracted took longer than the whole.
     """
 
     def take(i):
-        return {system: sample_of(system, i) for system in systems}
+        taken = {system: sample_of(system, i) for system in systems}
+        for system, sample in taken.items():
+            if not sample["wall_s"] > 0:
+                raise ValueError(
+                    f"bench: {label}: {system} took {sample['wall_s']} s: measure again"
+                )
+        return taken
 
     rounds, noisy = warmed_rounds(run, label, take)
     rates = {system: [tokens / r[system]["wall_s"] for r in rounds] for system in systems}

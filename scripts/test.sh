@@ -35,7 +35,11 @@ done
 
 cores=$(nproc)
 # One more than cores, for the times at which a program waits for one thread of its own.
-ctest --test-dir build/release --output-on-failure --no-tests=error -j $((cores + 1)) || status=1
+ctest --test-dir build/release --output-on-failure --no-tests=error -j $((cores + 1)) || {
+  status=1
+  echo "test: what failed in ctest, once more:"
+  grep -aE -A4 'Failure$|^\[  FAILED  \]|terminate called|SIG[A-Z]+' build/release/Testing/Temporary/LastTest.log | tail -80
+}
 processes=$((cores < 4 ? cores : 4))
 export OMP_NUM_THREADS=$((cores / processes))
 # File by file, in this order: the parity of real models, which takes longest, first.

@@ -1,6 +1,7 @@
 """bench/: arguments, the arithmetic of rows and limits, the noise filter, the pipes. No model."""
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -291,6 +292,15 @@ def test_systems_take_rounds_in_turn_after_one_that_warms_up():
     assert asked == [(system, i) for i in range(4) for system in "ab"]
     assert rates == {"a": [6.0, 2.0], "b": [6.0, 2.0]} and not noisy
     assert seen[0] is rounds[0] and seen[2] is rounds[1]
+
+
+@pytest.mark.parametrize("seconds", [0.0, -0.5, math.nan])
+def test_a_sample_that_took_no_time_is_no_figure(seconds):
+    settings = {"rounds": 1, "attempts": 1, "patience": foreign.PATIENCE}
+    settings["progress"] = lambda *_: lambda *_: None
+    run = type("Run", (), settings)()
+    with pytest.raises(ValueError, match=f"C7: a took {seconds} s: measure again"):
+        foreign.in_turn(run, "C7", ("a",), lambda *_: {"wall_s": seconds, "foreign": 0}, 12)
 
 
 def test_when_time_is_up_no_other_round_begins_but_there_is_one(monkeypatch):

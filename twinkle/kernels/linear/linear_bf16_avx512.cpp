@@ -3,7 +3,8 @@
 // inputs, used while the next lines come from memory. Many: three tiles, so that 24 sums hide the
 // latency of each other and a row's inputs are loaded once for all three. Where few rows nearly
 // fill vectors of 16, the lanes are rows instead: those are transposed once for all outputs, and
-// weights are read in their own layout.
+// weights are read in their own layout. So they are for few rows of a transposed weight, whose
+// outputs are contiguous: two of its lines in turn are a vector.
 #include "twinkle/kernels/linear/linear_bf16_transpose.h"
 
 #if defined(__x86_64__)
@@ -192,6 +193,44 @@ TWINKLE_BF16 void lane_loop(const Bf16Product& p, int64_t first, int64_t last) {
   for (int64_t o = first; o < last; o += kTile) lane_tile<kBlocks>(p, o);
 }
 
+// One tile of a transposed weight for kRows rows of a block, whose sums stay in registers.
+template <int kRows>
+TWINKLE_BF16 void column_tile(const Bf16Product& p, int64_t block, int64_t o) {
+  const __m512i in_turn = in_turn_of_two();
+  const int64_t step = blocks_of(p.rows) * kTile * kTile;
+  const uint32_t* x = p.packed + block * kTile * kTile;
+  const uint16_t* w = p.w + o;
+  __m512 s[kRows];
+  for (int j = 0; j < kRows; ++j) s[j] = _mm512_setzero_ps();
+  for (int64_t i = 0; i < p.inputs; i += kDepth, x += step) {
+#pragma GCC unroll 16
+    for (int k = 0; k < kTile; ++k, w += 2 * p.outputs) {
+      _mm_prefetch(w + 2 * kTile, _MM_HINT_T1);
+      _mm_prefetch(w + 2 * kTile + p.outputs, _MM_HINT_T1);
+      add_pair<kRows>(reinterpret_cast<const uint16_t*>(x + k * kTile), 2,
+                      two_lines(w, w + p.outputs, in_turn), s);
+    }
+  }
+  alignas(64) float sums[kRows * kTile];
+  for (int j = 0; j < kRows; ++j) _mm512_store_ps(sums + j * kTile, s[j]);
+  finish<1>(p, block * kTile, kRows, o, sums);
+}
+
+template <size_t... kRows>
+constexpr auto column_tiles_of(std::index_sequence<kRows...>) {
+  return std::array<decltype(&column_tile<1>), sizeof...(kRows)>{column_tile<kRows + 1>...};
+}
+
+TWINKLE_BF16 void column_loop(const Bf16Product& p, int64_t first, int64_t last) {
+  static constexpr auto kTiles = column_tiles_of(std::make_index_sequence<kTile>());
+  for (int64_t o = first; o < last; o += kTile) {
+    for (int64_t b = 0; b < blocks_of(p.rows); ++b) {
+      const int64_t rows = std::min(kTile, p.rows - b * kTile);
+      kTiles[static_cast<size_t>(rows - 1)](p, b, o);
+    }
+  }
+}
+
 // kWideDepth inputs from `begin` on of kTiles tiles into a panel [pair][tile][16 outputs]; fetches
 // the next one.
 template <int kTiles>
@@ -255,8 +294,8 @@ TWINKLE_BF16 void wide_loop(const Bf16Product& p, int64_t first, int64_t last) {
 // Weights are read in pairs of their own layout: no pair or tile may reach beyond them.
 bool avx512_packs(const Bf16Product& p) {
   const int64_t blocks = blocks_of(p.rows);
-  return !p.transposed && p.inputs % kDepth == 0 && p.outputs % kTile == 0 &&
-         blocks <= kLaneBlocks && blocks * kTile - p.rows <= kEmptyLanes;
+  return p.inputs % kDepth == 0 && p.outputs % kTile == 0 && blocks <= kLaneBlocks &&
+         (p.transposed || blocks * kTile - p.rows <= kEmptyLanes);
 }
 
 TWINKLE_BF16 void pack_rows(const Bf16Product& p, uint32_t* packed) {
@@ -277,6 +316,7 @@ Bf16Loop avx512_loop(const Bf16Product& p) {
       few_rows_loop<5>, few_rows_loop<6>, few_rows_loop<7>, few_rows_loop<8>};
   static constexpr decltype(Bf16Loop::run) kLaneLoops[] = {lane_loop<1>, lane_loop<2>,
                                                            lane_loop<3>};
+  if (avx512_packs(p) && p.transposed) return {2 * kTile, column_loop};
   if (avx512_packs(p)) return {kTile, kLaneLoops[blocks_of(p.rows) - 1]};
   if (p.transposed || p.rows > kThinRows) return {kWide * kTile, wide_loop};
   if (p.rows > std::ssize(kThinLoops)) return {kTile, thin_loop};

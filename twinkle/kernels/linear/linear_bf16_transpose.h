@@ -74,20 +74,32 @@ TWINKLE_BF16_INLINE void turn_rows(const Bf16Product& p, int64_t o, int64_t i, A
   transpose(c);
 }
 
-// The same for a transposed weight, whose outputs are contiguous: two rows' words in turn.
-TWINKLE_BF16_INLINE void turn_columns(const Bf16Product& p, int64_t o, int64_t i, __m512i* c) {
+// What two_lines permutes by: the words of both lines in turn.
+TWINKLE_BF16_INLINE __m512i in_turn_of_two() {
   alignas(64) static constexpr uint16_t kInTurn[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
                                                        37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
                                                        11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-  const __m512i in_turn = _mm512_load_si512(kInTurn);
+  return _mm512_load_si512(kInTurn);
+}
+
+// 16 outputs of a pair of inputs of a transposed weight, whose outputs are contiguous.
+TWINKLE_BF16_INLINE __m512i two_lines(const uint16_t* first, const uint16_t* second,
+                                      __m512i in_turn, __mmask16 low = kWords,
+                                      __mmask16 high = kWords) {
+  return _mm512_permutex2var_epi16(_mm512_castsi256_si512(_mm256_maskz_loadu_epi16(low, first)),
+                                   in_turn,
+                                   _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(high, second)));
+}
+
+// As turn_rows, for a transposed weight.
+TWINKLE_BF16_INLINE void turn_columns(const Bf16Product& p, int64_t o, int64_t i, __m512i* c) {
+  const __m512i in_turn = in_turn_of_two();
   const uint16_t* w = p.w + i * p.outputs + o;
   const int64_t left = p.inputs - i, count = p.outputs - o;
   const auto mask = static_cast<__mmask16>(count >= kTile ? 0xffff : (1u << count) - 1);
   for (int64_t k = 0; k < kTile; ++k, w += 2 * p.outputs) {
     const __mmask16 low = 2 * k < left ? mask : 0, high = 2 * k + 1 < left ? mask : 0;
-    c[k] = _mm512_permutex2var_epi16(
-        _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(low, w)), in_turn,
-        _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(high, w + p.outputs)));
+    c[k] = two_lines(w, w + p.outputs, in_turn, low, high);
   }
 }
 
