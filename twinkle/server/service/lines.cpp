@@ -29,8 +29,9 @@ engine::Beyond beyond_of(const Pending& pending) {
 
 void Lines::add(int64_t number, std::shared_ptr<Pending> pending, bool is_again) {
   const std::string key = key_of(*pending);
-  lines_[key].waiting.push_back({number, pending});
+  lines_[key].waiting.push_back({number, pending, is_again});
   ++num_waiting_;
+  if (publishes_again(lines_[key].waiting.back())) ++publishing_[pending->tenant];
   if (is_again || pending->owner.empty())
     pending->may_go = true;
   else
@@ -89,7 +90,7 @@ bool Lines::is_free(const Pending& pending) const {
 }
 
 bool Lines::has_sample(const std::string& tenant, int64_t version) const {
-  const auto found = lines_.find("sample " + tenant);
+  const auto found = lines_.find(samples_of(tenant));
   return found != lines_.end() &&
          std::ranges::any_of(found->second.waiting, [&](const Waiting& waiting) {
            return waiting.pending->version == version;
@@ -123,6 +124,7 @@ void Lines::go_on(const std::string& key) {
     if (is_closed_ || line.waiting.empty() || line.is_reading || line.is_refused) return;
     const Waiting& first = line.waiting.front();
     if (!first.pending->may_go) return;
+    if (first.pending->version > 0 && publishing_.contains(first.pending->tenant)) return;
     const std::string& owner = first.pending->owner;
     const int64_t bytes = first.pending->source.bytes;
     hungry_.remove(owner, bytes, first.number);
@@ -185,6 +187,7 @@ bool Lines::give_checked(const std::string& key, const std::function<engine::Acc
     }
     remove_first(key);
     fail_(first.number, std::current_exception());
+    left(first);
     return true;
   }
   Line& line = lines_.at(key);
@@ -193,6 +196,7 @@ bool Lines::give_checked(const std::string& key, const std::function<engine::Acc
   count(pending, pending.source.bytes);
   remove_first(key);
   give_(first.number, std::move(*accepted));
+  left(first);
   return true;
 }
 
@@ -219,6 +223,7 @@ void Lines::read_first(const std::string& key) {
                   } catch (...) {
                     remove_first(key);
                     fail_(first.number, std::current_exception());
+                    left(first);
                   }
                   go_on(key);
                 });
@@ -229,6 +234,15 @@ void Lines::remove_first(const std::string& key) {
   line->second.waiting.pop_front();
   --num_waiting_;
   if (line->second.waiting.empty() && line->second.num_given == 0) lines_.erase(line);
+}
+
+// The engine has been given it, or never will be.
+void Lines::left(const Waiting& first) {
+  if (!publishes_again(first)) return;
+  const auto publishing = publishing_.find(first.pending->tenant);
+  if (--publishing->second > 0) return;
+  publishing_.erase(publishing);
+  go_on(samples_of(first.pending->tenant));
 }
 
 // An end made room in all: for who waits longest, first, and for others whose owners have less, or

@@ -52,6 +52,7 @@ class Lines {
   struct Waiting {
     int64_t number = 0;  // of all that wait, in the order of their coming
     std::shared_ptr<Pending> pending;
+    bool is_again = false;
   };
   // It is the engine's turn: what the backend accepted, or why it never will.
   using Give = std::function<void(int64_t number, engine::Accepted accepted)>;
@@ -72,7 +73,8 @@ class Lines {
         give_(std::move(told.give)),
         fail_(std::move(told.fail)) {}
 
-  // Behind those of its line. `is_again`: of a replay that does it again: no rate holds it.
+  // Behind those of its line. `is_again`: of a replay that does it again: no rate holds it, and the
+  // Samples of a version wait for the Publishes that are done again, of which one makes theirs.
   void add(int64_t number, std::shared_ptr<Pending> pending, bool is_again);
   // One that waits is wanted no more. False: it does not wait, or is just being read.
   bool remove(int64_t number, const Pending& pending);
@@ -96,9 +98,11 @@ class Lines {
     bool is_refused = false;                 // the engine had no room just now for the first
   };
 
+  static std::string samples_of(const std::string& tenant) { return "sample " + tenant; }
   static std::string key_of(const Pending& pending) {
-    return (pending.samples ? "sample " : "train ") + pending.tenant;
+    return pending.samples ? samples_of(pending.tenant) : "train " + pending.tenant;
   }
+  static bool publishes_again(const Waiting& w) { return w.is_again && w.pending->publishes; }
   void ask_rates(const std::string& key, const std::shared_ptr<Pending>& pending);
   bool has_room(const Line& line, int64_t bytes) const;
   void count(const Pending& pending, int64_t bytes);
@@ -110,6 +114,7 @@ class Lines {
   void read_first(const std::string& key);
   void refused(const std::string& key);
   void remove_first(const std::string& key);
+  void left(const Waiting& first);
   void wake_others();
 
   const LineOptions options_;
@@ -120,9 +125,10 @@ class Lines {
   Rates& rates_;
   const Give give_;
   const Fail fail_;
-  std::map<std::string, Line> lines_;        // with something that waits or was given
-  Hungry hungry_;                            // lines whose first waits for room in all
-  std::map<std::string, int64_t> bytes_of_;  // that the engine has, by owner
+  std::map<std::string, Line> lines_;          // with something that waits or was given
+  Hungry hungry_;                              // lines whose first waits for room in all
+  std::map<std::string, int64_t> publishing_;  // Publishes that wait to be done again, by tenant
+  std::map<std::string, int64_t> bytes_of_;    // that the engine has, by owner
   int64_t bytes_given_ = 0, num_waiting_ = 0;
   bool is_closed_ = false;
 };

@@ -65,5 +65,40 @@ TEST_F(LinesTest, ATenantWithManyRunsLeavesRoomForOthers) {
   EXPECT_EQ(num_waiting(), 0);
 }
 
+// The engine has no version before the Publish that makes it, and a start does that again behind
+// all that the run was trained by.
+TEST_F(LinesTest, ASampleOfAVersionWaitsUntilAStartHasPublishedItAgain) {
+  go_ = true;
+  options_.lines.max_given = 1;  // so that a start's journal ends before the line of the run does
+  const std::string id = run();
+  for (int64_t seq_id = 1; seq_id < 9; seq_id += 2) {
+    result(train(id, seq_id));
+    result(step(id, seq_id + 1));
+  }
+  const std::string sampler =
+      text(result(post("/api/v1/save_weights_for_sampler", {{"model_id", id}, {"seq_id", 9}})),
+           "sampling_session_id");
+  int times = 0;  // it is asked when the Sample comes, and when it is to be given
+  backend_->on_check = [&](const engine::Operation& o) {
+    require(!std::holds_alternative<engine::Sample>(o) || ++times == 1, Code::kBusy, "no room");
+  };
+  const Response unended =
+      post("/api/v1/asample",
+           {{"sampling_session_id", sampler},
+            {"seq_id", 0},
+            {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}},
+            {"sampling_params", {{"max_tokens", 3}}}});
+  open();
+  executor_->on_batch = [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
+  std::string order;
+  backend_->on_check = [&](const engine::Operation& o) {
+    if (std::holds_alternative<engine::Publish>(o)) order += "publish ";
+    if (std::holds_alternative<engine::Sample>(o)) order += "sample ";
+  };
+  go_on();
+  result(unended);
+  EXPECT_EQ(order, "publish sample ");
+}
+
 }  // namespace
 }  // namespace twinkle::server
