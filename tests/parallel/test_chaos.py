@@ -32,7 +32,10 @@ def ended(ranks, gone):
 
 def interrupted(ranks, gone):
     ranks.processes[gone].send_signal(signal.SIGINT)
-    return f"rank {gone} (has ended with KeyboardInterrupt|has gone|has closed its engine)"
+    ends = ["has ended with KeyboardInterrupt", "has gone", "has closed its engine"]
+    if gone == 0:
+        ends.append("has cancelled it, as an interrupt of its script does")
+    return f"rank {gone} ({'|'.join(ends)})"
 
 
 def stopped(ranks, gone):

@@ -63,7 +63,8 @@ class Engine {
   // True: the operation's outcome is kConflict "engine: cancelled", and its tenant is as if
   // it had never been. A training batch stops at its next layer if all its operations are
   // cancelled, a Sample at its next step; otherwise the batch goes on, and the operation is dropped
-  // at its end. False: it has ended, or can't be stopped any more; the outcome is its result.
+  // at its end. False: it has ended, or can't be stopped any more; the outcome is its result. Of a
+  // group rank 0 alone can cancel, and to the others it is kInternal "rank 0 has cancelled it".
   bool cancel(int64_t id);
 
   // Calls `reader` on the engine's thread with the tenant's weights, at the call's place in the

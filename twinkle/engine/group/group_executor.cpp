@@ -1,6 +1,7 @@
 #include "twinkle/engine/group/group_executor.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "twinkle/base/error.h"
@@ -24,8 +25,12 @@ Command::Told told_of(int64_t number, const Outcome& outcome) {
   try {
     std::rethrow_exception(outcome.error);
   } catch (const Error& e) {
-    out.code = static_cast<int32_t>(e.code);
-    out.error = e.what();
+    // What rank 0 has cancelled is no doing of the other ranks' scripts.
+    const bool is_cancelled =
+        e.code == Code::kConflict && e.what() == std::string_view("engine: cancelled");
+    out.code = static_cast<int32_t>(is_cancelled ? Code::kInternal : e.code);
+    out.error = is_cancelled ? "engine: rank 0 has cancelled it, as an interrupt of its script does"
+                             : e.what();
   } catch (const std::exception& e) {
     out.code = static_cast<int32_t>(Code::kInternal);
     out.error = e.what();

@@ -51,14 +51,16 @@ class Rank {
     std::vector<Operation> one{entry.joined.operation};
     std::vector<Accepted> accepted = dispatcher_->accept(std::move(one));
     leader_->entered(entry.number, accepted[0].operation());
-    dispatcher_->submit(std::move(accepted), {[this, promise, entry](const Outcome& outcome) {
-                          leader_->tell(entry.number, outcome);
-                          if (outcome.error)
-                            return promise->set_exception(named(outcome.error, entry.name));
-                          promise->set_value(part_of(outcome.result, entry.joined.part));
-                        }});
+    const auto end = [this, promise, entry](const Outcome& outcome) {
+      leader_->tell(entry.number, outcome);
+      if (outcome.error) return promise->set_exception(named(outcome.error, entry.name));
+      promise->set_value(part_of(outcome.result, entry.joined.part));
+    };
+    last_ = dispatcher_->submit(std::move(accepted), {end})[0];
     return promise->get_future();
   }
+  // Of rank 0: what it has submitted last.
+  bool cancel() { return dispatcher_->cancel(last_); }
   void close() {
     if (std::exchange(closed_, true)) return;
     door_.close();
@@ -77,6 +79,7 @@ class Rank {
   std::optional<GroupExecutor> leader_;
   std::optional<Dispatcher> dispatcher_;
   std::optional<Follower> follower_;
+  int64_t last_ = 0;
   bool closed_ = false;
 };
 
@@ -120,6 +123,29 @@ TEST(Led, AnErrorThatAllRanksHaveFailsTheOperationAlone) {
     ForwardBackward bad = work_of(r);
     bad.loss = "fail";
     EXPECT_THROW(rank.submit(bad).get(), std::exception);
+    EXPECT_NO_THROW(rank.submit(work_of(r)).get());
+  });
+}
+
+TEST(Led, WhatRank0CancelsIsToldToTheOthersByItsNameAndAllGoOn) {
+  std::promise<void> cancelled;
+  const auto is_cancelled = cancelled.get_future().share();
+  on_ranks(3, [&](Rank& rank, int r) {
+    rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
+    rank.null().on_batch = [&] { is_cancelled.wait(); };
+    std::future<Result> result = rank.submit(work_of(r));
+    if (r == 0) {
+      EXPECT_TRUE(rank.cancel());
+      cancelled.set_value();
+    }
+    try {
+      result.get();
+      ADD_FAILURE() << r;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code, r == 0 ? Code::kConflict : Code::kInternal);
+      expect_error(r == 0 ? "engine: cancelled" : "rank 0 has cancelled it, as an interrupt",
+                   [&] { throw e; });
+    }
     EXPECT_NO_THROW(rank.submit(work_of(r)).get());
   });
 }
