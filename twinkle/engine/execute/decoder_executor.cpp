@@ -15,7 +15,7 @@
 #include "twinkle/engine/weights/exchange.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/lora/targets.h"
-#include "twinkle/model/family.h"
+#include "twinkle/model/config.h"
 #include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::engine {
@@ -109,7 +109,7 @@ DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders
   const Checkpoint checkpoint = Checkpoint::open(o.path);
   base_.directory = checkpoint.path();
   base_.config = checkpoint.config();
-  base_.spec = model::read_spec(base_.config, o.value_head);
+  base_.spec = model::spec_of(base_.config, checkpoint.path(), o.value_head);
   base_.dtype = dtype;
   read_together(comms.data, [&] {
     model::Borders& borders = shards_ ? *shards_ : model::no_borders();
