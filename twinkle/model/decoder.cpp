@@ -279,9 +279,18 @@ at::Tensor Decoder::run_segment(size_t index, const at::Tensor& x, const Batch& 
 }
 
 int64_t Decoder::activation_bytes(const Batch& batch) const {
-  int64_t bytes = input_bytes(batch);
+  int64_t bytes = input_bytes(batch) + backward_bytes(batch);
   for (size_t i = 0; i < layers_.size(); ++i) bytes += graph_bytes(i, batch);
   return bytes;
+}
+
+// One layer goes backward at a time.
+int64_t Decoder::backward_bytes(const Batch& batch) const {
+  int64_t most = 0;
+  for (const Layer& layer : layers_)
+    most = std::max(
+        most, layer.mixer->backward_bytes(batch.rows) + layer.mlp->backward_bytes(batch.rows));
+  return most;
 }
 
 int64_t Decoder::stream_bytes(const Batch& batch) const {
@@ -303,7 +312,7 @@ int64_t Decoder::graph_bytes(size_t index, const Batch& batch) const {
 // again, one at a time.
 size_t Decoder::first_kept(const Batch& batch) const {
   if (activation_limit_ == 0) return 0;
-  int64_t left = activation_limit_ - input_bytes(batch);
+  int64_t left = activation_limit_ - input_bytes(batch) - backward_bytes(batch);
   size_t first = layers_.size();
   while (first > 0 && (left -= graph_bytes(first - 1, batch)) >= 0) --first;
   return first;

@@ -82,4 +82,8 @@ int64_t Latent::saved_bytes(const nn::Rows& rows) const {
   return bytes + nn::AbsorbedKv::saved_bytes(kv_b_, rows);
 }
 
+int64_t Latent::backward_bytes(const nn::Rows& rows) const {
+  return nn::AbsorbedKv::backward_bytes(kv_b_, rows);
+}
+
 }  // namespace twinkle::model

@@ -15,6 +15,7 @@ class Latent final : public Mixer {
   at::Tensor forward(const at::Tensor& x_TD, const Context& context) const override;
   void prefetch() const override;
   int64_t saved_bytes(const nn::Rows& rows) const override;
+  int64_t backward_bytes(const nn::Rows& rows) const override;
   StateSpec state() const override;
 
  private:
