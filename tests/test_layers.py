@@ -142,6 +142,8 @@ CATCHES = {
     "twinkle/server/tinker/forward_backward_request.cpp": "protozero tells of broken bytes by it",
     "twinkle/text/rows.cpp": "gets the row's number, likewise",
     "twinkle/text/template.cpp": "is the answer of check(), which asks why a row cannot be encoded",
+    "twinkle/lora/saved_adapter.cpp": "gets the folder's name",
+    "twinkle/model/config.cpp": "gets the checkpoint's name, and what can be done",
     "twinkle/lora/targets.cpp": "boost tells of a bad expression in no other way",
     "twinkle/kernels/cuda/graph.cpp": "a recording ends whatever its body threw, which goes on",
     "twinkle/lora/train_graphs.cpp": "a recording that fails is done without",

@@ -1,7 +1,6 @@
 """A sampler's group that gets its weights from a model's group: what one process samples."""
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from twinkle import InternalError, InvalidError, LoraConfig, TorchSampler, Trans
 from twinkle.checkpoint_engine import CheckpointEngineManager
 
 GRPO = Path(__file__).with_name("grpo.py")
+LEFT = r"twinkle/sync/.*Connection (closed|reset) by peer"  # and no time that ran out
 
 
 @pytest.mark.parametrize(("model_ranks", "sampler_ranks"), [(1, 1), (2, 1), (1, 2)])
@@ -33,7 +33,7 @@ def meet(sender, receiver):
     sent()
 
 
-def test_a_side_that_cannot_begin_tells_the_other_at_once(driver, tiny_llama_dir):
+def test_a_side_that_cannot_begin_is_told_to_the_other(driver, tiny_llama_dir):
     with driver(model=1, sampler=1):
         model = TransformersModel(model_id=tiny_llama_dir, remote_group="model")
         model.add_adapter_to_model("default", LoraConfig(r=4))
@@ -42,19 +42,17 @@ def test_a_side_that_cannot_begin_tells_the_other_at_once(driver, tiny_llama_dir
         sharing = TorchSampler(model=other, remote_group="sampler")
 
         meet(model, sampler)
-        began = time.monotonic()
         sent, received = model.send_weights(adapter_name="none"), sampler.receive_weights()
         with pytest.raises(InvalidError, match="there is no adapter 'none'"):
             sent()
-        with pytest.raises(InternalError, match="sync"):
+        with pytest.raises(InternalError, match=LEFT):
             received()
         meet(model, sharing)
         sent, received = model.send_weights(), sharing.receive_weights()
         with pytest.raises(InvalidError, match="weights it need not receive"):
             received()
-        with pytest.raises(InternalError, match="sync"):
+        with pytest.raises(InternalError, match=LEFT):
             sent()
-        assert time.monotonic() - began < 30  # and not after 60 s each
 
         meet(model, sampler)
         sent, received = model.send_weights(), sampler.receive_weights()

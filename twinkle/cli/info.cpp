@@ -4,14 +4,14 @@
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/model_path.h"
 #include "twinkle/io/checkpoint.h"
-#include "twinkle/model/family.h"
+#include "twinkle/model/config.h"
 
 namespace twinkle::cli {
 namespace {
 
 void print(const std::string& model) {
   const Checkpoint checkpoint = Checkpoint::open(model_path(model));
-  const model::DecoderSpec spec = model::read_spec(checkpoint.config());
+  const model::DecoderSpec spec = model::spec_of(checkpoint.config(), checkpoint.path());
   int64_t weights = 0;
   for (const auto& name : checkpoint.names())
     weights += num_elements(checkpoint.at(name).shape).value_or(0);

@@ -65,7 +65,9 @@ TEST(BadModel, ABrokenModelIsNamedWhenItIsOpened) {
     const model::TinyModel model;
     spoil(model.path());
     const auto files = files_of(model.path());
-    expect_contains(error_of([&] { Engine({.model = {.path = model.path()}}); }), want);
+    const std::string text = error_of([&] { Engine({.model = {.path = model.path()}}); });
+    expect_contains(text, want);
+    expect_contains(text, model.path());
     EXPECT_EQ(files_of(model.path()), files) << want;
   }
 }
@@ -184,7 +186,7 @@ TEST_F(BadInput, AnAdapterOfAnotherBaseModel) {
   const std::string ranked =
       adapter_of(tiny_config(), R"({"r": 8, "target_modules": ["q_proj", "down_proj"]})");
   expect_refused(Load{.tenant = "me", .directory = ranked},
-                 "lora: the saved adapter has rank 8, this one has 4");
+                 "lora: " + ranked + ": the saved adapter has rank 8, this one has 4");
   fs::resize_file(fs::path(ranked) / "adapter_model.safetensors", 3000);
   expect_refused(Load{.tenant = "me", .directory = ranked}, "adapter_model.safetensors");
   expect_refused(Load{.tenant = "me", .directory = scratch_ / "none"},

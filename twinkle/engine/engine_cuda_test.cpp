@@ -232,6 +232,31 @@ TEST_P(EngineOnDevice, SamplesAsTheCpuDoes) {
   expect_near(sample(device, all), sample(cpu, all), tolerance());
 }
 
+// What llama has not: biases, norms of heads and sandwiches, windows, interleaved and partial rope,
+// fused and grouped projections.
+class FamilyOnDevice : public testing::TestWithParam<std::string> {};
+
+INSTANTIATE_TEST_SUITE_P(Families, FamilyOnDevice,
+                         testing::Values("qwen2", "qwen3", "mistral", "glm", "glm4", "internlm2"),
+                         [](const auto& info) { return info.param; });
+
+TEST_P(FamilyOnDevice, TrainsAndSamplesAsTheCpuDoes) {
+  if (!kernels::cuda::available()) GTEST_SKIP() << "this build or machine has no CUDA device";
+  JsonObject config = smallest_config(GetParam());
+  if (GetParam() == "mistral") config["sliding_window"] = 4;
+  const model::TinyModel model(config);
+  const auto numbers = [&](const std::string& device) {
+    Engine engine({.model = {.path = model.path(), .mixed_precision = "no", .device = device},
+                   .sampler = {.kv_tokens = 512}});
+    Numbers out = sample(engine, true);
+    out.add("backward", engine.run<ForwardResult>(
+                            ForwardBackward{.tenant = "a", .sequences = {of(2, 9), of(12, 3)}}));
+    out.add("a", engine.run<InspectResult>(Inspect{"a", true}));
+    return out;
+  };
+  expect_near(numbers("cuda"), numbers("cpu"), 1e-4);
+}
+
 // The log-probability of every generated token, by the trainer's forward over the whole text.
 TEST_P(EngineOnDevice, ItsSamplersLogProbabilitiesAreItsTrainers) {
   Engine engine(on_device());

@@ -55,11 +55,6 @@ Tenant::Tenant(std::string name, Mode mode, lora::AdapterRef pin, uint64_t seed,
     std::vector<int64_t> sizes;
     for (const size_t i : adapter().held()) sizes.push_back(adapter().value(i).numel());
     owners_ = Owners(home.comm, name_, sizes);
-    require(owners_.alone() || !adapter().config().share_expert_factors, Code::kInvalid,
-            "engine: create: tenant '", name_,
-            "' has experts that share factors "
-            "(share_expert_factors), which are trained by one data rank only; give experts factors "
-            "of their own, or take one rank");
   }
   if (mode_ != Mode::kFull) return;
   // Updates smaller than half a bfloat16 step would vanish: the weights that are stepped are

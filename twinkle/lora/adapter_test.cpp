@@ -312,7 +312,9 @@ TEST_F(AdapterTest, AnAdapterOfAnotherModelConfigOrShapeChangesNothing) {
   PeftConfig ranked = config();
   ranked.rank = 4;
   Adapter rank_four(ranked, linears_, 1);
-  EXPECT_EQ(refusal(rank_four), "lora: the saved adapter has rank 4, this one has 3");
+  EXPECT_EQ(refusal(rank_four),
+            "lora: the saved adapter has rank 4, this one has 3: create it with the r and "
+            "rank_pattern of the saved one");
   PeftConfig scaled = config();
   scaled.alpha = 12;
   Adapter twice(scaled, linears_, 1);
@@ -327,16 +329,18 @@ TEST_F(AdapterTest, AnAdapterOfAnotherModelConfigOrShapeChangesNothing) {
   Adapter fewer(config({"q_proj"}), linears_, 1);
   EXPECT_EQ(refusal(fewer),
             "lora: the saved adapter has no module model.layers.0.mlp.down_proj, which its config "
-            "targets");
+            "targets: is it of another base model?");
 
   JsonObject wider = model::tiny_config();
   wider["intermediate_size"] = 96;
   const model::TinyModel other_model(wider);
   model::Decoder other(model::read_spec(wider), Checkpoint::open(other_model.path()), at::kFloat);
   Adapter foreign(config(), other.linears(), 1);
-  EXPECT_EQ(refusal(foreign),
-            "lora: lora_A of model.layers.0.mlp.down_proj has shape [3, 96], this model's is [3, "
-            "80]: is it of another base model?");
+  EXPECT_EQ(
+      refusal(foreign),
+      "lora: " + scratch_.path().string() +
+          ": lora_A of model.layers.0.mlp.down_proj has shape [3, 96], this model's is [3, 80]: is "
+          "it of another base model?");
 }
 
 // Reading them would find the NaN, and ask for room.
@@ -347,20 +351,26 @@ TEST_F(AdapterTest, AnAdapterThatDoesNotFitTheTargetIsRefusedBeforeATensorIsRead
     write_peft(scratch_.path(), broken.config(), broken.entries());
     const PeftConfig target = config();
     const auto reserve = [](int64_t bytes) { FAIL() << bytes << " bytes are to be read"; };
-    return error_of([&] { read_adapter(scratch_.path(), shapes_of(linears_), reserve, &target); });
+    const std::string where = "lora: " + scratch_.path().string() + ": ";
+    std::string text =
+        error_of([&] { read_adapter(scratch_.path(), shapes_of(linears_), reserve, &target); });
+    EXPECT_TRUE(text.starts_with(where)) << text;
+    return "lora: DIR: " + text.substr(where.size());
   };
   PeftConfig other = config();
   other.rank = 4096;
-  EXPECT_EQ(refusal(other), "lora: the saved adapter has rank 4096, this one has 3");
+  EXPECT_EQ(refusal(other),
+            "lora: DIR: the saved adapter has rank 4096, this one has 3: create it with the r and "
+            "rank_pattern of the saved one");
   other = config();
   other.use_rslora = true;
-  EXPECT_EQ(refusal(other).substr(0, 35), "lora: the saved adapter has scale 3");
+  EXPECT_EQ(refusal(other).substr(0, 40), "lora: DIR: the saved adapter has scale 3");
   EXPECT_EQ(refusal(config({"q_proj"})),
-            "lora: the saved adapter has no module model.layers.0.mlp.down_proj, which its config "
-            "targets");
+            "lora: DIR: the saved adapter has no module model.layers.0.mlp.down_proj, which its "
+            "config targets: is it of another base model?");
   EXPECT_EQ(refusal(config({"q_proj", "up_proj", "down_proj"})),
-            "lora: the saved adapter has module model.layers.0.mlp.up_proj, which this model does "
-            "not have or the adapter's config does not target: is it of another base model?");
+            "lora: DIR: the saved adapter has module model.layers.0.mlp.up_proj, which this model "
+            "does not have or the adapter's config does not target: is it of another base model?");
 }
 
 // A few bytes on disk: the tensor is a hole in a sparse file.
@@ -386,8 +396,9 @@ TEST_F(AdapterTest, ATensorOfAnotherShapeIsRefusedBeforeItIsRead) {
   write_text(file, std::string(reinterpret_cast<const char*>(&size), 8) + text);
   std::filesystem::resize_file(file, 8 + text.size() + static_cast<size_t>(end));
   EXPECT_EQ(error_of([&] { read_adapter(scratch_.path(), shapes_of(linears_)); }),
-            "lora: lora_A of model.layers.0.self_attn.q_proj has shape [3, 68719476736], this "
-            "model's is [3, 48]: is it of another base model?");
+            "lora: " + scratch_.path().string() +
+                ": lora_A of model.layers.0.self_attn.q_proj has shape [3, 68719476736], this "
+                "model's is [3, 48]: is it of another base model?");
 }
 
 }  // namespace

@@ -229,6 +229,7 @@ TEST_P(PerExpertTest, TinkersFactorsOfEachExpertAreFactorsOfItsOwn) {
 }
 
 TEST_P(PerExpertTest, TinkersFactorsThatDoNotFitAreRefused) {
+  const std::string where = "lora: " + scratch_.path().string() + ": ";
   const auto refused = [&](const char* key, const at::Tensor& value) {
     auto tensors = tinkers(1);
     tensors["base_model.model." + kRouted + key] = value;
@@ -236,11 +237,11 @@ TEST_P(PerExpertTest, TinkersFactorsThatDoNotFitAreRefused) {
     return error_of([&] { read_back(); });
   };
   EXPECT_EQ(refused(".w3.lora_A.weight", at::ones({kExperts, kRank, kWidth})),
-            "lora: " + kRouted +
+            where + kRouted +
                 ".w3 has lora_A [3, 4, 48] and lora_B [3, 10, 4], this model's 3 experts, which "
                 "share factors, have [1, 4, 48] and [3, 10, 4]: is it of another base model?");
   EXPECT_EQ(refused(".w2.lora_A.weight", at::ones({kExperts + 1, kRank, kInner})),
-            "lora: " + kRouted +
+            where + kRouted +
                 ".w2 has lora_A [4, 4, 10] and lora_B [1, 48, 4], this model's 3 experts, which "
                 "share factors, have [3, 4, 10] and [1, 48, 4]: is it of another base model?");
   EXPECT_NE(refused(".w1.lora_B.weight", at::ones({kInner, kRank}))
@@ -251,8 +252,9 @@ TEST_P(PerExpertTest, TinkersFactorsThatDoNotFitAreRefused) {
   write_peft(scratch_.path(), own.config(), own.entries());
   const PeftConfig target = sharing();
   EXPECT_EQ(error_of([&] { read_adapter(scratch_.path(), shapes_, {}, &target); }),
-            "lora: experts of the saved adapter have factors each, of this one share factors: "
-            "create it with share_expert_factors false");
+            where +
+                "experts of the saved adapter have factors each, of this one share factors: create "
+                "it with share_expert_factors false");
 }
 
 TEST_P(PerExpertTest, WhatCannotBeSharedIsRefused) {

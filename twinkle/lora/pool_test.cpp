@@ -5,8 +5,9 @@
 
 #include <set>
 
+#include "twinkle/kernels/allocation_meter_for_test.h"
 #include "twinkle/model/family.h"
-#include "twinkle/model/tiny_model.h"
+#include "twinkle/model/tiny_families.h"
 #include "twinkle/nn/rows_for_test.h"
 
 namespace twinkle::lora {
@@ -208,6 +209,44 @@ TEST_F(PoolTest, AVersionNamesTheWeightsAndNeverComesBack) {
   EXPECT_TRUE(seen.insert(pool.base_version()).second);
   b = pool.add(adapter(3, {"q_proj"}));
   EXPECT_TRUE(seen.insert(b.version()).second);
+}
+
+// Of latent attention, whose backward keeps a gradient of kv_b_proj's size for each sequence until
+// it has gone through the layer.
+TEST(PoolOfLatents, ActivationsAreCountedWithWhatTheBackwardOfOneLayerKeeps) {
+  const JsonObject config = model::tiny_family("deepseek_v3");
+  const model::TinyModel directory(config);
+  model::Decoder decoder(model::read_spec(config), Checkpoint::open(directory.path()), at::kFloat);
+  Pool pool(decoder);
+  const AdapterRef pin = pool.add(std::make_unique<Adapter>(
+      PeftConfig{.rank = 2, .alpha = 4, .target_modules = Names{"kv_b_proj"}}, decoder.linears(),
+      1));
+  const auto batch = [&] {
+    return model::Batch{.input_ids = at::arange(5, at::kLong),
+                        .rows = nn::rows_of({3, 2}, {pin.slot(), pin.slot()}, {0, 0}, {1, 1})};
+  };
+  int64_t slopes = 0;  // of the two sequences, in one layer
+  for (const auto& linear : decoder.linears())
+    if (linear.path == "model.layers.0.self_attn.kv_b_proj")
+      slopes = 2 * linear.linear->weight.numel() * 4;
+  ASSERT_GT(slopes, 0);
+  const int64_t counted = decoder.activation_bytes(batch());
+  const auto recomputed = [&](int64_t limit) {
+    decoder.limit_activations(limit);
+    const int64_t before = decoder.num_recomputed_layers();
+    model::Tape tape{.batch = batch(), .segments = {}};
+    const kernels::AllocationMeter meter;
+    const at::Tensor hidden = decoder.forward_train(tape);
+    if (limit == counted) {
+      const auto held = static_cast<double>(meter.now());
+      EXPECT_NEAR(static_cast<double>(counted - slopes) / held, 1.0, 0.02);
+      EXPECT_GT(static_cast<double>(slopes), 0.1 * held);
+    }
+    decoder.backward(tape, at::ones_like(hidden));
+    return decoder.num_recomputed_layers() - before;
+  };
+  EXPECT_EQ(recomputed(counted), 0);
+  EXPECT_EQ(recomputed(counted - 1), 1);
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ namespace {
 void check_scale(const Sizes& saved, const Sizes& target, const std::string& path) {
   require(saved.rank(path) == target.rank(path), Code::kInvalid,
           "lora: the saved adapter has rank ", saved.rank(path), ", this one has ",
-          target.rank(path));
+          target.rank(path), ": create it with the r and rank_pattern of the saved one");
   require(saved.scale(path) == target.scale(path), Code::kInvalid,
           "lora: the saved adapter has scale ", saved.scale(path), ", this one has ",
           target.scale(path), ": create it with the lora_alpha and use_rslora of the saved one");
@@ -56,7 +56,8 @@ void check_modules(std::span<const std::string_view> saved, std::set<std::string
     if (wanted.erase(module) == 0) refuse_module(std::string(module));
   }
   require(wanted.empty(), Code::kInvalid, "lora: the saved adapter has no module ",
-          wanted.empty() ? "" : *wanted.begin(), ", which its config targets");
+          wanted.empty() ? "" : *wanted.begin(),
+          ", which its config targets: is it of another base model?");
 }
 
 void check_shape(const StoredTensor& view, const std::vector<int64_t>& shape, const char* half,
@@ -69,7 +70,7 @@ void check_shape(const StoredTensor& view, const std::vector<int64_t>& shape, co
 at::Tensor read(const StoredTensor& view, const char* half, const std::string& module) {
   const at::Tensor t = model::to_float32(view);
   require(at::isfinite(t).all().item<bool>(), Code::kInvalid, "lora: ", half, " of ", module,
-          " holds NaN or infinity");
+          " holds NaN or infinity: fetch or train it again");
   return t;
 }
 
@@ -213,22 +214,35 @@ class Reader {
   int64_t size_ = 0;  // numbers
 };
 
+// Without the folder in its errors.
+SavedAdapter read_factors(PeftAdapter& saved, std::span<const LinearShape> linears,
+                          const std::function<void(int64_t)>& reserve, const PeftConfig* target,
+                          const IsBaseWeight& is_base_weight) {
+  saved.config.share_expert_factors = shares_factors(saved);
+  Reader reader(saved, linears, target);
+  for (const auto& [name, copy] : saved.base_weights) {
+    require(is_base_weight && is_base_weight(name, copy), Code::kInvalid, "lora: tensor '",
+            copy.name, "' is not this base model's ", name,
+            ": it is of another base model, or was trained or resized; only LoRA's factors are "
+            "loaded, save the adapter with save_embedding_layers=False");
+  }
+  if (reserve) reserve(reader.num_bytes());
+  return {saved.config, reader.modules()};
+}
+
 }  // namespace
 
 SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const LinearShape> linears,
                           const std::function<void(int64_t)>& reserve, const PeftConfig* target,
                           const IsBaseWeight& is_base_weight) {
   PeftAdapter saved = read_peft(dir);
-  saved.config.share_expert_factors = shares_factors(saved);
-  Reader reader(saved, linears, target);
-  for (const auto& [name, copy] : saved.base_weights) {
-    require(is_base_weight && is_base_weight(name, copy), Code::kInvalid, "lora: ", dir.string(),
-            ": tensor '", copy.name, "' is not this base model's ", name,
-            ": it is of another base model, or was trained or resized; only LoRA's factors are "
-            "loaded, save the adapter with save_embedding_layers=False");
+  try {
+    return read_factors(saved, linears, reserve, target, is_base_weight);
+  } catch (const Error& e) {
+    const std::string text = e.what();
+    if (!text.starts_with("lora: ")) throw;
+    fail(e.code, "lora: ", dir.string(), text.substr(4));
   }
-  if (reserve) reserve(reader.num_bytes());
-  return {saved.config, reader.modules()};
 }
 
 std::vector<size_t> SavedAdapter::held() const {

@@ -158,6 +158,38 @@ TEST(Activation, BytesAndStatesAreOfTheWeightsThatThereAre) {
   }
 }
 
+// Half of the heads, and of each expert's width; latents are of all heads.
+class HalfOfTheHeads : public Borders {
+ public:
+  at::Tensor weight(const WeightSource& source, const PieceWeight& weight,
+                    WeightMemory* memory) override {
+    const at::Tensor out = Borders::weight(source, weight, memory);
+    const auto half = [&](int64_t dim) {
+      return out.narrow(dim, 0, out.size(dim) / 2).contiguous();
+    };
+    const auto is = [&](const char* part) { return weight.name.find(part) != std::string::npos; };
+    if (is("q_b_proj") || is("kv_b_proj")) return half(0);
+    if (is("o_proj")) return half(1);
+    if (is("mlp.experts.gate_up_proj")) return half(1);
+    if (is("mlp.experts.down_proj")) return half(2);
+    return out;
+  }
+};
+
+TEST(Activation, BytesOfLatentAttentionAndExpertsAreOfTheWeightsThatThereAre) {
+  const JsonObject config = four_equal_layers("deepseek_v3");
+  const TinyModel directory(config);
+  HalfOfTheHeads halves;
+  Decoder decoder(read_spec(config), Checkpoint::open(directory.path()), at::kBFloat16, at::kCPU,
+                  halves);
+  Tape tape{.batch = batch_of({90, 1, 60}), .segments = {}};
+  const auto counted = static_cast<double>(decoder.activation_bytes(tape.batch));
+  const int64_t places = kLayers * tape.batch.rows.num_tokens() * 3 * 16;  // as places_
+  const kernels::AllocationMeter meter;
+  decoder.forward_train(tape);
+  EXPECT_NEAR(counted / static_cast<double>(meter.now() + places), 1.0, 0.01);
+}
+
 // Of unequal layers; the first sequence has more than one chunk.
 TEST(Activation, OfLinearLayersCountsAndIsComputedAgainWithTheSameBits) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {

@@ -41,18 +41,19 @@ constexpr const char* kValueWeight = "score.weight";
 // A tensor that nobody asks for: a bias, say, or an expert too many. The model was trained with it,
 // and a save would lose it. A head may be a copy of the embedding, or have a value head in its
 // place.
-void require_all_read(const WeightSource& source, const DecoderSpec& spec,
+void require_all_read(const Checkpoint& checkpoint, const DecoderSpec& spec,
                       const std::set<std::string>& read) {
   const std::string layers = spec.layout.name("model.layers") + ".",
                     head = spec.layout.name(std::string(kHead) + ".weight");
-  for (const std::string& name : source.names()) {
+  for (const std::string& name : checkpoint.names()) {
     if (name == head || read.contains(name) || spec.layout.skips(name)) continue;
     const int64_t layer =
         name.starts_with(layers) ? std::strtoll(name.c_str() + layers.size(), nullptr, 10) : 0;
-    require(layer < spec.num_layers(), Code::kInvalid, "model: the checkpoint has tensor ", name,
-            ", config.json's num_hidden_layers is ", spec.num_layers());
-    fail(Code::kInvalid, "model: the checkpoint has tensor ", name,
-         ", which config.json does not ask for; they are not of one model: fetch both again");
+    const std::string what = "model: " + checkpoint.path().string() + " has tensor " + name;
+    constexpr const char* kRemedy = "; they are not of one model: fetch both again";
+    require(layer < spec.num_layers(), Code::kInvalid, what,
+            ", config.json's num_hidden_layers is ", spec.num_layers(), kRemedy);
+    fail(Code::kInvalid, what, ", which config.json does not ask for", kRemedy);
   }
 }
 
@@ -115,7 +116,7 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   weights_ = std::move(parts.weights);
   linears_ = std::move(parts.linears);
   borders.loaded(source);
-  require_all_read(source, spec, tensors);
+  require_all_read(checkpoint, spec, tensors);
   // Rope's frequencies, which old checkpoints hold, follow from config.json.
   std::ranges::copy_if(source.names(), std::back_inserter(kept_), [&](const std::string& name) {
     return spec.layout.skips(name) && !name.ends_with(".rotary_emb.inv_freq");
@@ -278,9 +279,18 @@ at::Tensor Decoder::run_segment(size_t index, const at::Tensor& x, const Batch& 
 }
 
 int64_t Decoder::activation_bytes(const Batch& batch) const {
-  int64_t bytes = input_bytes(batch);
+  int64_t bytes = input_bytes(batch) + backward_bytes(batch);
   for (size_t i = 0; i < layers_.size(); ++i) bytes += graph_bytes(i, batch);
   return bytes;
+}
+
+// One layer goes backward at a time.
+int64_t Decoder::backward_bytes(const Batch& batch) const {
+  int64_t most = 0;
+  for (const Layer& layer : layers_)
+    most = std::max(
+        most, layer.mixer->backward_bytes(batch.rows) + layer.mlp->backward_bytes(batch.rows));
+  return most;
 }
 
 int64_t Decoder::stream_bytes(const Batch& batch) const {
@@ -302,7 +312,7 @@ int64_t Decoder::graph_bytes(size_t index, const Batch& batch) const {
 // again, one at a time.
 size_t Decoder::first_kept(const Batch& batch) const {
   if (activation_limit_ == 0) return 0;
-  int64_t left = activation_limit_ - input_bytes(batch);
+  int64_t left = activation_limit_ - input_bytes(batch) - backward_bytes(batch);
   size_t first = layers_.size();
   while (first > 0 && (left -= graph_bytes(first - 1, batch)) >= 0) --first;
   return first;

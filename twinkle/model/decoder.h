@@ -89,8 +89,9 @@ class Decoder {
   // 0.
   void limit_activations(int64_t bytes);
   int64_t activation_limit() const { return activation_limit_; }
-  // The bytes that forward_train keeps of this batch without a limit. Like states(), of the weights
-  // as they are here, which may be a part of what the spec says.
+  // The bytes that forward_train keeps of this batch without a limit, and the most that a layer's
+  // backward keeps besides. Like states(), of the weights as they are here, which may be a part of
+  // what the spec says.
   int64_t activation_bytes(const Batch& batch) const;
   // Layers that backward has computed again so far. Any thread.
   int64_t num_recomputed_layers() const { return num_recomputed_; }
@@ -151,6 +152,7 @@ class Decoder {
   at::Tensor run_segment(size_t index, const at::Tensor& x_TD, const Batch& batch);
   int64_t stream_bytes(const Batch& batch) const;               // of what one layer hands the next
   int64_t input_bytes(const Batch& batch) const;                // of all segments' inputs
+  int64_t backward_bytes(const Batch& batch) const;             // of the layer with the most
   int64_t graph_bytes(size_t index, const Batch& batch) const;  // of a layer, without in and out
   size_t first_kept(const Batch& batch) const;
   void add_embedding_grad(const Batch& batch, const at::Tensor& dx_TD);

@@ -274,21 +274,21 @@ TEST(Decoder, MissingAndMisshapenTensorsAreNamed) {
     const auto at = text.find(dir.path().string());
     return at == text.npos ? text : text.replace(at, dir.path().string().size(), "DIR");
   };
-  EXPECT_EQ(error_with([](Weights& w) { w.erase("model.norm.weight"); }),
-            "model: DIR has no tensor model.norm.weight, which config.json asks for");
+  EXPECT_EQ(
+      error_with([](Weights& w) { w.erase("model.norm.weight"); }),
+      "model: DIR has no tensor model.norm.weight, which config.json asks for; they are not of "
+      "one model: fetch both again");
   EXPECT_EQ(
       error_with([](Weights& w) { w["model.layers.1.mlp.up_proj.weight"] = at::zeros({80, 47}); }),
       "model: tensor model.layers.1.mlp.up_proj.weight of DIR has shape [80, 47], config.json "
-      "asks for [80, 48]");
+      "asks for [80, 48]; they are not of one model: fetch both again");
   EXPECT_EQ(error_with([](Weights& w) { w["model.layers.1.mlp.up_proj.bias"] = at::zeros({80}); }),
-            "model: the checkpoint has tensor model.layers.1.mlp.up_proj.bias, which config.json "
-            "does not "
+            "model: DIR has tensor model.layers.1.mlp.up_proj.bias, which config.json does not "
             "ask for; they are not of one model: fetch both again");
   // A save would lose it.
-  EXPECT_EQ(
-      error_with([](Weights& w) { w["projector.weight"] = at::zeros({80}); }),
-      "model: the checkpoint has tensor projector.weight, which config.json does not ask for; "
-      "they are not of one model: fetch both again");
+  EXPECT_EQ(error_with([](Weights& w) { w["projector.weight"] = at::zeros({80}); }),
+            "model: DIR has tensor projector.weight, which config.json does not ask for; "
+            "they are not of one model: fetch both again");
   EXPECT_EQ(error_with([](Weights& w) { w["lm_head.weight"] = w["model.embed_tokens.weight"]; }),
             "no error")
       << "a copy of the embedding";

@@ -102,6 +102,9 @@ void refuse_foreign(const Json& config, const Family& family) {
               family.name, "' is computed without it");
     }
   }
+}
+
+void refuse_quantised(const Json& config) {
   const Json* quantised = find(config, "quantization_config");
   const Json* method = quantised ? find(*quantised, "quant_method") : nullptr;
   require(!quantised, Code::kInvalid, "model: quantization_config has the quant_method ",
@@ -336,10 +339,8 @@ DecoderSpec read_spec(const Json& config, bool value_head) {
             Code::kInvalid, "model: value_head is set, but model_type '", type,
             "' has no token classifier in transformers, as which it would be saved");
     refuse_foreign(family.nested ? text_of(config) : config, family);
-    // It stands beside text_config.
-    require(!find(config, "quantization_config") || !family.nested, Code::kInvalid,
-            "model: quantization_config is not supported for model_type '", type,
-            "'; use an unquantised checkpoint");
+    // It may stand beside text_config.
+    for (const Json* place : {&config, &text_of(config)}) refuse_quantised(*place);
     DecoderSpec spec = family.spec(config);
     spec.family = family.name;
     spec.value_head = value_head;

@@ -35,6 +35,14 @@ class ModelOutput(TypedDict, total=False):
     routed_experts: Any  # [batch, longest, layers with experts, k] int64, with RECORD, -1: nothing
 
 
+_PADS = {"routed_experts": -1}  # where routers choose
+
+
+def pad_of(name):
+    """What an output has at positions that its sequence lacks."""
+    return _PADS.get(name, 0)
+
+
 class LossOutput(TypedDict, total=False):
     """The result of a loss, where a scalar tensor alone does not say what it sums over."""
 

@@ -8,12 +8,22 @@ from twinkle.logger import get_logger
 from twinkle.model.router_replay import records
 
 # Keyword arguments that scripts of transformers and of ModelScope's Twinkle give: flags that this
-# engine has no use for, which the log says, and those that are looked at.
+# engine has no use for, which the log says.
 _FLAGS = ("low_cpu_mem_usage", "memory_efficient_init", "trust_remote_code", "use_cache")
-KWARGS = ("attn_implementation", "device_map", "enable_router_replay", "instance_id",
-          "remote_group", "revision", *_FLAGS)  # fmt: skip
+# All of the constructor's, with the parameters that have a name there.
+NAMES = (
+    "attn_implementation", "config", "ddp_config", "device_map", "device_mesh", "dtype",
+    "enable_router_replay", "fsdp_config", "grad_scaler_config", "instance_id", "mixed_precision",
+    "model_cls", "model_id", "remote_group", "revision", "strategy", "tokenizer_id", "torch_dtype",
+    *_FLAGS,
+)  # fmt: skip
 _MOST_LOGIT_BYTES = 1 << 30  # as the engine's
 _PRECISION_OF = {"bfloat16": "bf16", "float32": "no"}
+
+
+def first_given(*values):
+    """The first one that is not None."""
+    return next((value for value in values if value is not None), None)
 
 
 def check_model_cls(model_cls, value_head):

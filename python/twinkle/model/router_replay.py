@@ -3,6 +3,7 @@
 from enum import Enum
 
 from twinkle import checks
+from twinkle.data_format.output import pad_of
 from twinkle.errors import require
 
 
@@ -31,9 +32,9 @@ def records(method, action):
 
 
 def padded_routes(batch, vectors, model_info):
-    """[B, longest, layers, k] int64 tensor of the engine's vectors; -1, where routers choose, for
-    positions that it was not given."""
+    """[B, longest, layers, k] int64 tensor of the engine's vectors, padded as pad_of says."""
     import torch
 
     shape = -1, model_info["num_routed_layers"], model_info["num_experts_per_tok"]
-    return torch.from_numpy(batch.wide([ids.reshape(shape) for ids in vectors], -1))
+    pad = pad_of("routed_experts")
+    return torch.from_numpy(batch.wide([ids.reshape(shape) for ids in vectors], pad))

@@ -8,6 +8,7 @@ import numpy as np
 from twinkle import checks
 from twinkle.errors import require
 from twinkle.model.batch import Batch
+from twinkle.model.python_loss import outputs_of
 
 _SCORES = ("logps", "entropies", "logits", "embeddings", "values")
 
@@ -64,6 +65,26 @@ class Together:
         """Per sequence what own's `rows` have, of all."""
         parts = [rows] if self.is_alone else self._ranks.gather("its predictions", rows)
         return [row for part in parts for row in part]
+
+
+def model_output(loss, batch, result):
+    """A ModelOutput of the engine's result: of what was asked for."""
+    return {"loss": loss, "num_tokens": batch.num_labels, **outputs_of(batch, result)}
+
+
+def asked(task, outputs):
+    """The outputs that a user sees: logits only if the user asked for them, not the loss."""
+    return {name: v for name, v in outputs.items() if name != "logits" or task.logits}
+
+
+def own(outputs, together, result):
+    """The outputs of all ranks as one of them returns them: loss and num_tokens are of all, rows
+    its own."""
+    if together.is_alone:
+        return dict(outputs)
+    names = ("loss", "num_tokens", "aux_loss")
+    of_all = {name: outputs[name] for name in names if name in outputs}
+    return {**of_all, **outputs_of(together.own, result)}
 
 
 def _is_sized(value):

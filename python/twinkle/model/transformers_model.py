@@ -13,69 +13,35 @@ from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import place
 from twinkle.ledger import Ledger
 from twinkle.loss.base import check_kwargs, engine_loss, evaluate
-from twinkle.model.adapters import Adapters
 from twinkle.model.arguments import (
-    KWARGS,
+    NAMES,
     check_arguments,
     check_kwargs_of_model,
     check_model_cls,
     check_outputs,
-    clip_arguments,
+    first_given,
     forward_kwargs,
     refuse_grad_scaler,
-    require_backward,
 )
 from twinkle.model.batch import Batch, as_list, with_marks
-from twinkle.model.group import Group, check_accumulation, check_options
+from twinkle.model.group import Group, check_accumulation
 from twinkle.model.predictions import predictions
 from twinkle.model.python_loss import (
     evaluate_in_parts,
     learnable,
-    outputs_of,
     with_extras,
     with_values,
 )
 from twinkle.model.remote import at_once, of_all, of_batch
 from twinkle.model.router_replay import padded_routes
 from twinkle.model.sharing import sharing_options
-from twinkle.model.together import Together
+from twinkle.model.steps import Steps
+from twinkle.model.together import Together, asked, model_output, own
 from twinkle.remote import remote_class
 
 
-def _outputs(loss, batch, result):
-    """A ModelOutput of the engine's result: of what was asked for."""
-    return {"loss": loss, "num_tokens": batch.num_labels, **outputs_of(batch, result)}
-
-
-def _asked(task, outputs):
-    """The outputs that a user sees: logits only if the user asked for them, not the loss."""
-    return {name: v for name, v in outputs.items() if name != "logits" or task.logits}
-
-
-def _own(outputs, together, result):
-    """The outputs of all ranks as one of them returns them: loss and num_tokens are of all, rows
-    its own."""
-    if together.is_alone:
-        return dict(outputs)
-    names = ("loss", "num_tokens", "aux_loss")
-    of_all = {name: outputs[name] for name in names if name in outputs}
-    return {**of_all, **outputs_of(together.own, result)}
-
-
-def _given(*values):
-    """The first one that is not None."""
-    return next((value for value in values if value is not None), None)
-
-
-# Arguments of the constructor that have a name there: what a misspelt one may have meant.
-_NAMED = (
-    "config", "ddp_config", "device_mesh", "dtype", "fsdp_config", "grad_scaler_config",
-    "mixed_precision", "model_cls", "model_id", "strategy", "tokenizer_id", "torch_dtype",
-)  # fmt: skip
-
-
 @remote_class(execute="all", listed=False, keep=("remote_group", "instance_id"))
-class TransformersModel(SendsWeights, Adapters):
+class TransformersModel(SendsWeights, Steps):
     """A causal language model: base weights, and adapters by name.
 
     model_id: local Hugging Face directory, .gguf file, ms://, hf:// or bare id.
@@ -117,9 +83,9 @@ class TransformersModel(SendsWeights, Adapters):
         checks.path("model: model_id", model_id)
         if tokenizer_id is not None:
             checks.path("model: tokenizer_id", tokenizer_id)
-        dtype = _given(kwargs.pop("torch_dtype", None), kwargs.pop("dtype", None))
+        dtype = first_given(kwargs.pop("torch_dtype", None), kwargs.pop("dtype", None))
         options = {name: kwargs.pop(name) for name in option_names() if name in kwargs}
-        refuse_unknown("model: TransformersModel", kwargs, (*KWARGS, *option_names(), *_NAMED))
+        refuse_unknown("model: TransformersModel", kwargs, (*NAMES, *option_names()))
         checks.newest("model: revision", kwargs.get("revision"))
         replay = checks.flag(
             "model: enable_router_replay", kwargs.get("enable_router_replay", False)
@@ -216,13 +182,13 @@ class TransformersModel(SendsWeights, Adapters):
         ).result()
         if task.values:
             result = with_values(together.own, result)
-        outputs = _outputs(None, together.whole, together.scores(result))
+        outputs = model_output(None, together.whole, together.scores(result))
         status = group.status(training)
         status.together, status.outputs, status.task = together, outputs, task
         status.disable_lora = disable_lora and group.config is not None
         status.loss_kwargs = None
         group.mode = "train" if training else "eval"
-        out = _asked(task, _own(outputs, together, result))
+        out = asked(task, own(outputs, together, result))
         if task.routes:
             ids = result["routed_experts"]
             out["routed_experts"] = padded_routes(together.own, ids, self.model_info)
@@ -408,7 +374,7 @@ class TransformersModel(SendsWeights, Adapters):
                 mine = {**mine, "logits": mine["logits"] if task.logits else []}
             elif not task.values:
                 mine = learnt
-        outputs = _outputs(value, together.whole, together.scores(mine))
+        outputs = model_output(value, together.whole, together.scores(mine))
         if task.learning:
             outputs["aux_loss"] = learnt["aux_loss"]
         group.accumulate_metrics(
@@ -420,106 +386,4 @@ class TransformersModel(SendsWeights, Adapters):
             started=started,
             loss_kwargs=loss_kwargs,
         )
-        return _own(outputs, together, mine)
-
-    # ---- steps
-
-    @of_all
-    def clip_grad_norm(self, max_grad_norm=1.0, norm_type=2, adapter_name=None):
-        """Divides the accumulated gradients by the token count and clips them to max_grad_norm (not
-        at all by 0 and inf); their norm before. step or zero_grad comes next: until then a
-        forward_backward is refused with a ConflictError.
-
-        Like step, zero_grad and lr_step it does nothing between accumulation boundaries (None).
-        InvalidError: a negative limit. ConflictError: nothing is accumulated.
-        """
-        with self._ranks.alike("its clip_grad_norm"):
-            group = self._group(adapter_name)
-            limits = clip_arguments("model", max_grad_norm, norm_type)
-        if group.just_stepped or not group.at_boundary:
-            return None
-        group.run(
-            self.engine.clip_grad_norm,
-            lambda result: {"clipped_norm": result["grad_norm"], "grad_norm": result["grad_norm"]},
-            tenant=self._tenant(group),
-            **limits,
-        )
-        return group.grad_norm
-
-    @of_all
-    def step(self, optim_params=None, adapter_name=None):
-        """One optimizer step at an accumulation boundary, nothing between them.
-
-        optim_params: {lr, weight_decay, eps, betas, ...} from now on; lr only without a schedule.
-        InvalidError: no backward since the last step, or options that the optimizer refuses.
-        """
-        with self._ranks.alike("its step"):
-            group = self._group(adapter_name)
-            require_backward(group)
-            if group.at_boundary:
-                optim_params = checks.mapping("model: optim_params", optim_params, none=True)
-                check_options(group.optimizer, {**group.options, **optim_params})
-        self._step(group, optim_params)
-
-    def _step(self, group, optim_params, limits=None, schedule=0):
-        """Whether there was one. limits: as of clip_arguments; None: it does not clip. schedule:
-        steps of the schedule that are counted with it."""
-        if not group.at_boundary:
-            return False
-        options = {**group.options, **optim_params}
-        lr = options["lr"] if "lr" in optim_params else group.lr
-        kept = options if group.schedule is None else {**options, "lr": group.options["lr"]}
-        group.run(
-            self.engine.step,
-            lambda result: group.with_step(result, kept, schedule),
-            tenant=self._tenant(group),
-            optimizer=group.optimizer,
-            options=json.dumps({**options, "lr": lr}),
-            **(limits or {}),
-        )
-        for metric in group.train.metrics:
-            metric.on_step(grad_norm=group.grad_norm, lr=lr, iters=group.iters)
-        return True
-
-    @of_all
-    def zero_grad(self, adapter_name=None):
-        """Forgets the accumulated gradients at a boundary; a step has done so already."""
-        with self._ranks.alike("its zero_grad"):
-            group = self._group(adapter_name)
-        between = group.accumulated and not group.at_boundary
-        if not (between or group.just_stepped or group.tenant is None):
-            # Also with nothing accumulated here: gradients may have come with a loaded optimizer.
-            group.run(
-                self.engine.zero_grad,
-                lambda _: {"accumulated": 0, "clipped_norm": None},
-                tenant=group.tenant,
-            )
-
-    @of_all
-    def lr_step(self, adapter_name=None):
-        """Moves the schedule on by one, after a step."""
-        group = self._group(adapter_name)
-        if group.just_stepped:
-            group.lr_step += 1
-
-    @of_all
-    def clip_grad_and_step(
-        self,
-        max_grad_norm=1.0,
-        norm_type=2,
-        gradient_accumulation_steps=None,
-        adapter_name=None,
-    ):
-        """clip_grad_norm, step, zero_grad and lr_step in one. Returns the norm before clipping, or
-        None between boundaries. max_grad_norm: 0, None and inf do not clip.
-        gradient_accumulation_steps: from now on. InvalidError: no backward since the last step."""
-        with self._ranks.alike("its clip_grad_and_step"):
-            group = self._group(adapter_name)
-            max_grad_norm = 0.0 if max_grad_norm is None else max_grad_norm
-            limits = clip_arguments("model", max_grad_norm, norm_type)
-            check_accumulation(gradient_accumulation_steps, none=True)
-            require_backward(group)
-        if gradient_accumulation_steps is not None:
-            group.set_gradient_accumulation_steps(gradient_accumulation_steps)
-        stepped = self._step(group, {}, limits, schedule=1)
-        return group.grad_norm if stepped else None
+        return own(outputs, together, mine)

@@ -1,6 +1,7 @@
 """Collect: what becomes of the workers' results."""
 
 from twinkle import checks
+from twinkle.data_format.output import pad_of
 
 _FIRST = ("first", "last_pp_first")
 
@@ -54,7 +55,7 @@ def _summed(collect, values):
 
 def join_rows(values):
     """A callable for collect: outputs of a model, dicts of each data rank's rows. Lists are put one
-    after the other; tensors too, widened with zeros, or -1 in routed_experts, to the widest;
+    after the other; tensors too, widened to the widest with what the model itself pads them with;
     numbers, which are of the whole batch on every rank, are the first's."""
     first = values[0]
     if first is None or len(values) == 1:
@@ -74,8 +75,7 @@ def _rows_of(name, values):
     import torch
 
     widest = max(value.shape[1] for value in values) if first.ndim > 1 else 0
-    nothing = -1 if name == "routed_experts" else 0  # what the model itself pads with
-    return torch.cat([_widened(torch.as_tensor(value), widest, nothing) for value in values])
+    return torch.cat([_widened(torch.as_tensor(value), widest, pad_of(name)) for value in values])
 
 
 def _widened(value, width, nothing):

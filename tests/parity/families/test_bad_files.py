@@ -15,6 +15,7 @@ from twinkle.errors import InvalidError, TwinkleError
 
 NESTED = ("qwen3_5", "qwen3_5_moe")
 NOT_ONE = ("config.json does not ask for", "fetch both again")
+MODEL = "fetch it again if it is damaged, else use a model that README.md lists"
 
 
 def changed(name, folder, tensors=None, fields=None, beside=None):
@@ -51,18 +52,20 @@ def some_matrix(name):
 def test_a_key_that_would_change_the_arithmetic_is_refused(name, tmp_path):
     folder = changed(name, tmp_path, fields={"final_logit_softcapping": 30.5})
     kind = families.model_type(name)
-    expect_refusal(folder, "'final_logit_softcapping' is 3.05E1", f"model_type '{kind}'")
+    expect_refusal(folder, folder, "'final_logit_softcapping' is 3.05E1", f"'{kind}'", MODEL)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_missing_a_surplus_and_a_misshapen_tensor_are_refused(name, tmp_path):
     key, value = some_matrix(name)
-    expect_refusal(changed(name, tmp_path, {key: None}), str(tmp_path), f"has no tensor {key}")
+    expect_refusal(
+        changed(name, tmp_path, {key: None}), str(tmp_path), f"has no tensor {key}", NOT_ONE[1]
+    )
     surplus = key.removesuffix("weight") + "lora_weight"
-    expect_refusal(changed(name, tmp_path, {surplus: value}), surplus, *NOT_ONE)
+    expect_refusal(changed(name, tmp_path, {surplus: value}), str(tmp_path), surplus, *NOT_ONE)
     longer = torch.cat([value, value[:1]])
     shapes = [str(list(t.shape)) for t in (longer, value)]
-    expect_refusal(changed(name, tmp_path, {key: longer}), str(tmp_path), key, *shapes)
+    expect_refusal(changed(name, tmp_path, {key: longer}), str(tmp_path), key, *shapes, NOT_ONE[1])
 
 
 @pytest.mark.parametrize("name", families.ROUTED)
@@ -76,19 +79,21 @@ def test_a_missing_and_a_surplus_expert_are_refused(name, tmp_path):
     if value.dim() == 3:  # of all experts
         for other in (value[:-1], torch.cat([value, value[:1]])):
             folder = changed(name, tmp_path, {key: other})
-            expect_refusal(folder, folder, key, str(list(other.shape)), str(list(value.shape)))
+            expect_refusal(
+                folder, folder, key, *(str(list(t.shape)) for t in (other, value)), NOT_ONE[1]
+            )
         return
     folder = changed(name, tmp_path, {key: None})
-    expect_refusal(folder, folder, f"has no tensor {key}")
+    expect_refusal(folder, folder, f"has no tensor {key}", NOT_ONE[1])
     surplus = key.replace(".experts.0.", ".experts.8.")
-    expect_refusal(changed(name, tmp_path, {surplus: value}), surplus, *NOT_ONE)
+    expect_refusal(changed(name, tmp_path, {surplus: value}), str(tmp_path), surplus, *NOT_ONE)
 
 
 @pytest.mark.parametrize("method", ["awq", "mxfp4"])
 @pytest.mark.parametrize("name", ALL)
 def test_an_unknown_quantisation_is_refused(name, method, tmp_path):
     folder = changed(name, tmp_path, beside={"quantization_config": {"quant_method": method}})
-    expect_refusal(folder, "quantization_config", "unquantised checkpoint")
+    expect_refusal(folder, folder, "quantization_config", method, "unquantised checkpoint")
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -109,7 +114,12 @@ DELTA = "model.language_model.layers.0.linear_attn."
 CASES = {
     "a rule's decays": ("qwen3_5", DELTA + "A_log", None, ["FOLDER", "has no tensor"]),
     "a rule's bias": ("qwen3_5", DELTA + "dt_bias", torch.ones(5), ["FOLDER", "[5]", "[4]"]),
-    "a convolution's bias": ("qwen3_5", DELTA + "conv1d.bias", torch.ones(80), NOT_ONE),
+    "a convolution's bias": (
+        "qwen3_5",
+        DELTA + "conv1d.bias",
+        torch.ones(80),
+        ["FOLDER", *NOT_ONE],
+    ),
     "projections by head": (
         "qwen3_5",
         DELTA + "in_proj_qkv.weight",

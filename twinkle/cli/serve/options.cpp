@@ -12,7 +12,7 @@
 #include "twinkle/cli/serve/state.h"
 #include "twinkle/engine/device.h"
 #include "twinkle/io/checkpoint.h"
-#include "twinkle/model/family.h"
+#include "twinkle/model/config.h"
 #include "twinkle/store/keys/keys.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
 
@@ -142,7 +142,7 @@ std::string check_service(const ServeOptions& o) {
   const std::string path = model_path(o.engine.model.path, Download::kWithoutWeights);
   const Json config = is_there(o.engine.model.path) ? Checkpoint::open(path).config()
                                                     : read_json(fs::path(path) / "config.json");
-  const model::DecoderSpec spec = model::read_spec(config);
+  const model::DecoderSpec spec = model::spec_of(config, path);
   text::decoder_of(path);
   std::ostringstream out;
   out << spec.family << " of " << spec.num_layers() << " layers from " << path << " on "

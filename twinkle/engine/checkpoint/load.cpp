@@ -6,7 +6,7 @@
 #include <iterator>
 
 #include "twinkle/base/error.h"
-#include "twinkle/model/family.h"
+#include "twinkle/model/config.h"
 #include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::engine {
@@ -56,7 +56,7 @@ std::vector<at::Tensor> read_owned(const model::WeightSource& source, const Base
 std::vector<at::Tensor> read_weights(const fs::path& directory, const BaseModel& base) {
   const Checkpoint checkpoint = Checkpoint::open(directory);
   // Refuses a critic's weights for a causal model, whose head may be tied and so not be read.
-  const auto given = model::read_spec(checkpoint.config(), base.spec.value_head);
+  const auto given = model::spec_of(checkpoint.config(), directory, base.spec.value_head);
   require_same_model(base.spec, given, directory);
   const std::string ours = base.weights.front().name, theirs = given.layout.name(kEmbedding);
   require(ours == theirs, Code::kInvalid, "engine: load: ", directory.string(),

@@ -228,7 +228,10 @@ TEST_F(PrefetchTest, ALoadIsReadForTheTenantThatItWillFind) {
       Load{"me", folder()}, Delete{"me"}, Create{.tenant = "me", .lora_json = kLora},
       Load{"me", folder(), true}});
   for (const size_t i : {0, 1, 2, 3, 4, 6, 7, 8}) all[i].get();
-  EXPECT_EQ(error_of([&] { all[5].get(); }), "lora: the saved adapter has rank 4, this one has 2");
+  EXPECT_EQ(error_of([&] { all[5].get(); }),
+            "lora: " + folder() +
+                ": the saved adapter has rank 4, this one has 2: create it with the r and "
+                "rank_pattern of the saved one");
   EXPECT_EQ(state_of(engine_, "me"), saved);
 
   // The Create that it was read for fails: it is read again, for the tenant that is there.

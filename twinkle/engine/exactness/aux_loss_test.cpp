@@ -8,23 +8,11 @@
 #include <utility>
 
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/engine/exactness/routed_for_test.h"
 #include "twinkle/engine/group/groups_for_test.h"
-#include "twinkle/engine/operations_for_test.h"
-#include "twinkle/model/tiny_model.h"
 
 namespace twinkle::engine {
 namespace {
-
-JsonObject routed_config(const std::string& family = "qwen3_moe") {
-  JsonObject c = model::tiny_config(family);
-  c["num_hidden_layers"] = 3;
-  c["num_experts"] = 6;
-  c["num_experts_per_tok"] = 2;
-  c["moe_intermediate_size"] = 20;
-  c["norm_topk_prob"] = true;
-  c["mlp_only_layers"] = JsonArray{Json(1)};
-  return c;
-}
 
 ForwardBackward balanced(const std::string& tenant, const std::string& loss, double coefficient) {
   ForwardBackward op{
@@ -36,26 +24,7 @@ ForwardBackward balanced(const std::string& tenant, const std::string& loss, dou
   return op;
 }
 
-void create(Engine& engine) {
-  for (const std::string name : {"a", "b"})
-    engine.run<Done>(
-        Create{.tenant = name, .lora_json = R"({"r": 3, "target_modules": "all-linear"})"});
-}
-
-class AuxLossOnEngine : public testing::Test {
- protected:
-  std::unique_ptr<Engine> engine(int64_t token_budget = 4096, int64_t activation_bytes = 0,
-                                 const char* precision = "no") const {
-    auto out =
-        std::make_unique<Engine>(EngineOptions{.model = {.path = model_.path(),
-                                                         .mixed_precision = precision,
-                                                         .activation_bytes = activation_bytes},
-                                               .scheduling = {.token_budget = token_budget}});
-    create(*out);
-    return out;
-  }
-  const model::TinyModel model_{routed_config()};
-};
+class AuxLossOnEngine : public RoutedOnEngine {};
 
 struct Numbers {
   ForwardResult result;

@@ -7,25 +7,11 @@
 #include <memory>
 
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/engine/exactness/routed_for_test.h"
 #include "twinkle/engine/group/groups_for_test.h"
-#include "twinkle/engine/operations_for_test.h"
-#include "twinkle/model/tiny_model.h"
 
 namespace twinkle::engine {
 namespace {
-
-constexpr int64_t kExperts = 6, kTopK = 2, kRouted = 2;  // layers 0 and 2 of 3
-
-JsonObject routed_config() {
-  JsonObject c = model::tiny_config("qwen3_moe");
-  c["num_hidden_layers"] = kRouted + 1;
-  c["num_experts"] = kExperts;
-  c["num_experts_per_tok"] = kTopK;
-  c["moe_intermediate_size"] = 20;
-  c["norm_topk_prob"] = true;
-  c["mlp_only_layers"] = JsonArray{Json(1)};
-  return c;
-}
 
 std::vector<Example> sequences() { return {drawn(1, 30), drawn(2, 7), drawn(3, 12)}; }
 
@@ -52,27 +38,7 @@ std::vector<int32_t> settled(std::vector<int32_t> given, const std::vector<int32
   return given;
 }
 
-void create(Engine& engine) {
-  for (const std::string name : {"a", "b"})
-    engine.run<Done>(
-        Create{.tenant = name, .lora_json = R"({"r": 3, "target_modules": "all-linear"})"});
-}
-
-class RouteReplay : public testing::Test {
- protected:
-  EngineOptions options(int64_t token_budget = 4096, int64_t activation_bytes = 0) const {
-    return {.model = {.path = model_.path(),
-                      .mixed_precision = "no",
-                      .activation_bytes = activation_bytes},
-            .scheduling = {.token_budget = token_budget}};
-  }
-  std::unique_ptr<Engine> engine(int64_t token_budget = 4096, int64_t activation_bytes = 0) const {
-    auto out = std::make_unique<Engine>(options(token_budget, activation_bytes));
-    create(*out);
-    return out;
-  }
-  const model::TinyModel model_{routed_config()};
-};
+class RouteReplay : public RoutedOnEngine {};
 
 Forward told(std::vector<Example> of) {
   return {.tenant = "a", .sequences = std::move(of), .routed_experts = true};

@@ -5,7 +5,7 @@
 
 #include <map>
 
-#include "twinkle/engine/exactness/outcomes_for_test.h"
+#include "twinkle/engine/group/groups_for_test.h"
 
 namespace twinkle::engine {
 namespace {
@@ -93,6 +93,58 @@ TEST_F(SharedFactors, GoOnFromASaveWithTheOptimizerAndItsGradients) {
   EXPECT_EQ(state_of(other, "me"), state_of(engine_, "me"));
   for (Engine* engine : {&engine_, &other}) train(*engine, "me", 3);
   EXPECT_EQ(state_of(other, "me"), state_of(engine_, "me"));
+}
+
+// A folder that a save is still to write: nobody knows yet that its experts share factors.
+TEST_F(SharedFactors, LearnInAPassEachWhereTheirFolderIsYetToBeWritten) {
+  const auto life = [&](const std::string& tenant, const char* to) {
+    return std::vector<Operation>{Save{.tenant = "from", .directory = folder(to)},
+                                  Create{.tenant = tenant, .directory = folder(to), .seed = 7},
+                                  some_work(tenant, 3), some_work(tenant, 5), some_work(tenant, 9)};
+  };
+  engine_.run<Done>(Create{.tenant = "from", .lora_json = kShares, .seed = 1});
+  train(engine_, "from", 1);
+  for (Operation& op : life("one", "a")) engine_.submit(std::move(op)).get();
+  for (Future& done : engine_.submit(life("other", "b"))) done.get();
+  EXPECT_EQ(state_of(engine_, "other"), state_of(engine_, "one"));
+}
+
+TEST_F(SharedFactors, AreCountedAsTheyAreOnceTheirGradientsAreJoined) {
+  Engine parks({.model = {.path = model_.path(), .mixed_precision = "no"},
+                .parking = {.directory = folder("park")}});
+  parks.run<Done>(Create{.tenant = "me", .lora_json = kShares});
+  parks.run<ForwardResult>(some_work("me", 1));
+  const int64_t counted = parks.parking().resident_bytes;
+  parks.run<InspectResult>(Inspect{"me"});  // counts it anew
+  EXPECT_EQ(counted, parks.parking().resident_bytes);
+}
+
+// Ranks would have to agree on an owner of what experts share.
+TEST_F(SharedFactors, SampleAndScoreOnSeveralRanksAndLearnOnOne) {
+  engine_.run<Done>(Create{.tenant = "me", .lora_json = kShares, .seed = 1});
+  train(engine_, "me", 1);
+  engine_.run<SaveResult>(Save{.tenant = "me", .directory = folder("saved")});
+  const Sample sample{"me", {{1, 2, 3}, {5, 7}}, {{.max_tokens = 5, .seed = 3}}};
+  const auto want = engine_.run<SampleResult>(sample);
+  const ForwardBackward work = some_work("me", 5);
+  const auto scores =
+      engine_.run<ForwardResult>(Forward{.tenant = "me", .sequences = work.sequences});
+  for (const Mesh& mesh : {Mesh{.dp = 2}, Mesh{.fsdp = 2}}) {
+    on_ranks(mesh, {.model = {.path = model_.path(), .mixed_precision = "no"}},
+             [&](Engine& engine, int rank, const auto&) {
+               const size_t r = static_cast<size_t>(rank);
+               engine.run<Done>(Create{.tenant = "me", .directory = folder("saved")});
+               Sample mine = sample;
+               mine.prompts = slice(mine.prompts, {r, r + 1});
+               EXPECT_EQ(engine.run<SampleResult>(mine).completions[0], want.completions[r]);
+               Forward scored{.tenant = "me", .sequences = slice(work.sequences, {r, r + 1})};
+               EXPECT_EQ(engine.run<ForwardResult>(scored).logps[0], scores.logps[r]);
+               ForwardBackward learns = work;
+               learns.sequences = scored.sequences;
+               expect_error("share_expert_factors), which are trained by one data rank only",
+                            [&] { engine.run<ForwardResult>(learns); });
+             });
+  }
 }
 
 TEST_F(SharedFactors, AFormThatASaveCannotGiveIsRefused) {

@@ -15,7 +15,7 @@
 #include "twinkle/engine/weights/exchange.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/lora/targets.h"
-#include "twinkle/model/family.h"
+#include "twinkle/model/config.h"
 #include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::engine {
@@ -109,7 +109,7 @@ DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders
   const Checkpoint checkpoint = Checkpoint::open(o.path);
   base_.directory = checkpoint.path();
   base_.config = checkpoint.config();
-  base_.spec = model::read_spec(base_.config, o.value_head);
+  base_.spec = model::spec_of(base_.config, checkpoint.path(), o.value_head);
   base_.dtype = dtype;
   read_together(comms.data, [&] {
     model::Borders& borders = shards_ ? *shards_ : model::no_borders();
@@ -200,10 +200,12 @@ bool DecoderExecutor::joins(const Operation& operation) const {
   const auto* op = std::get_if<ForwardBackward>(&operation);
   const loss::Loss* loss = op ? loss::look_up(op->loss) : nullptr;
   if (!loss || !loss->separable()) return false;
-  // Where the head learns, or experts share factors, one operation of a tenant has a pass.
+  // Where the head learns, or experts share factors, one operation of a tenant has a pass: experts
+  // add their gradients to what they share when an operation ends. Of an adapter that a save is
+  // still to write nothing is known.
   const auto shape = prefetch_.shape_of(op->tenant);
-  return !shape || shape->mode != Mode::kLora ||
-         !(lora::targets_head(shape->adapter) || shape->adapter.share_expert_factors);
+  return shape && (shape->mode != Mode::kLora ||
+                   !(lora::targets_head(shape->adapter) || shape->adapter.share_expert_factors));
 }
 
 int64_t DecoderExecutor::max_result_bytes(const Operation& operation, bool streams) const {
@@ -475,8 +477,11 @@ std::vector<Ended> DecoderExecutor::step() {
 }
 
 Result DecoderExecutor::commit(int64_t id) {
-  if (training_->has(id)) return training_->commit(id);
-  return sampling_->commit(id);
+  if (!training_->has(id)) return sampling_->commit(id);
+  const Tenant& who = training_->tenant(id);
+  Result result = training_->commit(id);
+  parking_.count(who);  // whose experts have joined the gradients that they share
+  return result;
 }
 
 void DecoderExecutor::undo(int64_t id) {

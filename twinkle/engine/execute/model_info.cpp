@@ -22,21 +22,22 @@ namespace {
 std::vector<int32_t> read_eos(const std::filesystem::path& path, const Json& config,
                               int64_t vocab_size) {
   std::vector<int32_t> out;
-  const auto add = [&](const Json& from) {
+  const auto add = [&](const Json& from, const std::string& where) {
     const Json* eos = find(from, "eos_token_id");
     if (!eos) return;
     const JsonArray ids = eos->is_array() ? eos->get_array() : JsonArray{*eos};
     for (const Json& id : ids) {
       constexpr int64_t kMaxId = std::numeric_limits<int32_t>::max();
       require(id.is_int64() && id.get_int64() >= 0 && id.get_int64() <= kMaxId, Code::kInvalid,
-              "engine: eos_token_id is ", boost::json::serialize(*eos),
-              ", expected an integer from 0 to ", kMaxId, ", or a list of them");
+              "engine: ", where, ": eos_token_id is ", boost::json::serialize(*eos),
+              ", expected an integer from 0 to ", kMaxId,
+              ", or a list of them; fetch it again, or take the field out");
       if (id.get_int64() < vocab_size) out.push_back(static_cast<int32_t>(id.get_int64()));
     }
   };
-  add(model::text_of(config));
+  add(model::text_of(config), "the config of " + path.string());
   const auto generation = path / "generation_config.json";
-  if (is_there(generation)) add(read_json(generation));
+  if (is_there(generation)) add(read_json(generation), generation.string());
   std::sort(out.begin(), out.end());
   out.erase(std::unique(out.begin(), out.end()), out.end());
   return out;

@@ -154,11 +154,7 @@ void Parking::end_round(const std::set<const Tenant*>& held) {
   if (folder_.empty()) return;
   try {
     held_ = held;
-    for (Place* place : used_) {
-      const int64_t bytes = place->tenant->num_bytes();
-      resident_bytes_ += bytes - std::exchange(place->bytes, bytes);
-      if (bytes == 0) resident_.erase(place->used);
-    }
+    for (Place* place : used_) count(*place);
     used_.clear();
     ++round_;
     // Parking the one that was used last would gain nothing.
@@ -167,6 +163,17 @@ void Parking::end_round(const std::set<const Tenant*>& held) {
     // The operation before it has succeeded, and must not be reported as failed: the next one
     // parks.
   }
+}
+
+void Parking::count(const Tenant& tenant) {
+  const auto found = places_.find(&tenant);
+  if (found != places_.end() && found->second.shapes.empty()) count(found->second);
+}
+
+void Parking::count(Place& place) {
+  const int64_t bytes = place.tenant->num_bytes();
+  resident_bytes_ += bytes - std::exchange(place.bytes, bytes);
+  if (bytes == 0) resident_.erase(place.used);
 }
 
 int64_t Parking::park_now(const Tenant& tenant) {

@@ -31,6 +31,8 @@ class Parking {
   // one comes back, and others make room. Error kInternal: its file is gone or has changed; the
   // tenant stays parked, and the next use tries again.
   void use(Tenant& tenant);
+  // The state of one that is here has another size than when its round ended.
+  void count(const Tenant& tenant);
   // Before the tenant is destroyed: its file goes. Does not throw.
   void forget(const Tenant& tenant);
   // Between two operations or batches: parks what exceeds the limit, but none of `held`, which are
@@ -64,6 +66,7 @@ class Parking {
   };
   template <class Busy>
   void make_room(int64_t bytes, Busy&& busy);
+  void count(Place& place);
   enum class Parked { kYes, kInUse, kFailed };
   Parked park(Place& place);
   void bring_back(Place& place);

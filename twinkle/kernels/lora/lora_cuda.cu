@@ -111,12 +111,8 @@ __global__ void outer(LoraIn of, LoraGrads grads, const T* in, const Wide<T>* h)
 
 }  // namespace
 
-int64_t lora_shrink_parts(Type type, int64_t width) {
-  return in_eights(type, width) ? lora_shrink_mma_parts(width) : 1;
-}
-
 void lora_shrink(Type type, const LoraIn& of, void* h, int64_t size, float* parts, Stream stream) {
-  if (is_for_mma(type, of)) {
+  if (in_eights(type, of.width)) {
     return lora_shrink_mma(of, static_cast<float*>(h), size, parts, stream);
   }
   with_type(type, [&]<class T>(T) {
@@ -126,7 +122,7 @@ void lora_shrink(Type type, const LoraIn& of, void* h, int64_t size, float* part
 }
 
 void lora_expand(Type type, const LoraIn& of, const void* h, void* out, Stream stream) {
-  if (is_for_mma(type, of)) {
+  if (in_eights(type, of.width)) {
     return lora_expand_mma(of, static_cast<const float*>(h), static_cast<__nv_bfloat16*>(out),
                            stream);
   }
@@ -137,7 +133,8 @@ void lora_expand(Type type, const LoraIn& of, const void* h, void* out, Stream s
 }
 
 void lora_outer(Type type, const LoraIn& of, const void* h, const LoraGrads& grads, Stream stream) {
-  if (is_for_mma(type, of)) return lora_outer_mma(of, static_cast<const float*>(h), grads, stream);
+  if (in_eights(type, of.width))
+    return lora_outer_mma(of, static_cast<const float*>(h), grads, stream);
   with_type(type, [&]<class T>(T) {
     const Grid grid{.x = (of.width + 31) / 32,
                     .y = (grads.highest_rank + kRanks - 1) / kRanks,

@@ -218,10 +218,12 @@ __global__ void outer(LoraIn of, LoraGrads grads, const Bf16* in, const float* h
 
 }  // namespace
 
-int64_t lora_shrink_mma_parts(int64_t width) { return (width + kShrinkPart - 1) / kShrinkPart; }
+int64_t lora_shrink_parts(Type type, int64_t width) {
+  return in_eights(type, width) ? (width + kShrinkPart - 1) / kShrinkPart : 1;
+}
 
 void lora_shrink_mma(const LoraIn& of, float* h, int64_t size, float* parts, Stream stream) {
-  const int64_t num_parts = lora_shrink_mma_parts(of.width);
+  const int64_t num_parts = lora_shrink_parts(Type::kBf16, of.width);
   const Grid grid{.x = of.table.num_tiles,
                   .y = num_parts,
                   .shared = kWarps * 16 * kShrinkRanks * sizeof(float)};

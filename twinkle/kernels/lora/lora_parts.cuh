@@ -31,9 +31,7 @@ __device__ A scale_of(const LoraRow& part, LoraFactor factor) {
   return factor == LoraFactor::kA ? A(1) : A(part.scale);
 }
 
-inline bool is_for_mma(Type type, const LoraIn& of) { return in_eights(type, of.width); }
-
-int64_t lora_shrink_mma_parts(int64_t width);
+// Of lora_mma.cu, of a width that is in_eights().
 void lora_shrink_mma(const LoraIn& of, float* h, int64_t size, float* parts, Stream stream);
 void lora_expand_mma(const LoraIn& of, const float* h, __nv_bfloat16* out, Stream stream);
 void lora_outer_mma(const LoraIn& of, const float* h, const LoraGrads& grads, Stream stream);

@@ -38,6 +38,8 @@ class Block {
   virtual void prefetch() const = 0;
   // Bytes that forward() keeps for backward, with x where backward reads it, without the result.
   virtual int64_t saved_bytes(const nn::Rows& rows) const = 0;
+  // The most that its backward keeps besides, of the size of its weights, until it has ended.
+  virtual int64_t backward_bytes(const nn::Rows&) const { return 0; }
 };
 
 class Mixer : public Block {

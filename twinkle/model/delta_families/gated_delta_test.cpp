@@ -93,9 +93,11 @@ TEST(Qwen35, FieldsThatWouldChangeTheArithmeticAreRefused) {
             "json: field 'linear_value_head_dim' is null, expected an integer");
   JsonObject quantised = hub_config();
   quantised["quantization_config"] = JsonObject{{"quant_method", "fp8"}};
-  EXPECT_EQ(error_of([&] { read_spec(quantised); }),
-            "model: quantization_config is not supported for model_type 'qwen3_5'; use an "
-            "unquantised checkpoint");
+  EXPECT_EQ(
+      error_of([&] { read_spec(quantised); }),
+      "model: quantization_config has the quant_method \"fp8\" for these weights, which is not "
+      "supported; use an unquantised checkpoint, fp8 weights with weight_block_size or a GGUF "
+      "file");
   EXPECT_EQ(refusal("num_experts", 8),
             "model: config field 'num_experts' is 8; it changes the arithmetic, and model_type "
             "'qwen3_5' is computed without it");

@@ -34,6 +34,8 @@ Latent::Latent(const DecoderSpec& decoder, const LatentSpec& spec, Parts& parts)
           ") runs on the CPU only in this version; set the device to cpu");
 }
 
+int64_t Latent::num_heads() const { return o_.weight.size(1) / spec_.value_dim; }
+
 StateSpec Latent::state() const { return {.num_heads = 1, .head_dim = key_dim(), .latent = true}; }
 
 at::Tensor Latent::queries(const at::Tensor& x, const nn::Rows& rows) const {
@@ -41,13 +43,13 @@ at::Tensor Latent::queries(const at::Tensor& x, const nn::Rows& rows) const {
       spec_.q_rank == 0
           ? nn::linear(x, q_, rows)
           : nn::linear(nn::rms_norm(nn::linear(x, q_a_, rows), q_norm_, rows), q_b_, rows);
-  return q.view({x.size(0), spec_.num_heads, spec_.nope_dim + spec_.rope_dim});
+  return q.view({x.size(0), num_heads(), spec_.nope_dim + spec_.rope_dim});
 }
 
 at::Tensor Latent::forward(const at::Tensor& x, const Context& context) const {
   const nn::Rows& rows = context.rows;
   const int64_t r = spec_.kv_rank, n = spec_.nope_dim, rotated = spec_.rope_dim;
-  const nn::AbsorbedKv kv_b(kv_b_, spec_.num_heads, n, rows);
+  const nn::AbsorbedKv kv_b(kv_b_, num_heads(), n, rows);
   const at::Tensor q = queries(x, rows), kv = nn::linear(x, kv_a_, rows);
   const auto [q_rope, k_rope] =
       nn::apply_rope(q.narrow(2, n, rotated), kv.narrow(1, r, rotated).unsqueeze(1), context.rope,
@@ -67,7 +69,7 @@ at::Tensor Latent::forward(const at::Tensor& x, const Context& context) const {
 void Latent::prefetch() const { nn::prefetch(spec_.q_rank == 0 ? q_ : q_a_); }
 
 int64_t Latent::saved_bytes(const nn::Rows& rows) const {
-  const int64_t h = spec_.num_heads;
+  const int64_t h = num_heads();
   int64_t row = 2 * h * key_dim() + 2 * key_dim();  // query, output; key; what its norm reads
   if (q_.needs_input() || q_a_.needs_input() || kv_a_.needs_input()) row += o_.weight.size(0);
   if (spec_.q_rank > 0) row += spec_.q_rank * (q_b_.needs_input() ? 2 : 1);
@@ -78,6 +80,10 @@ int64_t Latent::saved_bytes(const nn::Rows& rows) const {
   int64_t bytes = (row * size + sums) * rows.num_tokens();
   for (const nn::Linear* w : {&q_, &q_a_, &q_b_, &kv_a_, &o_}) bytes += w->saved_bytes(rows);
   return bytes + nn::AbsorbedKv::saved_bytes(kv_b_, rows);
+}
+
+int64_t Latent::backward_bytes(const nn::Rows& rows) const {
+  return nn::AbsorbedKv::backward_bytes(kv_b_, rows);
 }
 
 }  // namespace twinkle::model

@@ -15,10 +15,12 @@ class Latent final : public Mixer {
   at::Tensor forward(const at::Tensor& x_TD, const Context& context) const override;
   void prefetch() const override;
   int64_t saved_bytes(const nn::Rows& rows) const override;
+  int64_t backward_bytes(const nn::Rows& rows) const override;
   StateSpec state() const override;
 
  private:
   at::Tensor queries(const at::Tensor& x_TD, const nn::Rows& rows) const;
+  int64_t num_heads() const;
   int64_t key_dim() const { return spec_.kv_rank + spec_.rope_dim; }
 
   nn::Linear q_, q_a_, q_b_, kv_a_, kv_b_, o_;  // q_, or the two behind it

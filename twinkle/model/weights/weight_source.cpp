@@ -10,6 +10,8 @@
 namespace twinkle::model {
 namespace {
 
+constexpr const char* kRemedy = "; they are not of one model: fetch both again";
+
 // True if any of n words has all bits of its exponent set, which is NaN or infinity.
 template <class Word>
 bool has_full_exponent(const void* data, int64_t n, Word exponent) {
@@ -33,14 +35,18 @@ bool is_finite(const at::Tensor& t) {
   }
 }
 
+bool is_float(Dtype type) {
+  return type == Dtype::kF32 || type == Dtype::kF16 || type == Dtype::kBF16 || type == Dtype::kF64;
+}
+
 // Tensors of one size and type, one after the other, as one.
 StoredTensor joined(const std::string& name, const std::vector<int64_t>& shape,
-                    std::vector<StoredTensor> parts) {
+                    std::vector<StoredTensor> parts, const std::string& file) {
   StoredTensor out{.name = name, .dtype = parts.front().dtype, .shape = shape};
   for (const StoredTensor& part : parts) {
-    require(part.dtype == out.dtype, Code::kInvalid, "model: tensor ", part.name, " is ",
-            name_of(part.dtype), ", and ", parts.front().name, " is ", name_of(out.dtype),
-            "; the parts of one weight must have one type");
+    require(part.dtype == out.dtype, Code::kInvalid, "model: tensor ", part.name, " of ", file,
+            " is ", name_of(part.dtype), ", and ", parts.front().name, " is ", name_of(out.dtype),
+            "; the parts of one weight must have one type: save the checkpoint again in one");
   }
   const int64_t size = parts.front().num_bytes();
   out.reader = [size, parts = std::move(parts)](int64_t offset, std::span<std::byte> into) {
@@ -88,17 +94,20 @@ StoredTensor WeightSource::stored(const std::string& name,
   const int64_t parts = std::ssize(names) / shape[0];  // of each matrix
   std::vector<StoredTensor> out;
   for (const std::string& part : names) out.push_back(of_shape(part, {shape[1] / parts, shape[2]}));
-  return joined(name, shape, std::move(out));
+  return joined(name, shape, std::move(out), checkpoint_.path().string());
 }
 
 const StoredTensor& WeightSource::of_shape(const std::string& name,
                                            const std::vector<int64_t>& shape) const {
   require(contains(name), Code::kInvalid, "model: ", checkpoint_.path().string(), " has no tensor ",
-          name, ", which config.json asks for");
+          name, ", which config.json asks for", kRemedy);
   const StoredTensor& found = checkpoint_.at(name);
+  require(is_float(found.dtype), Code::kInvalid, "model: tensor ", name, " of ",
+          checkpoint_.path().string(), " is ", name_of(found.dtype),
+          "; weights are F32, F16, BF16 or F64: save the checkpoint again in one of these");
   require(found.shape == shape, Code::kInvalid, "model: tensor ", name, " of ",
           checkpoint_.path().string(), " has shape ", shape_text(found.shape),
-          ", config.json asks for ", shape_text(shape));
+          ", config.json asks for ", shape_text(shape), kRemedy);
   return found;
 }
 

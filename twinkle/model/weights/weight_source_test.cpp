@@ -11,6 +11,8 @@
 namespace twinkle::model {
 namespace {
 
+constexpr const char* kRemedy = "; they are not of one model: fetch both again";
+
 // A checkpoint of one tensor "w".
 class OfOne {
  public:
@@ -137,10 +139,11 @@ TEST(WeightSource, AStackIsReadFromItsPartsWholeAndInSlicesAndRuns) {
   EXPECT_EQ(error_of([&] { source.check(name, {4, 4, 5}); }),
             "model: " + file.string() +
                 " has no tensor model.layers.7.mlp.experts.3.gate_proj.weight"
-                ", which config.json asks for");
+                ", which config.json asks for" +
+                kRemedy);
   EXPECT_EQ(error_of([&] { source.check(name, {3, 6, 5}); }),
             "model: tensor model.layers.7.mlp.experts.0.gate_proj.weight of " + file.string() +
-                " has shape [2, 5], config.json asks for [3, 5]");
+                " has shape [2, 5], config.json asks for [3, 5]" + kRemedy);
   const at::Tensor half = matrices[5].to(at::kBFloat16);
   views.back() = view_of(views.back().name, half);
   write_safetensors(file, views);
@@ -148,9 +151,9 @@ TEST(WeightSource, AStackIsReadFromItsPartsWholeAndInSlicesAndRuns) {
       error_of([&] {
         WeightSource(Checkpoint::open(file), at::kFloat, {}, layout).check(name, {3, 4, 5});
       }),
-      "model: tensor model.layers.7.mlp.experts.2.up_proj.weight is BF16, and "
-      "model.layers.7.mlp.experts.0.gate_proj.weight is F32; the parts of one weight must have "
-      "one type");
+      "model: tensor model.layers.7.mlp.experts.2.up_proj.weight of " + file.string() +
+          " is BF16, and model.layers.7.mlp.experts.0.gate_proj.weight is F32; the parts of one "
+          "weight must have one type: save the checkpoint again in one");
 }
 
 TEST(WeightSource, WhatIsMissingOrOfAnotherShapeOrTypeIsNamed) {
@@ -160,15 +163,15 @@ TEST(WeightSource, WhatIsMissingOrOfAnotherShapeOrTypeIsNamed) {
   const auto file = dir / "model.safetensors";
   const WeightSource source(Checkpoint::open(file), at::kFloat);
   EXPECT_EQ(error_of([&] { source.read("b", {2}); }),
-            "model: " + file.string() + " has no tensor b, which config.json asks for");
-  EXPECT_EQ(
-      error_of([&] { source.read("w", {3, 2}); }),
-      "model: tensor w of " + file.string() + " has shape [2, 3], config.json asks for [3, 2]");
+            "model: " + file.string() + " has no tensor b, which config.json asks for" + kRemedy);
+  const std::string misshapen = "model: tensor w of " + file.string() +
+                                " has shape [2, 3], config.json asks for [3, 2]" + kRemedy;
+  EXPECT_EQ(error_of([&] { source.read("w", {3, 2}); }), misshapen);
   EXPECT_EQ(error_of([&] { source.read("ids", {2}); }),
-            "model: tensor ids is I64; weights are F32, F16, BF16 or F64");
-  EXPECT_EQ(
-      error_of([&] { source.check("w", {3, 2}); }),
-      "model: tensor w of " + file.string() + " has shape [2, 3], config.json asks for [3, 2]");
+            "model: tensor ids of " + file.string() +
+                " is I64; weights are F32, F16, BF16 or F64: save the checkpoint again in one of "
+                "these");
+  EXPECT_EQ(error_of([&] { source.check("w", {3, 2}); }), misshapen);
 }
 
 TEST(WeightSource, OneNumberThatIsNotFiniteIsFoundWhereverItIs) {

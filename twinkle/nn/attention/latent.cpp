@@ -225,16 +225,32 @@ at::Tensor AbsorbedKv::values(const at::Tensor& mixed) const {
   return absorbed(mixed, pass_, AbsorbedPass::Half::kValues);
 }
 
+namespace {
+
+// Bytes that the adapter of a slot saves; 0: it has no factors here.
+int64_t saved_of(const Linear& kv_b, int32_t slot) {
+  if (!kv_b.delta || slot < 0) return 0;
+  return kv_b.delta->saved_bytes(unit_rows(kv_b.weight.size(1), slot, false));
+}
+
+}  // namespace
+
 int64_t AbsorbedKv::saved_bytes(const Linear& kv_b, const Rows& rows) {
-  if (!kv_b.delta) return 0;
   std::set<int32_t> slots;
-  for (const Segment& segment : rows.segments) {
-    if (segment.slot >= 0) slots.insert(segment.slot);
-  }
+  for (const Segment& segment : rows.segments) slots.insert(segment.slot);
   int64_t bytes = 0;
   for (const int32_t slot : slots) {
-    const int64_t saved = kv_b.delta->saved_bytes(unit_rows(kv_b.weight.size(1), slot, false));
+    const int64_t saved = saved_of(kv_b, slot);
     if (saved > 0) bytes += saved + static_cast<int64_t>(kv_b.weight.nbytes());
+  }
+  return bytes;
+}
+
+int64_t AbsorbedKv::backward_bytes(const Linear& kv_b, const Rows& rows) {
+  const int64_t slope = kv_b.weight.numel() * (kv_b.weight.scalar_type() == at::kDouble ? 8 : 4);
+  int64_t bytes = 0;
+  for (const Segment& segment : rows.segments) {
+    if (saved_of(kv_b, segment.slot) > 0) bytes += slope;
   }
   return bytes;
 }

@@ -32,6 +32,9 @@ class AbsorbedKv {
   // Bytes that a pass keeps for backward, without the products' inputs, which it keeps where kv_b
   // needs_input().
   static int64_t saved_bytes(const Linear& kv_b, const Rows& rows);
+  // Bytes that backward keeps from one product to the other: of each sequence with an adapter on
+  // kv_b the gradient of what that adds to the weight.
+  static int64_t backward_bytes(const Linear& kv_b, const Rows& rows);
 
  private:
   c10::intrusive_ptr<AbsorbedPass> pass_;

@@ -5,6 +5,7 @@
 
 #include <map>
 
+#include "twinkle/kernels/allocation_meter_for_test.h"
 #include "twinkle/kernels/finite_difference_for_test.h"
 #include "twinkle/nn/rows_for_test.h"
 
@@ -33,6 +34,14 @@ struct LowRank : Delta {
       any = true;
     }
     return any ? std::vector<at::Tensor>{x} : std::vector<at::Tensor>{};
+  }
+  int64_t saved_bytes(const Rows& rows) const override {
+    int64_t bytes = 0;
+    for (size_t s = 0; s < rows.segments.size(); ++s) {
+      if (of.contains(rows.segments[s].slot))
+        bytes += (rows.cu_seqlens[s + 1] - rows.cu_seqlens[s]) * kRank * 4;
+    }
+    return bytes;
   }
   void backward(const at::Tensor& dy, const at::Tensor& x, const std::vector<at::Tensor>&,
                 const Rows& rows, at::Tensor&) override {
@@ -133,6 +142,26 @@ TEST(AbsorbedKv, GradientsOfTheWeightAndOfAdaptersEqualPlainAutograds) {
       EXPECT_TRUE(at::allclose(its.grad_b, leaves[slot].second.grad(), 1e-4, 1e-4)) << slot;
     }
   }
+}
+
+TEST(AbsorbedKv, WhatBackwardKeepsFromOneProductToTheOtherIsCounted) {
+  at::manual_seed(6);
+  LowRank delta;
+  for (const int32_t slot : {1, 2}) delta.of.emplace(slot, some_factors(at::kFloat));
+  Linear kv_b = some_kv_b(at::kFloat);
+  kv_b.delta = &delta;
+  // Of slot 9 and of no slot there are no factors.
+  const Rows rows = rows_of({3, 2, 4, 2, 1}, {1, 2, 1, -1, 9}, {0, 0, 0, 0, 0}, {1, 1, 1, 1, 1});
+  const AbsorbedKv absorbed(kv_b, kHeads, kNope, rows);
+  const at::Tensor mixed = at::randn({12, kHeads, kRank}).requires_grad_();
+  const at::Tensor y = absorbed.values(mixed), g = at::ones_like(y);
+  const kernels::AllocationMeter meter;
+  const at::Tensor dx = torch::autograd::grad({y}, {mixed}, {g}, /*retain_graph=*/true)[0];
+  const int64_t kept = meter.now() - static_cast<int64_t>(dx.nbytes());
+  EXPECT_EQ(kept, 3 * 4 * kv_b.weight.numel());
+  EXPECT_EQ(AbsorbedKv::backward_bytes(kv_b, rows), kept);
+  kv_b.delta = nullptr;
+  EXPECT_EQ(AbsorbedKv::backward_bytes(kv_b, rows), 0);
 }
 
 TEST(AbsorbedKv, ASequenceHasTheSameBitsAloneAndAmongOthers) {
