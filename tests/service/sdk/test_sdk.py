@@ -155,7 +155,7 @@ def test_a_custom_loss_that_is_no_number_is_refused_by_name_and_no_step_is_made(
     def custom(data, logprobs):
         return logprobs[0].sum() * math.nan, {}
 
-    with pytest.raises(tinker.UnprocessableEntityError, match="weights holds -?nan at 0"):
+    with pytest.raises(tinker.UnprocessableEntityError, match=r"weights holds -?nan at 0"):
         client.forward_backward_custom([datum()], custom).result()
     with pytest.raises(RuntimeError, match="previous request failed"):  # of this very client
         client.optim_step(ADAM).result()
