@@ -184,7 +184,9 @@ def initialize(
     lazy_collect: whether results stay in the workers until they are looked at. option of mode
     'ray': placement_seconds, 30: how long the cluster may take to give a group its place.
     options, of mode 'http': those of `twinkle serve` with '_' for '-'
-    (model, names, port, state, config, ...); smollm2 on a free port without any. TINKER_BASE_URL
+    (model, names, port, state, config, ...); without any smollm2 on a free port, and the state
+    ./twinkle-state, which is made, or goes on with all that is in it. Where a state has keys the
+    service asks for one, which TINKER_API_KEY must be then, unless auth is given. TINKER_BASE_URL
     and TWINKLE_SERVER_URL are set to the URL, so that tinker.ServiceClient() finds it. The service
     ends with this process, or with the next initialize(). seed: of `random`, numpy, torch, and of
     every adapter and sampler that is given none. full_determinism: deterministic kernels.
@@ -196,9 +198,10 @@ def initialize(
     number of processes below 1, groups that are no list of DeviceGroups or share a name or a rank,
     a mesh of another size, a notifier that cannot be called, a name that is no text,
     full_determinism that is neither True nor False, options in another mode than theirs, options
-    that `twinkle serve` refuses; mode 'ray' without groups, with groups that the cluster has no
-    place for, or with a mesh of initialize that fits none of them. NotAvailableError: mode 'ray'
-    with several ranks without the package ray, or where no cluster can be reached; in mode 'local',
+    that `twinkle serve` refuses, a state with keys and no key; mode 'ray' without groups, with
+    groups that the cluster has no place for, or with a mesh of initialize that fits none of them.
+    NotAvailableError: mode 'ray' with several ranks without the package ray, or where no cluster
+    can be reached; in mode 'local',
     a rank of a mesh of several processes that has not called this within
     TWINKLE_DIST_TIMEOUT_SECONDS, or within 30 s where these are fewer.
     """

@@ -52,14 +52,42 @@ def test_it_starts_a_service_that_clients_find_and_ends_it(tiny_llama_dir, tmp_p
     [
         ({"model": "/no/such"}, "/no/such"),
         ({"root_path": "x", "model": "tiny"}, "root_path is 'x', it must begin with '/'"),
-        ({"prot": 3}, "--prot"),
-        ({"port": 1.5}, "--port is '1.5', it must be an integer of at least 0"),
+        ({"prot": 3}, "there is no option 'prot'; did you mean 'port'"),
+        ({"port": 1.5}, "cli: port is '1.5', it must be an integer of at least 0"),
+        ({"max_given": 0}, "cli: max_given is '0', it must be an integer of at least 1"),
         ({"port": [None, b"1"]}, "service: port is b'1', it must be a text or a number"),
     ],
 )
-def test_what_the_service_refuses_is_the_error(options, said, tmp_path):
+def test_what_the_service_refuses_is_the_error_and_told_once(options, said, tmp_path, capfd):
     with pytest.raises(InvalidError, match=said):
         twinkle.initialize(mode="http", state=tmp_path, **options)
+    assert "twinkle: " not in capfd.readouterr().err
+
+
+def test_a_state_with_keys_needs_one_before_it_is_served(
+    request, tiny_llama_dir, tmp_path, monkeypatch, capfd
+):
+    tinker = pytest.importorskip("tinker")
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    monkeypatch.chdir(tmp_path)
+    state = tmp_path / "twinkle-state"
+    run = request.getfixturevalue("twinkle")  # the program; here the name is the package's
+    key = run("keys", "create", "--tenant", "a", "--state", state).stdout.strip()
+    options = {"mode": "http", "model": tiny_llama_dir, "names": ["tiny"]}
+    for where in ({}, {"state": "twinkle-state"}, {"state": state}):
+        with pytest.raises(InvalidError, match=f"the state {state} has keys.* TINKER_API_KEY"):
+            twinkle.initialize(**options, **where)
+    assert not (state / "journal").exists()
+    monkeypatch.setenv("TINKER_API_KEY", key)
+    twinkle.initialize(**options)
+    assert f"info state: {state}, auth: keys, of which 1 is valid\n" in capfd.readouterr().err
+    with tinker.ServiceClient() as client:
+        assert client.create_sampling_client(base_model="tiny").get_base_model() == "tiny"
+    monkeypatch.delenv("TINKER_API_KEY")
+    assert answers(twinkle.initialize(auth="keys", **options))
+    assert answers(twinkle.initialize(auth="open", **options))
+    told = capfd.readouterr().err
+    assert told.count("twinkle: auth is open although") == 1
 
 
 def test_true_false_and_numbers_are_told_as_the_command_line_takes_them(tmp_path):

@@ -37,6 +37,7 @@ def test_the_example_is_eight_lines_and_would_be_served(tiny_llama_dir, tmp_path
         f"ok: llama of 2 layers from {tiny_llama_dir} on cpu",
         "names: smollm2, my-team/assistant",
         "address: http://127.0.0.1:8000",
+        "auth: open, nobody is asked for a key",
         f"state: {tmp_path / 'state'}",
     ]
     assert not (tmp_path / "state").exists()
@@ -119,16 +120,38 @@ def test_without_arguments_it_is_smollm2_by_both_names():
         ("model: MODEL\nroot_path: p\n", "root_path is 'p', it must begin with '/'"),
         ("model: MODEL\nname: 'a:b'\n", "name 'a:b' must be a text without ':'"),
         ("model: /no/model\n", "/no/model"),
-        ("max_body_bytes_total: 1048576\n", "it must be at least max_body_bytes, 268435456"),
+        (
+            "max_body_bytes_total: 1048576\n",
+            "max_body_bytes is 268435456 (its default), it must be at most max_body_bytes_total",
+        ),
     ],
 )
 def test_a_check_fails_with_the_reason(text, said, tiny_llama_dir, tmp_path):
     file = tmp_path / "serve.yaml"
     file.write_text(text.replace("MODEL", tiny_llama_dir))
     result = serve("--config", file, "--check", "--state", tmp_path)
-    assert result.returncode == 1
+    assert result.returncode == (1 if said == "/no/model" else 2)
     assert said in result.stderr
     assert result.stdout == ""
+
+
+def test_a_state_on_a_file_system_that_cannot_be_written_is_refused_by_its_path(
+    tiny_llama_dir, tmp_path
+):
+    state = tmp_path / "state"
+    state.mkdir()
+    mounted = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"'
+    alone = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
+    if subprocess.run([*alone, mounted, state], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this user may mount nothing")
+    command = [*PROGRAM, "serve", "--check", "--model", tiny_llama_dir, "--state", str(state)]
+    result = subprocess.run(
+        [*alone, mounted + ' && exec "$@"', state, *command],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert f"but the folder '{state}' cannot be written: choose another" in result.stderr
 
 
 def test_the_reference_of_options_is_the_one_in_the_documentation():

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "twinkle/base/fields/json_handler.h"
 #include "twinkle/base/file.h"
 
 namespace twinkle {
@@ -125,16 +126,12 @@ constexpr size_t kMaxValues = size_t{1} << 22;
 
 // Builds a value from parser events. Boost 1.81's own handler rounds some doubles wrongly; this one
 // asks from_chars.
-struct Builder {
+struct Builder : JsonHandler {
   static constexpr size_t max_object_size = boost::json::object::max_size();
   static constexpr size_t max_array_size = boost::json::array::max_size();
   static constexpr size_t max_key_size = boost::json::string::max_size();
   static constexpr size_t max_string_size = boost::json::string::max_size();
-  using Text = boost::json::string_view;
-  using Failure = boost::json::error_code;
 
-  bool on_document_begin(Failure&) { return true; }
-  bool on_document_end(Failure&) { return true; }
   bool on_object_begin(Failure& failure) { return counted(failure); }
   bool on_object_end(size_t n, Failure&) { return stack.push_object(n), true; }
   bool on_array_begin(Failure& failure) { return counted(failure); }
@@ -145,7 +142,6 @@ struct Builder {
   bool on_string(Text s, size_t, Failure& failure) {
     return stack.push_string(s), counted(failure);
   }
-  bool on_number_part(Text, Failure&) { return true; }
   bool on_int64(int64_t i, Text, Failure& failure) { return stack.push_int64(i), counted(failure); }
   bool on_uint64(uint64_t u, Text, Failure& failure) {
     return stack.push_uint64(u), counted(failure);
@@ -166,8 +162,6 @@ struct Builder {
   }
   bool on_bool(bool b, Failure& failure) { return stack.push_bool(b), counted(failure); }
   bool on_null(Failure& failure) { return stack.push_null(), counted(failure); }
-  bool on_comment_part(Text, Failure&) { return true; }
-  bool on_comment(Text, Failure&) { return true; }
 
   bool counted(Failure& failure) {
     if (++num_values <= max_values) return true;

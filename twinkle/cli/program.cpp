@@ -24,7 +24,20 @@ enum ExitStatus { kDone = 0, kFailed = 1, kWrongArguments = 2 };
 constexpr const char* kModels =
     "MODEL is 'smollm2' (built in), a directory, a .gguf file, or a hub's owner/name.\n";
 constexpr const char* kStatuses =
-    "Exit status: 0 done, 1 an error of the input or the run, or interrupted, 2 wrong arguments.";
+    "Exit status: 0 done, 1 an error of the input or the run, or interrupted, 2 wrong arguments, "
+    "or "
+    "what a configuration file has in their place.";
+
+// CLI11 has "--no-x{false}" of a flag that is on.
+class Help : public CLI::Formatter {
+ public:
+  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
+    constexpr std::string_view kOff = "{false}";
+    std::string out = CLI::Formatter::make_option_name(option, is_positional);
+    if (const size_t at = out.find(kOff); at != out.npos) out.erase(at, kOff.size());
+    return out;
+  }
+};
 
 // What ends the help of the program and of each command, behind its own: what a MODEL is, where one
 // is taken.
@@ -98,6 +111,7 @@ int run_program(int argc, const char* const* argv, const std::string& version) {
   CLI::App app("Fine-tune large language models and sample from them", "twinkle");
   app.set_version_flag("--version", version);
   app.require_subcommand(1);
+  app.formatter(std::make_shared<Help>());  // before the subcommands, which take it over
   Action action;
 #define COMMAND(name) name(app, action);
 #include "twinkle/cli/commands.def"

@@ -7,8 +7,11 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <utility>
 #include <vector>
+
+#include "twinkle/io/scratch_dir_for_test.h"
 
 namespace twinkle::cli {
 namespace {
@@ -53,11 +56,44 @@ TEST(Program, WrongArgumentsEndWith2AndWrongInputWith1AndBothNameTheProgram) {
   EXPECT_TRUE(text.starts_with("twinkle: ")) << text;
 }
 
+// Whatever the state is and the model's files are.
+TEST(Program, OptionsThatCannotBeAreWrongArgumentsInAFileToo) {
+  const ScratchDir dir;
+  write_text(dir / "serve.yaml", "root_path: x\n");
+  const std::string file = (dir / "serve.yaml").string(), no_file = (dir / "no.yaml").string();
+  for (const std::vector<const char*>& wrong :
+       {std::vector{"serve", "--root-path", "x"},
+        {"serve", "--name", ""},
+        {"serve", "--max-queued", "500", "--check"},
+        {"serve", "--host", "somewhere"},
+        {"serve", "--state", ""},
+        {"serve", "--config", file.c_str()},
+        {"serve", "--config", no_file.c_str()},
+        {"keys", "create", "--tenant", ""},
+        {"keys", "create", "--tenant", "a", "--scope", "admin"},
+        {"keys", "create", "--tenant", "a", "--expires", "soon"},
+        {"keys", "limit", "--tenant", "a"},
+        {"keys", "limit", "--tenant", "a", "--compute-seconds-per-minute", "1e-9"},
+        {"keys", "revoke"},
+        {"keys", "list", "--state", ""}}) {
+    const auto [status, text] = run(wrong);
+    EXPECT_EQ(status, 2) << text;
+    EXPECT_TRUE(text.starts_with("twinkle: ")) << text;
+  }
+  const std::string nothing = (dir / "nothing").string();
+  for (const std::vector<const char*>& right :
+       {std::vector{"keys", "list", "--state", nothing.c_str()},
+        {"backup", file.c_str(), "--state", nothing.c_str()},
+        {"serve", "--model", nothing.c_str(), "--state", nothing.c_str(), "--check"}})
+    EXPECT_EQ(run(right).first, 1);
+  EXPECT_FALSE(std::filesystem::exists(nothing));
+}
+
 TEST(Program, ACopyOfNoFolderOrIntoNoneIsRefusedByName) {
   const std::string must = " is '', it must be the path of a folder\n";
   for (const char* command : {"backup", "restore"}) {
-    EXPECT_EQ(run({command, ""}), std::pair(1, "twinkle: cli: folder" + must));
-    EXPECT_EQ(run({command, "x", "--state", ""}), std::pair(1, "twinkle: cli: --state" + must));
+    EXPECT_EQ(run({command, ""}), std::pair(2, "twinkle: cli: folder" + must));
+    EXPECT_EQ(run({command, "x", "--state", ""}), std::pair(2, "twinkle: cli: --state" + must));
   }
 }
 
@@ -112,6 +148,10 @@ TEST(Program, HelpExplainsMODELWhereOneIsTakenAlone) {
   for (const std::vector<const char*>& any :
        {std::vector<const char*>{}, {"info"}, {"keys", "list"}})
     EXPECT_NE(help(any).find("Exit status: 0 done"), std::string::npos) << help(any);
+  EXPECT_NE(help({"serve"}).find("  --deterministic,--no-deterministic [on]\n"), std::string::npos);
+  EXPECT_EQ(help({"serve"}).find("{false}"), std::string::npos);
+  EXPECT_NE(help({"serve"}).find("  --auth keys|open "), std::string::npos)
+      << "each start finds it";
 }
 
 TEST(ProgramDeathTest, ASignalAfterItsLastWordsEndsItWith1) {

@@ -169,12 +169,13 @@ void recover(server::Services& services, const engine::ModelInfo& info, const Se
 }
 
 void run_service(const ServeOptions& o, bool until_stdin_ends) {
-  check_options(o);
   server::Access access = access_of(o);
   const sigset_t signals = hold_signals();
   std::optional<EndsAtOnce> starts(std::in_place, signals, until_stdin_ends);
   allow_connections();
   Log log(o.log_level);
+  log.write(Level::kInfo,
+            "state: " + std::filesystem::absolute(o.state).string() + ", auth: " + told_auth(o));
   server::Starting starting;
   auto http = std::make_unique<server::HttpServer>(o.http);
   http->serve({.admit =
@@ -204,6 +205,7 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
   recover(services, engine.model_info(), o, log);
   http->post([&] {
     services.watch_keys();
+    server::put_off_missing(services);
     starting.end({.admit =
                       [&](const server::Head& head, const server::Admit& admit) {
                         server::admit(head, without_root(head.path, o.root_path), services, room,
@@ -242,22 +244,29 @@ struct How {
   std::string config;
   Task task = Task::kServe;
   bool until_stdin_ends = false;
+  // What the state and the machine say may change: a file that fixed it would keep a server open
+  // that has keys by now.
+  std::set<const CLI::Option*> unsaid = {};
 };
 
-void start(const ServeOptions& o, CLI::App& command, const How& how) {
+// The file's options and those that nobody gave. What is wrong with options alone is told here, as
+// of arguments.
+void complete(const ServeOptions& o, CLI::App& command, How& how) {
+  if (how.task == Task::kPrintReference) return;
+  if (!how.config.empty()) read_yaml(command, how.config);
+  settle(command, "--name", default_names(o.engine.model.path));
+  how.unsaid = {settle(command, "--auth", {default_auth(o)}),
+                settle(command, "--device", {device_or_default(o.engine.model.device)})};
+  if (how.task != Task::kPrintConfig) check_options(o);
+}
+
+void start(const ServeOptions& o, const CLI::App& command, const How& how) {
   if (how.task == Task::kPrintReference) {
     std::printf("%s", options_reference().c_str());
     return;
   }
-  if (!how.config.empty()) read_yaml(command, how.config);
-  settle(command, "--name", default_names(o.engine.model.path));
-  // What the state and the machine say may change: a file that fixed it would keep a server open
-  // that has keys by now.
-  const std::set<const CLI::Option*> unsaid{
-      settle(command, "--auth", {default_auth(o)}),
-      settle(command, "--device", {device_or_default(o.engine.model.device)})};
   if (how.task == Task::kPrintConfig) {
-    std::printf("%s", as_yaml(command, unsaid).c_str());
+    std::printf("%s", as_yaml(command, how.unsaid).c_str());
     return;
   }
   if (const std::string warning = open_although_keys(o); !warning.empty())
@@ -295,8 +304,10 @@ void serve(CLI::App& app, Action& action) {
                  "end when standard input does, as for SIGTERM: with the process that holds it")
       ->configurable(false)
       ->group(kGroup);
-  command->callback(
-      [=, &action] { action = [=](const std::string&) { start(*o, *command, *how); }; });
+  command->callback([=, &action] {
+    complete(*o, *command, *how);
+    action = [=](const std::string&) { start(*o, *command, *how); };
+  });
 }
 
 }  // namespace twinkle::cli

@@ -325,6 +325,27 @@ TEST_F(OwnersTest, ARevokedKeyMayFetchWhatBeganBeforeAndNothingElse) {
             "server: the key " + id + " is revoked; ask the operator for another");
 }
 
+TEST_F(OwnersTest, APollThatIsHeldWhenItsKeyEndsIsAnsweredAndTheNextIsNot) {
+  const std::string key = make("alice", {"train"}, now_ + 10);
+  const std::string s = text(post("/api/v1/create_session", JsonObject{}, key), "session_id");
+  const std::string run =
+      text(result(post("/api/v1/create_model", model(s), key), key), "model_id");
+  const auto step = [&](int64_t seq_id, const std::string& by) {
+    return post("/api/v1/optim_step",
+                {{"model_id", run}, {"seq_id", seq_id}, {"adam_params", {{"learning_rate", 0.1}}}},
+                by);
+  };
+  const std::string poll =
+      boost::json::serialize(JsonObject{{"request_id", text(step(2, key), "request_id")}});
+  const auto held = send(request("/api/v1/retrieve_future", poll, key));
+  now_ += 10;
+  EXPECT_FALSE(held->has_value());
+  EXPECT_EQ(step(1, alice_).status, 200);
+  EXPECT_TRUE(loop_->run_until([&] { return held->has_value(); }));
+  EXPECT_EQ((*held)->status, 200) << (*held)->body;
+  EXPECT_EQ(answer(request("/api/v1/retrieve_future", poll, key)).status, 401);
+}
+
 TEST_F(OwnersTest, WhatIsRefusedForItsKeyIsNotWrittenDown) {
   go_on();
   const Owned a = owned();

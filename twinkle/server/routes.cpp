@@ -95,7 +95,9 @@ const Route& route_of(const std::string& method, const std::string& path,
                       std::map<std::string, std::string>& parameters) {
   for (const Route& route : kRoutes)
     if (route.verb == method && matches(route.path, path, parameters)) return route;
-  fail(Code::kNotFound, "server: there is no ", method, " ", path);
+  const bool is_twice = path.find("/api/v1/api/v1/") != std::string::npos;
+  fail(Code::kNotFound, "server: there is no ", method, " ", path,
+       is_twice ? "; the SDK adds /api/v1 itself: leave it out of base_url" : "");
 }
 
 // Without its body. Errors as of route_of.
@@ -291,24 +293,29 @@ tinker::Address address_of(const Request& request) {
   return tinker::address_of(finder->found());
 }
 
-// Of a run's request that is told to come again: if it does not, its number is used up, by a
-// request that is refused, as is any that can be told by its number alone. It breaks its window
-// unless it was a `forward`.
-void put_off(const Asked& asked, const Caller& caller, Services& services) {
-  const tinker::Address to = address_of(asked.request);
-  const Run* const run = services.runs.find(to.model_id);
-  if (!run || run->owner != caller.owner) return;
-  services.put_off.note(to.model_id, to.seq_id, [&services, to](const Run& of) {
+// What uses up a number that does not come: a request that is refused, as is any that can be told
+// by its number alone. It breaks its window unless it is a `forward`. `why` goes before the time.
+PutOff::GiveUp gives_up(Services& services, const tinker::Address& to, const std::string& why) {
+  return [&services, to, why](const Run& of) {
     const auto a = std::make_shared<Asked>();
     a->request.method = "POST";
     a->request.path = "/api/v1/forward_backward";
     a->request.headers["content-type"] = "application/x-protobuf";
     a->request.body = tinker::bytes_of(to);
     a->route = &route_of(a->request.method, a->request.path, a->path);
-    a->refused = "server: it was answered 503 and did not come again for " +
-                 std::to_string(PutOff::kGivenUpAfter.count()) + " minutes";
+    a->refused =
+        "server: it " + why + " for " + std::to_string(PutOff::kGivenUpAfter.count()) + " minutes";
     accept(a, {.owner = of.owner, .key_id = of.key_id}, services, [](const Response&) {});
-  });
+  };
+}
+
+// Of a run's request that is told to come again: if it does not, its number is used up.
+void put_off(const Asked& asked, const Caller& caller, Services& services) {
+  const tinker::Address to = address_of(asked.request);
+  const Run* const run = services.runs.find(to.model_id);
+  if (!run || run->owner != caller.owner) return;
+  services.put_off.note(to.model_id, to.seq_id,
+                        gives_up(services, to, "was answered 503 and did not come again"));
 }
 
 // The SDK polls again at once after 5xx, and after 429 with pauses that grow.
@@ -388,6 +395,16 @@ std::optional<Response> answer_from_disk(const Call& call, std::function<Respons
                            reply(error ? response_of(error) : std::move(*made));
                          });
   return std::nullopt;
+}
+
+void put_off_missing(Services& services) {
+  for (const auto& [id, run] : services.runs.all()) {
+    if (run.waiting.empty()) continue;
+    for (int64_t n = run.first_missing; n < run.waiting.rbegin()->first; ++n)
+      services.put_off.note(id, n,
+                            gives_up(services, {.model_id = id, .seq_id = static_cast<int32_t>(n)},
+                                     "did not come, after a start of the server,"));
+  }
 }
 
 void admit(const Head& head, const std::string& path, Services& services, BodyRoom& room,

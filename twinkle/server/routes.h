@@ -67,6 +67,11 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
 // service's thread.
 void route(Request request, Services& services, Reply reply);
 
+// At the end of a start, on the service's thread: numbers that have not come, and for which later
+// ones of their run wait, count as told now to come again (tenants/put_off.h). Whether they were,
+// a start does not know; a client that is there sends them again.
+void put_off_missing(Services& services);
+
 // Does what a journalled request did, as Services::decisions says that it was decided.
 void replay(uint64_t sequence, const Command& command, Services& services);
 

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from pathlib import Path
 
 from twinkle import checks, program
-from twinkle.errors import InvalidError, NotAvailableError
+from twinkle.errors import InvalidError, NotAvailableError, require
 
+_STATE = "twinkle-state"  # the program's own default
 _DRAIN = 40  # seconds; the service itself takes at most 30 for what it has begun
 _ADDRESSES = ("TWINKLE_SERVER_URL", "TINKER_BASE_URL")  # where clients look for it
 
@@ -20,20 +22,24 @@ class Service:
     with this process, however that ends.
 
     options: those of the command line, with '_' for '-': model, names (a text or a list), port,
-    state and so on; port is 0, a free one, unless it or config is given. InvalidError: what the
-    program refuses, in its own words; NotAvailableError: it is not built.
+    state and so on; port is 0, a free one, unless it or config is given, and state is the folder
+    twinkle-state where this process runs, unless that or config says another: it is made, or
+    goes on. InvalidError: what the program refuses, in its own words but for the names of options;
+    a state that has keys, of which this process has none, unless auth or config is given.
+    NotAvailableError: it is not built.
     """
 
     def __init__(self, options):
         if program.path() is None:
             raise NotAvailableError("service: bin/twinkle is not in the installed package")
+        arguments = list(_arguments(options if "config" in options else {"port": 0, **options}))
+        _require_key(options)
         self._owner = os.getpid()
-        self._last = deque(maxlen=20)  # lines of standard error
+        self._told = deque(maxlen=20)  # what the program says of itself on standard error
+        self._is_up = False
+        self._lock = threading.Lock()  # of these two
         self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-P", "-m", "twinkle", "serve", "--until-stdin-ends"),
-                *_arguments(options if "config" in options else {"port": 0, **options}),
-            ],
+            [*(sys.executable, "-P", "-m", "twinkle", "serve", "--until-stdin-ends"), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -46,7 +52,9 @@ class Service:
         if found is None:
             self._process.wait()
             self._close()
-            raise InvalidError("service: " + ("; ".join(self._last) or "twinkle serve ended"))
+            told = "; ".join(line.strip().removeprefix("twinkle: ") for line in self._told)
+            raise InvalidError("service: " + (_named(told) or "twinkle serve ended"))
+        self._go_on()
         self.url = found[0]
         for name in _ADDRESSES:
             os.environ[name] = self.url
@@ -54,8 +62,17 @@ class Service:
 
     def _read_log(self):
         for line in self._process.stderr:
-            self._last.append(line.strip().removeprefix("twinkle: "))
-            sys.stderr.write(line)
+            with self._lock:
+                is_kept = line.startswith("twinkle: ") and not self._is_up
+                if is_kept:  # why it does not start, perhaps, which the error tells
+                    self._told.append(line)
+            if not is_kept:
+                sys.stderr.write(line)
+
+    def _go_on(self):
+        with self._lock:
+            self._is_up = True
+            sys.stderr.writelines(self._told)
 
     def stop(self):
         """Lets it answer what it has begun, and ends it. Nothing in a fork of this process."""
@@ -89,6 +106,24 @@ def _arguments(options):
             if not isinstance(item, (str, int, float, os.PathLike)):
                 checks.refuse(f"service: {key}", item, "a text or a number")
             yield f"{flag}={_text(item)}"
+
+
+def _require_key(options):
+    """Refuses a state with keys where this process has none: its own requests would be 401."""
+    state = Path(str(_text(options.get("state") or _STATE))).absolute()
+    has_no_key = not {"auth", "config"} & set(options) and not os.environ.get("TINKER_API_KEY")
+    require(
+        not (has_no_key and (state / "keys.json").is_file()),
+        f"service: the state {state} has keys, and its server asks for one: set TINKER_API_KEY to "
+        "one of them, give another state, or say auth='keys' where clients bring their own, "
+        "auth='open' where none is asked for",
+    )
+
+
+def _named(text):
+    """What the program says of flags, with the options' names here."""
+    flag = r"--(?!help)([a-z][a-z0-9-]*)(?='| is |=|$)"
+    return re.sub(flag, lambda found: found[1].replace("-", "_"), text)
 
 
 def _text(item):

@@ -54,6 +54,27 @@ def test_the_pages_commands_teach_the_model_and_sample_it(page, tmp_path):
     assert "Warning" not in result.stderr, result.stderr
 
 
+def test_the_sdks_commands_that_the_page_names_work_and_others_say_that_they_do_not(page):
+    server = page[0]
+    run = server.client().create_lora_training_client("smollm2", rank=4).result().model_id
+
+    def said(*arguments):
+        done = subprocess.run(
+            [sys.executable, "-m", "tinker.cli", *arguments], capture_output=True, text=True,
+            env={**environment(), "TINKER_BASE_URL": server.url, "TINKER_API_KEY": "tml-test",
+                 "COLUMNS": "200"},
+            timeout=120,
+        )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr
+
+    for command, word in (("model list", "smollm2"), (f"run info {run}", run), ("auth status", "")):
+        status, text = said(*command.split())
+        assert status == 0 and word in text, (command, text)
+    for command in ("run list", "checkpoint list"):
+        status, text = said(*command.split())
+        assert status == 1 and "Resource not found" in text, (command, text)
+
+
 def test_what_is_not_there_is_refused_at_once_as_the_page_says(page):
     import tinker
     from tinker import types

@@ -149,6 +149,18 @@ def test_several_targets_of_a_token_learn_as_each_does_alone(service):
     assert torch.equal(dense.loss_fn_outputs[0]["logprobs"].to_torch(), logprobs)
 
 
+def test_a_custom_loss_that_is_no_number_is_refused_by_name_and_no_step_is_made(service):
+    client = trainer(service)
+
+    def custom(data, logprobs):
+        return logprobs[0].sum() * math.nan, {}
+
+    with pytest.raises(tinker.UnprocessableEntityError, match=r"weights holds -?nan at 0"):
+        client.forward_backward_custom([datum()], custom).result()
+    with pytest.raises(RuntimeError, match="previous request failed"):  # of this very client
+        client.optim_step(ADAM).result()
+
+
 def test_a_custom_loss_of_several_targets_learns_as_the_built_in_one(service):
     weights = torch.tensor(WEIGHTS)
 

@@ -163,20 +163,34 @@ void warn_of_open_server(const std::string& state) {
         process->c_str());
 }
 
+store::Key wanted(const KeysOptions& o) {
+  const int64_t time = now();
+  return {.tenant = o.tenant,
+          .scopes = o.scopes,
+          .created = time,
+          .expires = o.expires.empty() ? 0 : time_of(o.expires, time)};
+}
+
+void check_quota(const KeysOptions& o) {
+  store::Quota quota;
+  if (const store::ChangeQuota change = change_of(o)) change(quota);
+  store::check(quota);
+}
+
+void check_create(const KeysOptions& o) {
+  store::check(wanted(o));
+  check_quota(o);
+}
+
 // The key alone on standard output, so that a script can take it from there.
 void create(const KeysOptions& o) {
-  const int64_t time = now();
   KeysOptions of_tenant = o;
   of_tenant.weight.reset();
   of_tenant.priority.reset();
   const store::ChangeQuota change = change_of(of_tenant);
   Changed changed;
   const auto [text, key] =
-      store::KeyFile(o.state).create({.tenant = o.tenant,
-                                      .scopes = o.scopes,
-                                      .created = time,
-                                      .expires = o.expires.empty() ? 0 : time_of(o.expires, time)},
-                                     changed.taken_down(change), {o.weight, o.priority});
+      store::KeyFile(o.state).create(wanted(o), changed.taken_down(change), {o.weight, o.priority});
   std::fprintf(stderr, "key %s of tenant %s for %s, %s; it is shown this once:\n", key.id.c_str(),
                key.tenant.c_str(), joined(key.scopes).c_str(),
                key.expires == 0 ? "without an end" : ("until " + text_of(key.expires)).c_str());
@@ -250,30 +264,43 @@ void list(const KeysOptions& o) {
   print_quotas(table.tenants);
 }
 
-void limit(const KeysOptions& o) {
-  const store::ChangeQuota change = change_of(o);
-  require(change != nullptr, Code::kInvalid,
+void check_limit(const KeysOptions& o) {
+  require(change_of(o) != nullptr, Code::kInvalid,
           "cli: name what is to be limited, such as --tokens-per-minute 60000; 'twinkle keys "
           "limit --help' has all");
+  check_quota(o);
+}
+
+void limit(const KeysOptions& o) {
+  const store::ChangeQuota change = change_of(o);
   Changed changed;
   print_quotas({store::KeyFile(o.state).limit(o.tenant, changed.taken_down(change))});
   store::append_audit(
       o.state, {{"action", "keys limit"}, {"tenant", o.tenant}, {"changed", changed.told()}});
 }
 
-void revoke(const KeysOptions& o) {
+void check_revoke(const KeysOptions& o) {
   require(!o.id.empty() || !o.tenant.empty(), Code::kInvalid,
           "cli: name the id of a key, or --tenant for all of its keys; 'twinkle keys list' has "
           "the ids");
-  const auto revoked = store::KeyFile(o.state).revoke(
-      [&](const store::Key& key) {
-        return (o.id.empty() || o.id == key.id) && (o.tenant.empty() || o.tenant == key.tenant);
-      },
-      now());
-  require(!revoked.empty(), Code::kNotFound, "cli: there is no key ", o.id,
-          o.id.empty() || o.tenant.empty() ? "" : " ",
-          o.tenant.empty() ? "" : "of tenant " + o.tenant, " in ", o.state,
-          " that is not revoked already; 'twinkle keys list' has those that are");
+}
+
+void revoke(const KeysOptions& o) {
+  const store::KeyFile file(o.state);
+  const auto is_meant = [&](const store::Key& key) {
+    return (o.id.empty() || o.id == key.id) && (o.tenant.empty() || o.tenant == key.tenant);
+  };
+  const auto revoked = file.revoke(is_meant, now());
+  if (revoked.empty()) {
+    const auto keys = file.read();
+    const auto before = std::ranges::find_if(keys, is_meant);
+    const std::string which =
+        (o.id.empty() ? "" : " " + o.id) + (o.tenant.empty() ? "" : " of tenant " + o.tenant);
+    require(before != keys.end(), Code::kNotFound, "cli: there is no key", which, " in ",
+            file.path().string(), "; 'twinkle keys list' has the ids");
+    fail(Code::kConflict, "cli: ", o.id.empty() ? "every key" : "the key", which,
+         " is revoked already, since ", text_of(before->revoked));
+  }
   for (const store::Key& key : revoked) {
     std::printf("revoked %s of tenant %s\n", key.id.c_str(), key.tenant.c_str());
     store::append_audit(o.state,
@@ -324,31 +351,39 @@ void keys(CLI::App& app, Action& action) {
       "keys", "Make, list and revoke the keys of a server's tenants, and limit what they may use");
   command->require_subcommand(1);
   auto o = std::make_shared<KeysOptions>();
-  const auto add = [&](const char* name, const char* what, void (*run)(const KeysOptions&)) {
+  using Use = void (*)(const KeysOptions&);
+  // `check`: of what is wrong with the arguments, whatever the state.
+  const auto add = [&](const char* name, const char* what, Use run, Use check) {
     CLI::App* out = command->add_subcommand(name, what);
     out->add_option("--state", o->state, "the server's folder")->capture_default_str();
-    out->callback([o, &action, run] { action = [o, run](const std::string&) { run(*o); }; });
+    out->callback([o, &action, run, check] {
+      require(!o->state.empty(), Code::kInvalid,
+              "cli: --state is '', it must be the path of a folder");
+      check(*o);
+      action = [o, run](const std::string&) { run(*o); };
+    });
     return out;
   };
   CLI::App* made =
       add("create",
           "Make a key and print it, this once; a server that was started with auth open asks for "
           "none until it is started again",
-          create);
+          create, check_create);
   made->add_option("--tenant", o->tenant, "owner of what is made with it")->required();
   made->add_option("--expires", o->expires, "30d, 12h, or a day (2027-01-31, UTC); else never");
   made->add_option("--scope", o->scopes, "train, sample or metrics; may be given several times")
       ->capture_default_str();
   add_standing(*made, *o, "its runs'", {"its tenant's", "its tenant's"});
   add_quota(*made, *o);
-  CLI::App* limited =
-      add("limit", "Change what a tenant may use: what is named, and that alone", limit);
+  CLI::App* limited = add("limit", "Change what a tenant may use: what is named, and that alone",
+                          limit, check_limit);
   limited->add_option("--tenant", o->tenant, "who is limited")->required();
   add_standing(*limited, *o, "its", {"1", "0"});
   add_quota(*limited, *o);
-  add("list", "Print the keys' ids and what they are for, not the keys, and tenants' limits", list)
+  add("list", "Print the keys' ids and what they are for, not the keys, and tenants' limits", list,
+      [](const KeysOptions&) {})
       ->add_option("--tenant", o->tenant, "only its keys");
-  CLI::App* ended = add("revoke", "End a key, or all keys of a tenant", revoke);
+  CLI::App* ended = add("revoke", "End a key, or all keys of a tenant", revoke, check_revoke);
   ended->add_option("id", o->id, "id of the key");
   ended->add_option("--tenant", o->tenant, "its tenant; without an id all of its keys");
 }

@@ -215,10 +215,21 @@ TEST_F(KeysCommand, RevokeEndsOneKeyOrATenantsAndSaysWhich) {
   for (const char* tenant : {"a", "a", "b"}) run({"create", "--tenant", tenant});
   const auto made = read();
   EXPECT_EQ(run({"revoke", made[0].id}), "revoked " + made[0].id + " of tenant a\n");
+  const std::string none = " in " + state_ + "/keys.json; 'twinkle keys list' has the ids";
   EXPECT_EQ(error_of([&] { run({"revoke", made[2].id, "--tenant", "a"}); }),
-            "cli: there is no key " + made[2].id + " of tenant a in " + state_ +
-                " that is not revoked already; 'twinkle keys list' has those that are");
+            "cli: there is no key " + made[2].id + " of tenant a" + none);
+  EXPECT_EQ(error_of([&] { run({"revoke", "1f3a5c7e"}); }), "cli: there is no key 1f3a5c7e" + none);
+  EXPECT_EQ(error_of([&] { run({"revoke", "--tenant", "c"}); }),
+            "cli: there is no key of tenant c" + none);
   EXPECT_EQ(run({"revoke", "--tenant", "a"}), "revoked " + made[1].id + " of tenant a\n");
+  const auto expect_revoked = [&](const std::string& which, std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "revoke");
+    const std::string error = error_of([&] { run(arguments); });
+    EXPECT_TRUE(error.starts_with("cli: " + which + " is revoked already, since 20")) << error;
+  };
+  expect_revoked("the key " + made[0].id, {made[0].id});
+  expect_revoked("the key " + made[0].id + " of tenant a", {made[0].id, "--tenant", "a"});
+  expect_revoked("every key of tenant a", {"--tenant", "a"});
   const std::string audit = read_text(dir_ / "state" / "audit.jsonl");
   for (const auto& key : {made[0], made[1]})
     EXPECT_NE(audit.find("\"action\":\"keys revoke\",\"tenant\":\"" + key.tenant + "\",\"key\":\"" +

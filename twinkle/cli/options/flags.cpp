@@ -45,7 +45,7 @@ CLI::Option* add_option(CLI::App& command, const AnyOption& option) {
     const bool on = option.get().get_bool();
     const std::string names = on ? flag + ",!--no" + flag.substr(1) : flag;
     CLI::Option* added = command.add_flag(names, std::as_const(help));
-    if (on) added->default_str("true");
+    if (on) added->default_str("true")->option_text("[on]");
     added->each([option, flag](const std::string& text) { set(option, flag, {text}); });
     return added;
   }

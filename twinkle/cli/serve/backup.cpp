@@ -1,4 +1,5 @@
 // twinkle backup: a copy of a server's state while it runs.
+#include <array>
 #include <cstdio>
 #include <utility>
 
@@ -19,10 +20,21 @@ void require_named(const BackupOptions& o) {
             " is '', it must be the path of a folder");
 }
 
+// In the largest unit of which there is one.
+std::string size_of(int64_t bytes) {
+  constexpr std::array kUnits{std::pair(1e9, "GB"), std::pair(1e6, "MB"), std::pair(1e3, "kB")};
+  std::array<char, 32> out{};
+  for (const auto& [unit, name] : kUnits) {
+    if (static_cast<double>(bytes) < unit) continue;
+    std::snprintf(out.data(), out.size(), "%.1f %s", static_cast<double>(bytes) / unit, name);
+    return out.data();
+  }
+  return std::to_string(bytes) + " bytes";
+}
+
 void print_copied(const char* what, const std::string& folder, const server::Copied& copied) {
-  std::printf("%s %s: %lld files, %.1f MB\n", what, folder.c_str(),
-              static_cast<long long>(copied.num_files),
-              static_cast<double>(copied.num_bytes) / 1e6);
+  std::printf("%s %s: %lld files, %s\n", what, folder.c_str(),
+              static_cast<long long>(copied.num_files), size_of(copied.num_bytes).c_str());
 }
 
 }  // namespace
@@ -34,8 +46,8 @@ void backup(CLI::App& app, Action& action) {
   command->add_option("folder", o->folder, "new folder of the copy")->required();
   command->add_option("--state", o->state, "the server's folder")->capture_default_str();
   command->callback([o, &action] {
+    require_named(*o);
     action = [o](const std::string&) {
-      require_named(*o);
       print_copied("backup in", o->folder, server::backup(o->state, o->folder));
     };
   });
@@ -48,8 +60,8 @@ void restore(CLI::App& app, Action& action) {
   command->add_option("--state", o->state, "new folder, for twinkle serve --state")
       ->capture_default_str();
   command->callback([o, &action] {
+    require_named(*o);
     action = [o](const std::string&) {
-      require_named(*o);
       print_copied("state in", o->state, server::restore(o->folder, o->state));
     };
   });

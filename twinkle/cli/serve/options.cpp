@@ -21,24 +21,30 @@ namespace {
 
 namespace fs = std::filesystem;
 
+int64_t value_of(const ServeOptions& o, std::string_view name) {
+  const auto all = options_of(o);
+  return std::ranges::find(all, name, &AnyOption::name)->get().to_number<int64_t>();
+}
+
+// With what need not have been given to be so.
+std::string told_value(const ServeOptions& o, const char* name) {
+  const int64_t value = value_of(o, name);
+  return std::to_string(value) + (value == value_of(ServeOptions(), name) ? " (its default)" : "");
+}
+
 // What one may have, and what all may have together.
-void require_at_most(const char* name, int64_t value, const char* name_of_most, int64_t most) {
-  require(value <= most, Code::kInvalid, "cli: ", name, " is ", value, ", it must be at most ",
-          name_of_most, ", ", most, ": lower it, or raise that");
+void require_at_most(const ServeOptions& o, const char* name, const char* name_of_most) {
+  require(value_of(o, name) <= value_of(o, name_of_most), Code::kInvalid, "cli: ", name, " is ",
+          told_value(o, name), ", it must be at most ", name_of_most, ", ",
+          told_value(o, name_of_most), ": lower ", name, ", or raise ", name_of_most);
 }
 
 void check_pairs(const ServeOptions& o) {
-  const server::LineOptions& lines = o.service.lines;
-  const engine::DispatcherOptions& queue = o.engine.scheduling;
-  require_at_most("max_given", lines.max_given, "max_queued", queue.max_queued);
-  require_at_most("max_given_bytes", lines.max_bytes, "max_given_bytes_total",
-                  lines.max_bytes_total);
-  require_at_most("max_queued", queue.max_queued, "max_queued_total", queue.max_queued_total);
-  require_at_most("max_queued_bytes", queue.max_queued_bytes, "max_queued_bytes_total",
-                  queue.max_queued_bytes_total);
-  require(o.bodies.max_bytes >= o.bodies.max_body_bytes, Code::kInvalid,
-          "cli: max_body_bytes_total is ", o.bodies.max_bytes,
-          ", it must be at least max_body_bytes, ", o.bodies.max_body_bytes);
+  require_at_most(o, "max_given", "max_queued");
+  require_at_most(o, "max_given_bytes", "max_given_bytes_total");
+  require_at_most(o, "max_queued", "max_queued_total");
+  require_at_most(o, "max_queued_bytes", "max_queued_bytes_total");
+  require_at_most(o, "max_body_bytes", "max_body_bytes_total");
   require(!o.engine.model.value_head, Code::kInvalid,
           "cli: value_head is true, and a service has adapters and samples, neither of which a "
           "value head takes: leave it out; twinkle.TransformersValueModel trains one");
@@ -97,6 +103,7 @@ void add_serve_options(CLI::App& command, ServeOptions& options) {
     const char* const group = found == groups.end() ? "Service" : found->second;
     add_option(command, one)->group(is_served(one.name) ? group : "");
   }
+  command.get_option("--auth")->default_str("");  // which each start finds
 }
 
 bool is_served(std::string_view name) { return name != "value_head" && name != "gathered_bytes"; }
@@ -112,8 +119,11 @@ void check_options(const ServeOptions& o) {
   require(!o.engine.model.path.empty(), Code::kInvalid,
           "cli: model is '', it must be a folder, a file or an id, as smollm2");
   for (const std::string& name : o.names) {
-    require(!name.empty() && name.find(':') == std::string::npos, Code::kInvalid, "cli: name '",
-            name, "' must be a text without ':', behind which clients cut it off; give --name");
+    require(
+        !name.empty(), Code::kInvalid,
+        "cli: name is '', it must be a text that clients ask for; leave it out for the model's");
+    require(name.find(':') == std::string::npos, Code::kInvalid, "cli: name '", name,
+            "' must be a text without ':', behind which clients cut it off; give --name");
     require(std::ranges::count(o.names, name) == 1, Code::kInvalid, "cli: name '", name,
             "' is given twice");
   }
@@ -124,8 +134,12 @@ void check_options(const ServeOptions& o) {
           "network");
   require(o.auth == "keys" || server::is_loopback(o.http.address), Code::kInvalid,
           "cli: auth is open, which lets everybody in, and host '", o.http.address,
-          "' is no loopback address; make keys (twinkle keys create --state ", o.state,
-          " --tenant NAME), or listen on 127.0.0.1");
+          "' is no loopback address; ",
+          is_there(store::KeyFile(o.state).path())
+              ? "the state has keys: leave auth out"
+              : "make keys (twinkle keys create --state " + o.state +
+                    " --tenant NAME) and leave auth out",
+          ", or listen on 127.0.0.1");
   check_folder(o.state);
   if (!o.engine.parking.directory.empty()) check_park_directory(o.engine.parking.directory);
 }
@@ -144,13 +158,13 @@ std::string check_service(const ServeOptions& o) {
                                                     : read_json(fs::path(path) / "config.json");
   const model::DecoderSpec spec = model::spec_of(config, path);
   text::decoder_of(path);
+  const std::string of_state = check_state(o, spec.family, boost::json::serialize(config));
   std::ostringstream out;
   out << spec.family << " of " << spec.num_layers() << " layers from " << path << " on "
       << o.engine.model.device << "\nnames: ";
   for (size_t i = 0; i < o.names.size(); ++i) out << (i > 0 ? ", " : "") << o.names[i];
   out << "\naddress: http://" << o.http.address << ":" << o.http.port << o.root_path
-      << "\nstate: " << fs::absolute(o.state).string();
-  const std::string of_state = check_state(o, spec.family, boost::json::serialize(config));
+      << "\nauth: " << told_auth(o) << "\nstate: " << fs::absolute(o.state).string();
   out << (of_state.empty() ? "" : ", ") << of_state << "\n";
   return out.str();
 }

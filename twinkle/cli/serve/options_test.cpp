@@ -11,6 +11,7 @@
 #include "twinkle/cli/serve/yaml.h"
 #include "twinkle/io/scratch_dir_for_test.h"
 #include "twinkle/model/tiny_model.h"
+#include "twinkle/store/keys/keys.h"
 #include "twinkle/text/tiny_model_test.h"
 
 namespace twinkle::cli {
@@ -36,6 +37,10 @@ TEST(ServeOptions, NamesAndRootPathsThatCannotBeAreRefused) {
   EXPECT_EQ(error_of([&] { check_options(o); }),
             "cli: name 'b:c' must be a text without ':', behind which clients cut it off; "
             "give --name");
+  o.names = {"a", ""};
+  EXPECT_EQ(
+      error_of([&] { check_options(o); }),
+      "cli: name is '', it must be a text that clients ask for; leave it out for the model's");
   o.names = {"a", "a"};
   EXPECT_EQ(error_of([&] { check_options(o); }), "cli: name 'a' is given twice");
   for (const char* root : {"a", "/", "/a/"})
@@ -163,17 +168,23 @@ TEST(ServeOptions, ThoseThatCannotBeTogetherAreRefusedByName) {
     change(o);
     return error_of([&] { check_options(o); });
   };
-  const std::string remedy = ": lower it, or raise that";
-  EXPECT_EQ(error([](ServeOptions& o) { o.engine.scheduling.max_queued = 999; }),
-            "cli: max_given is 1000, it must be at most max_queued, 999" + remedy);
-  EXPECT_EQ(
-      error([](ServeOptions& o) { o.service.lines.max_bytes_total = 1; }),
-      "cli: max_given_bytes is 67108864, it must be at most max_given_bytes_total, 1" + remedy);
+  const auto must = [](const std::string& name, const std::string& value, const std::string& most,
+                       const std::string& is) {
+    return "cli: " + name + " is " + value + ", it must be at most " + most + ", " + is +
+           ": lower " + name + ", or raise " + most;
+  };
+  EXPECT_EQ(error([](ServeOptions& o) { o.engine.scheduling.max_queued = 500; }),
+            must("max_given", "1000 (its default)", "max_queued", "500"));
+  EXPECT_EQ(error([](ServeOptions& o) { o.service.lines.max_given = 2000; }),
+            must("max_given", "2000", "max_queued", "1024 (its default)"));
+  EXPECT_EQ(error([](ServeOptions& o) { o.service.lines.max_bytes_total = 1; }),
+            must("max_given_bytes", "67108864 (its default)", "max_given_bytes_total", "1"));
   EXPECT_EQ(error([](ServeOptions& o) { o.engine.scheduling.max_queued_total = 1023; }),
-            "cli: max_queued is 1024, it must be at most max_queued_total, 1023" + remedy);
-  EXPECT_EQ(
-      error([](ServeOptions& o) { o.engine.scheduling.max_queued_bytes_total = 7; }),
-      "cli: max_queued_bytes is 4294967296, it must be at most max_queued_bytes_total, 7" + remedy);
+            must("max_queued", "1024 (its default)", "max_queued_total", "1023"));
+  EXPECT_EQ(error([](ServeOptions& o) { o.engine.scheduling.max_queued_bytes_total = 7; }),
+            must("max_queued_bytes", "4294967296 (its default)", "max_queued_bytes_total", "7"));
+  EXPECT_EQ(error([](ServeOptions& o) { o.bodies.max_bytes = 1 << 20; }),
+            must("max_body_bytes", "268435456 (its default)", "max_body_bytes_total", "1048576"));
   EXPECT_NE(error([](ServeOptions& o) {
               o.engine.model.value_head = true;
             }).find("cli: value_head is true, and a service has adapters"),
@@ -236,9 +247,10 @@ TEST(ServeOptions, ACheckTellsWhatWouldBeServedAndRefusesWhatWouldNot) {
   ServeOptions o{.state = dir.path().string(),
                  .names = {"a/b", "c"},
                  .engine = {.model = {.path = model.directory().string(), .device = "cpu"}}};
-  EXPECT_EQ(check_service(o),
-            "llama of 2 layers from " + o.engine.model.path +
-                " on cpu\nnames: a/b, c\naddress: http://127.0.0.1:8000\nstate: " + o.state + "\n");
+  EXPECT_EQ(check_service(o), "llama of 2 layers from " + o.engine.model.path +
+                                  " on cpu\nnames: a/b, c\naddress: http://127.0.0.1:8000\n"
+                                  "auth: open, nobody is asked for a key\nstate: " +
+                                  o.state + "\n");
   o.http.address = "somewhere";
   for (const char* auth : {"open", "keys"}) {
     o.auth = auth;
@@ -248,10 +260,27 @@ TEST(ServeOptions, ACheckTellsWhatWouldBeServedAndRefusesWhatWouldNot) {
   }
   o.auth = "open";
   o.http.address = "0.0.0.0";
-  EXPECT_NE(error_of([&] { check_service(o); }).find("'0.0.0.0' is no loopback"),
-            std::string::npos);
+  const auto ends = [&](const std::string& end) {
+    const std::string text = error_of([&] { check_service(o); });
+    EXPECT_TRUE(text.ends_with("'0.0.0.0' is no loopback address; " + end)) << text;
+  };
+  ends("make keys (twinkle keys create --state " + o.state +
+       " --tenant NAME) and leave auth out, or listen on 127.0.0.1");
+  const store::KeyFile keys(o.state);
+  keys.create({.tenant = "a", .scopes = {"train"}});
+  ends("the state has keys: leave auth out, or listen on 127.0.0.1");
   o.auth = "keys";
   o.http.address = "127.0.0.1";
+  const auto auth = [&] {
+    const std::string told = check_service(o);
+    const size_t at = told.find("\nauth: ");
+    return told.substr(at + 7, told.find('\n', at + 1) - at - 7);
+  };
+  EXPECT_EQ(auth(), "keys, of which 1 is valid");
+  keys.create({.tenant = "b", .scopes = {"train"}});
+  EXPECT_EQ(auth(), "keys, of which 2 are valid");
+  keys.revoke([](const auto&) { return true; }, 3);
+  EXPECT_EQ(auth(), "keys, of which none is valid: 'twinkle keys create' makes one");
   std::filesystem::remove(model.directory() / "tokenizer.json");
   EXPECT_NE(error_of([&] { check_service(o); }).find("tokenizer.json"), std::string::npos);
 }

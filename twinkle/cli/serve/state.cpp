@@ -107,6 +107,13 @@ std::string check_state(const ServeOptions& o, const std::string& family,
   return process ? "open in process " + *process + ", which must end before this one starts" : "";
 }
 
+std::string told_auth(const ServeOptions& o) {
+  if (o.auth == "open") return "open, nobody is asked for a key";
+  const int64_t num = num_valid(store::KeyFile(o.state).read());
+  if (num == 0) return "keys, of which none is valid: 'twinkle keys create' makes one";
+  return "keys, of which " + std::to_string(num) + (num == 1 ? " is valid" : " are valid");
+}
+
 std::string open_although_keys(const ServeOptions& o) {
   const store::KeyFile file(o.state);
   if (o.auth != "open" || !is_there(file.path())) return "";

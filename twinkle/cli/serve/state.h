@@ -26,6 +26,10 @@ std::string identity_of(const std::string& family, int64_t num_parameters,
 std::string check_state(const ServeOptions& options, const std::string& family,
                         const std::string& config);
 
+// Who may come in: "open, nobody is asked for a key", or how many keys are valid. Errors as of
+// KeyFile::read.
+std::string told_auth(const ServeOptions& options);
+
 // A warning, or "": everybody is let in although the state has keys that would be valid now.
 std::string open_although_keys(const ServeOptions& options);
 

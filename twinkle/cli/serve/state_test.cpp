@@ -117,6 +117,9 @@ TEST_F(StateTest, KeysThatAreAskedForAndNotThereAreMissed) {
   o_.auth = "keys";
   EXPECT_NE(error().find("keys.json does not exist; 'twinkle keys create' makes it"),
             std::string::npos);
+  o_.state = (dir_ / "wrong").string();
+  EXPECT_TRUE(error().starts_with("store: the folder " + o_.state + " does not exist; "))
+      << error();
 }
 
 TEST_F(StateTest, KeysThatNobodyIsAskedForAreToldOfWhileTheyAreValid) {

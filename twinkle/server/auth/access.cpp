@@ -77,10 +77,12 @@ std::variant<Caller, Response> Access::enter(const std::string& key, Scope scope
   require(is_read_, Code::kBusy,
           "server: the keys of this server cannot be read at present; its operator was told");
   if (key.empty())
-    return unauthorized("the header x-api-key is missing; send a key of this server");
+    return unauthorized(
+        "the key is missing; send one of this server, as x-api-key: KEY or Authorization: Bearer "
+        "KEY");
   const auto found = known_.find(store::sha256(key));
   if (found == known_.end())
-    return unauthorized("the key in x-api-key is not known here; ask the operator for one");
+    return unauthorized("the key is not known here; ask the operator for one");
   const auto& [k, revoked_at] = found->second;
   Caller caller{.owner = k.tenant, .key_id = k.id, .revoked_at = revoked_at};
   if (k.revoked != 0 && !revoked_at) return revoked(caller);

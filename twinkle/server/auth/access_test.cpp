@@ -66,9 +66,10 @@ TEST_F(AccessTest, AKeyIsItsTenantsAndNoOtherTextIs) {
   EXPECT_EQ(enter(in, b), "bob");
   EXPECT_EQ(
       enter(in, ""),
-      R"(401 {"detail":"server: the header x-api-key is missing; send a key of this server"})");
+      R"(401 {"detail":"server: the key is missing; send one of this server, as x-api-key: KEY or )"
+      R"(Authorization: Bearer KEY"})");
   const std::string unknown =
-      R"(401 {"detail":"server: the key in x-api-key is not known here; ask the operator for one"})";
+      R"(401 {"detail":"server: the key is not known here; ask the operator for one"})";
   EXPECT_EQ(enter(in, "tml-a"), unknown);
   EXPECT_EQ(enter(in, a.substr(0, 67)), unknown);
   EXPECT_EQ(enter(in, file_.read()[0].sha256), unknown);

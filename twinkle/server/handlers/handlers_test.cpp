@@ -263,7 +263,11 @@ TEST_F(HandlersTest, WhatBelongsToAnotherKeyIsNotThere) {
 }
 
 TEST_F(HandlersTest, ErrorsNameTheFieldAndAreNever400) {
-  EXPECT_EQ(post("/api/v1/nothing", JsonObject{}).status, 404);
+  EXPECT_EQ(text(post("/api/v1/nothing", JsonObject{}), "detail"),
+            "server: there is no POST /api/v1/nothing");
+  EXPECT_EQ(text(post("/api/v1/api/v1/create_session", JsonObject{}), "detail"),
+            "server: there is no POST /api/v1/api/v1/create_session; the SDK adds /api/v1 itself: "
+            "leave it out of base_url");
   EXPECT_EQ(answer(request("/api/v1/create_model", "{", "tml-a")).status, 422);
   const std::string s = session();
   Json other = model(s);
@@ -271,6 +275,9 @@ TEST_F(HandlersTest, ErrorsNameTheFieldAndAreNever400) {
   const Response refused = post("/api/v1/create_model", other);
   EXPECT_EQ(refused.status, 422);
   EXPECT_EQ(text(refused, "detail"), "server: base_model 'gpt' is not served here, only null");
+  other.as_object()["base_model"] = "nul";
+  EXPECT_EQ(text(post("/api/v1/create_model", other), "detail"),
+            "server: base_model 'nul' is not served here, only null; did you mean 'null'?");
   other = model(s);
   other.as_object()["lora_config"] = JsonObject{{"rank", 0}};
   EXPECT_EQ(text(post("/api/v1/create_model", other), "detail"),

@@ -166,7 +166,10 @@ std::optional<Response> hub(Call& call) {
   const bool is_served = std::ranges::any_of(model.names, [&](const std::string& name) {
     return id == name || id == repository_of(name);
   });
-  if (!is_served) return refuse("RepoNotFound", "server: '" + id + "' is not served here");
+  if (!is_served)
+    return refuse(
+        "RepoNotFound",
+        "server: '" + id + "' is not served here; get_server_capabilities() lists the names");
   return answer_from_disk(
       call, [&model, &files = call.services.hub_files, is_api, id, rest, path = call.request.path] {
         const Repository repository = open(model);

@@ -236,6 +236,33 @@ TEST_F(PutOffTest, ANumberThatDoesNotComeAgainAfter503IsUsedUpThroughAStartToo) 
   EXPECT_TRUE(parse(result(step(id, 5))).contains("metrics"));
 }
 
+TEST_F(PutOffTest, ANumberThatIsMissingAfterAStartIsUsedUpUnlessItComes) {
+  const std::string id = run(), other = run(), last = run(), s = full();
+  EXPECT_EQ(train(id, 1).status, 503);
+  EXPECT_EQ(train(other, 1).status, 503);
+  EXPECT_EQ(train(last, 1).status, 503);
+  finish(s);
+  const Response second = train(id, 2), third = step(id, 3), behind = step(other, 2);
+  close();
+  open();
+  go_on();
+  put_off_missing(*services_);
+  loop_->pass(PutOff::kGivenUpAfter - std::chrono::seconds(1));
+  EXPECT_EQ(missing(id), 1) << "its client may be there";
+  EXPECT_EQ(result(train(other, 1)).status, 200);
+  EXPECT_TRUE(parse(result(behind)).contains("metrics"));
+  loop_->pass(std::chrono::seconds(2));
+  EXPECT_EQ(result(second).status, 200);
+  const std::string error = text(failure(third), "error");
+  EXPECT_NE(error.find("seq_id 1: server: it did not come, after a start of the server, for 6 "
+                       "minutes"),
+            std::string::npos)
+      << error;
+  result(train(id, 4));
+  EXPECT_TRUE(parse(result(step(id, 5))).contains("metrics"));
+  EXPECT_EQ(missing(last), 1) << "nothing waits for it";
+}
+
 TEST_F(PutOffTest, ANumberThatComesAgainOrHasNothingBehindItIsNotUsedUp) {
   const std::string id = run(), last = run(), s = full();
   EXPECT_EQ(train(id, 1).status, 503);

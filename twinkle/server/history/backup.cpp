@@ -11,6 +11,7 @@
 #include "twinkle/base/file.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/server/history/state_file.h"
+#include "twinkle/store/keys/keys.h"
 
 namespace twinkle::server {
 
@@ -131,6 +132,18 @@ void require_outside(const fs::path& to, const fs::path& of) {
             ", of which it is to be a copy; name a folder outside of it");
 }
 
+void require_state(const fs::path& state) {
+  const std::string whole = fs::absolute(state).string();
+  require(is_there(state), Code::kInvalid, "server: there is no folder ", whole,
+          "; name the server's with --state");
+  const fs::path keys = store::KeyFile(fs::absolute(state)).path();
+  require(is_there(state / kJournal) || !is_there(keys), Code::kInvalid,
+          "server: no server has run on ", whole, " yet, so that it has keys alone: copy ",
+          keys.string(), " itself");
+  require(is_there(state / kJournal), Code::kInvalid, "server: ", whole,
+          " is no state of a server: it has no journal");
+}
+
 // Empty, or why nothing can be loaded of it.
 std::string trouble_of(const fs::path& snapshot) {
   std::error_code error;
@@ -164,8 +177,7 @@ void require_whole(const fs::path& state, const History::Summary& of_journal) {
 }
 
 Copied backup(const fs::path& state, const fs::path& to) {
-  require(is_there(state / kJournal), Code::kInvalid, "server: ", state.string(),
-          " is no state of a server: it has no journal");
+  require_state(state);
   require_new(to);
   require_outside(to, state);
   for (int tries = 0; tries < kMaxTries; ++tries) {

@@ -70,8 +70,19 @@ TEST_F(BackupTest, WhatIsThereIsNotReplacedAndWhatIsNoStateIsNamed) {
             std::string::npos);
   EXPECT_NE(refusal_of([&] { restore(beside("backup"), dir_.path()); }).find("is there"),
             std::string::npos);
-  EXPECT_NE(refusal_of([&] { backup(beside("nothing"), beside("b")); }).find("no state"),
-            std::string::npos);
+  const auto refusal = [&](const std::string& state) {
+    return refusal_of([&] { backup(beside(state), beside("b")); });
+  };
+  EXPECT_EQ(refusal("nothing"), "server: there is no folder " + beside("nothing").string() +
+                                    "; name the server's with --state");
+  fs::create_directory(beside("empty"));
+  EXPECT_EQ(refusal("empty"),
+            "server: " + beside("empty").string() + " is no state of a server: it has no journal");
+  const store::KeyFile keys(beside("keyed"));
+  keys.create({.tenant = "a", .scopes = {"train"}});
+  EXPECT_EQ(refusal("keyed"), "server: no server has run on " + beside("keyed").string() +
+                                  " yet, so that it has keys alone: copy " + keys.path().string() +
+                                  " itself");
   EXPECT_NE(refusal_of([&] { restore(beside("nothing"), beside("b")); }).find("no backup"),
             std::string::npos);
 }

@@ -18,6 +18,8 @@ bool is_routine(const std::string& path) {
 }
 
 Level level_of(const Head& head, int status) {
+  // Why a server is not ready is not said by the probes of those who wait for it.
+  if (status == 503 && head.path.ends_with("/readyz")) return Level::kDebug;
   if (status == 429 || status == 503) return Level::kWarning;
   if (status >= 500) return Level::kError;
   const bool is_well = status < 400 || status == 408 || status == kGone;

@@ -244,6 +244,27 @@ TEST_F(HttpServerTest, WhoTakesAnAnswerTooSlowlyIsClosed) {
   }
 }
 
+TEST_F(HttpServerTest, TwoHundredThatReadNothingHoldNobodyUp) {
+  const auto large = std::make_shared<const std::string>(size_t{16} << 20, 'x');
+  handle_ = [&](const Request& request, const Reply& reply) {
+    if (request.path == "/large")
+      reply({.shared = large});
+    else
+      reply({.body = "small"});
+  };
+  start();
+  std::vector<std::unique_ptr<Peer>> slow;
+  for (int i = 0; i < 200; ++i) {
+    slow.push_back(std::make_unique<Peer>(port(), 4096));
+    slow.back()->send(post("/large", ""));
+    slow.back()->take(1);  // it is being sent
+  }
+  Peer quick(port());
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(quick.ask(post("/", "")).ends_with("small"));
+  EXPECT_EQ(server_->num_connections(), 201) << "they have their patience";
+  EXPECT_TRUE(Peer(port()).ask(post("/large", "")).ends_with("xx"));
+}
+
 TEST_F(HttpServerTest, WhereSlowReadersKeepTooMuchTheOldestIsClosed) {
   handle_ = [](const Request&, const Reply& reply) { reply({.body = std::string(32 << 20, 'x')}); };
   start({.max_sending_bytes = 100 << 20});

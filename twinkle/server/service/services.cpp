@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/fields/options.h"
 #include "twinkle/server/history/backup.h"
 #include "twinkle/server/replay/brief.h"
 #include "twinkle/store/keys/keys.h"
@@ -256,8 +257,9 @@ void Services::require_model(const std::string& name) {
     if (std::ranges::find(names, name) != names.end()) return;
     std::string known;
     for (const std::string& n : names) known += (known.empty() ? "" : ", ") + n;
-    fail(Code::kInvalid, "server: base_model '", quoted(name), "' is not served here, only ",
-         known);
+    const std::string nearest = nearest_of(name, names);
+    fail(Code::kInvalid, "server: base_model '", quoted(name), "' is not served here, only ", known,
+         nearest.empty() ? "" : "; did you mean '" + nearest + "'?");
   });
 }
 

@@ -1,6 +1,6 @@
 // Numbers of runs whose requests were told to come again (503). The SDK gives such a request up
 // after five minutes and goes on with the next number, for which its run would wait without end.
-// In memory: after a restart a run waits as for any number that has not come. Used by the service's
+// In memory: a start takes all that are missing then for told at its end. Used by the service's
 // thread alone.
 #pragma once
 #include <chrono>

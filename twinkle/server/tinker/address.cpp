@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <boost/json/basic_parser_impl.hpp>
 #include <cstdint>
-#include <limits>
 #include <string>
 #include <utility>
 
+#include "twinkle/base/fields/json_handler.h"
 #include "twinkle/base/json.h"
 #include "twinkle/server/tinker/forward_backward_request.h"
 
@@ -19,18 +19,8 @@ std::string json_of(const std::string& model_id, int64_t seq_id) {
   return boost::json::serialize(JsonObject{{"model_id", model_id}, {"seq_id", seq_id}});
 }
 
-// What Boost's parser tells of a document, of long texts a part at a time. A handler that answers
-// false ends it.
-struct Members {
-  static constexpr size_t max_object_size = std::numeric_limits<size_t>::max();
-  static constexpr size_t max_array_size = max_object_size;
-  static constexpr size_t max_key_size = max_object_size;
-  static constexpr size_t max_string_size = max_object_size;
-  using Text = boost::json::string_view;
-  using Failure = boost::json::error_code;
-
-  bool on_document_begin(Failure&) { return true; }
-  bool on_document_end(Failure&) { return true; }
+// Those of the outermost object that tell whose request of which number it is.
+struct Members : JsonHandler {
   bool on_object_begin(Failure& failure) { return opened(true, failure); }
   bool on_object_end(size_t, Failure&) { return --depth, true; }
   bool on_array_begin(Failure& failure) { return opened(false, failure); }
@@ -51,14 +41,11 @@ struct Members {
     add(s);
     return told(Json(std::exchange(text, {})), failure);
   }
-  bool on_number_part(Text, Failure&) { return true; }
   bool on_int64(int64_t i, Text, Failure& failure) { return told(i, failure); }
   bool on_uint64(uint64_t u, Text, Failure& failure) { return told(u, failure); }
   bool on_double(double d, Text, Failure& failure) { return told(d, failure); }
   bool on_bool(bool b, Failure& failure) { return told(b, failure); }
   bool on_null(Failure& failure) { return told({}, failure); }
-  bool on_comment_part(Text, Failure&) { return true; }
-  bool on_comment(Text, Failure&) { return true; }
 
   // Of keys and values of the outermost object, which tell whether an id is too long.
   void add(Text s) {

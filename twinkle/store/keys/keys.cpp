@@ -44,6 +44,17 @@ void check_weight(double weight) {
           ", it must be from 0.001 to 1000");
 }
 
+Quota change_quota(KeyTable& table, const std::string& tenant, const ChangeQuota& change) {
+  const auto found = std::ranges::find(table.tenants, tenant, &Quota::tenant);
+  const bool is_new = found == table.tenants.end();
+  Quota& quota = is_new ? table.tenants.emplace_back(Quota{.tenant = tenant}) : *found;
+  change(quota);
+  check(quota);
+  return quota;
+}
+
+}  // namespace
+
 void check(const Key& key) {
   const std::string& name = key.tenant;
   require(is_plain_name(name, kMaxName), Code::kInvalid, "store: the tenant '", name,
@@ -72,17 +83,6 @@ void check(const Quota& quota) {
             ", it must be at least 0, which is without a limit");
 }
 
-Quota change_quota(KeyTable& table, const std::string& tenant, const ChangeQuota& change) {
-  const auto found = std::ranges::find(table.tenants, tenant, &Quota::tenant);
-  const bool is_new = found == table.tenants.end();
-  Quota& quota = is_new ? table.tenants.emplace_back(Quota{.tenant = tenant}) : *found;
-  change(quota);
-  check(quota);
-  return quota;
-}
-
-}  // namespace
-
 std::string random_hex(size_t num_bytes) {
   std::array<unsigned char, kKeyBytes> bytes;
   require(::getentropy(bytes.data(), num_bytes) == 0, Code::kInternal,
@@ -103,7 +103,12 @@ bool is_plain_name(std::string_view text, size_t most) {
 }
 
 KeyTable KeyFile::read_table() const {
-  require(is_there(path_), Code::kNotFound, "store: ", path_.string(),
+  const fs::path whole = fs::absolute(path_);
+  require(is_there(whole.parent_path()), Code::kNotFound, "store: the folder ",
+          whole.parent_path().string(),
+          " does not exist; name the server's with --state, or, of a new one, make it by 'twinkle "
+          "keys create'");
+  require(is_there(path_), Code::kNotFound, "store: ", whole.string(),
           " does not exist; 'twinkle keys create' makes it");
   KeyTable out;
   JsonFields("store: " + path_.string()).take(read_json(path_), out);

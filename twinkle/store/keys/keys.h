@@ -66,6 +66,11 @@ struct Standing {
   std::optional<int32_t> priority = {};
 };
 
+// Error kInvalid: a tenant's name that is none, no scope or an unknown one, an end that is not
+// after the beginning; a weight or another value out of its range.
+void check(const Key& wanted);
+void check(const Quota& quota);
+
 class KeyFile {
  public:
   struct Created {
@@ -80,9 +85,8 @@ class KeyFile {
   KeyTable read_table() const;
   std::vector<Key> read() const { return read_table().keys; }
   // Adds a key of this tenant, scopes, created and expires, and changes the tenant's quota if that
-  // is asked for; makes file and folder if there are none. Error kInvalid: a tenant's name that is
-  // none, no scope or an unknown one, an end that is not after its beginning; a weight or a quota's
-  // value out of its range.
+  // is asked for; makes file and folder if there are none. Errors as of check(), before anything
+  // is made.
   Created create(Key wanted, const ChangeQuota& change = {}, const Standing& standing = {}) const;
   // Changes the quota of a tenant, and returns it. Errors as of read() and create(); kNotFound: the
   // tenant has no key.

@@ -148,11 +148,18 @@ TEST_F(Keys, MistakesAreNamedAndMakeNoFile) {
 
 TEST_F(Keys, AFileThatIsNotThereOrBrokenIsNamedWithItsPlace) {
   const std::string path = file_.path().string();
-  EXPECT_EQ(error_of([&] { file_.read(); }),
-            "store: " + path + " does not exist; 'twinkle keys create' makes it");
-  EXPECT_EQ(error_of([&] { file_.revoke([](const Key&) { return true; }, 1); }),
-            "store: " + path + " does not exist; 'twinkle keys create' makes it");
+  const auto expect = [&](const std::string& error) {
+    EXPECT_EQ(error_of([&] { file_.read(); }), error);
+    EXPECT_EQ(error_of([&] { file_.revoke([](const Key&) { return true; }, 1); }), error);
+  };
+  expect("store: the folder " + (dir_ / "state").string() +
+         " does not exist; name the server's with --state, or, of a new one, make it by 'twinkle "
+         "keys create'");
+  const std::string whole = (std::filesystem::current_path() / "no/such").string();
+  EXPECT_NE(error_of([] { KeyFile("no/such").read(); }).find("the folder " + whole + " does not"),
+            std::string::npos);
   std::filesystem::create_directory(dir_ / "state");
+  expect("store: " + path + " does not exist; 'twinkle keys create' makes it");
   write_text(file_.path(), R"({"keys":[{"id":"a","scopes":["train"],"expires":"soon"}]})");
   EXPECT_NE(error_of([&] { file_.read(); }).find(path + ".keys[0].expires is \"soon\""),
             std::string::npos);
