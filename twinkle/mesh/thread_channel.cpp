@@ -7,7 +7,8 @@ namespace twinkle::mesh {
 namespace {
 
 struct ChannelRoom {
-  ChannelRoom(int size, double timeout_s) : meeting(size, timeout_s), brought(static_cast<size_t>(size)) {}
+  ChannelRoom(int size, double timeout_s)
+      : meeting(size, timeout_s), brought(static_cast<size_t>(size)) {}
 
   Meeting meeting;
   std::vector<std::string> brought, result;  // of this round, of the last one
