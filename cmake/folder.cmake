@@ -1,5 +1,6 @@
-# twinkle_folder(NAME [TORCH] [UNITY] LINK ...): twinkle/NAME/*.cpp, and one folder deeper, is one static library, its *_test.cpp one
-# ctest program, so that adding a leaf is adding a file. A folder without sources yet only forwards its links.
+# twinkle_folder(NAME [TORCH] [UNITY] [UNITY_TESTS] LINK ...): twinkle/NAME/*.cpp, and one folder deeper, is one static
+# library, its *_test.cpp one ctest program, so that adding a leaf is adding a file. A folder without sources yet only
+# forwards its links.
 find_program(CCACHE ccache)
 if(CCACHE)
   # A precompiled header is cached only when ccache may ignore its time stamps and macros.
@@ -37,10 +38,22 @@ function(twinkle_without_torch name)
   set_source_files_properties(${ARGN} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endfunction()
 
+# twinkle_tests_as_one(NAME DEEPER...): the tests in twinkle/NAME/DEEPER are compiled as one, each other one alone.
+function(twinkle_tests_as_one name)
+  if(TWINKLE_UNITY AND TWINKLE_TESTS)
+    set_target_properties(${name}_test PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+    foreach(deeper ${ARGN})
+      file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/twinkle/${name}/${deeper}/*_test.cpp)
+      set_source_files_properties(${tests} PROPERTIES UNITY_GROUP ${name}_${deeper}_test)
+    endforeach()
+  endif()
+endfunction()
+
 function(twinkle_folder name)
-  cmake_parse_arguments(arg "TORCH;UNITY" "" "LINK" ${ARGN})
+  cmake_parse_arguments(arg "TORCH;UNITY;UNITY_TESTS" "" "LINK" ${ARGN})
   if(NOT TWINKLE_UNITY)
     set(arg_UNITY OFF)
+    set(arg_UNITY_TESTS OFF)
   endif()
   set(dir ${CMAKE_SOURCE_DIR}/twinkle/${name})
   file(GLOB sources CONFIGURE_DEPENDS ${dir}/*.cpp ${dir}/*/*.cpp)
@@ -73,6 +86,7 @@ function(twinkle_folder name)
   if(tests AND TWINKLE_TESTS)
     add_executable(${name}_test ${tests})
     target_link_libraries(${name}_test PRIVATE twinkle_${name} GTest::gtest GTest::gtest_main)
+    set_target_properties(${name}_test PROPERTIES UNITY_BUILD ${arg_UNITY_TESTS} UNITY_BUILD_BATCH_SIZE 8)
     if(arg_TORCH)
       target_precompile_headers(${name}_test REUSE_FROM twinkle_pch)
     endif()

@@ -74,6 +74,7 @@ if(TWINKLE_TESTS)
     set_target_properties(${library} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
     add_executable(${name} EXCLUDE_FROM_ALL ${tests})
     target_link_libraries(${name} PRIVATE ${library} GTest::gtest GTest::gtest_main)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
   endfunction()
 
   set(engine ${CMAKE_SOURCE_DIR}/twinkle/engine)

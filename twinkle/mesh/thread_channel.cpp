@@ -6,8 +6,9 @@
 namespace twinkle::mesh {
 namespace {
 
-struct Room {
-  Room(int size, double timeout_s) : meeting(size, timeout_s), brought(static_cast<size_t>(size)) {}
+struct ChannelRoom {
+  ChannelRoom(int size, double timeout_s)
+      : meeting(size, timeout_s), brought(static_cast<size_t>(size)) {}
 
   Meeting meeting;
   std::vector<std::string> brought, result;  // of this round, of the last one
@@ -15,7 +16,7 @@ struct Room {
 
 class ThreadChannel : public Channel {
  public:
-  ThreadChannel(int rank, int size, std::shared_ptr<Room> room)
+  ThreadChannel(int rank, int size, std::shared_ptr<ChannelRoom> room)
       : Channel(rank, size), room_(std::move(room)) {}
   ~ThreadChannel() override { close("mesh: rank " + std::to_string(rank()) + " has gone"); }
 
@@ -35,13 +36,13 @@ class ThreadChannel : public Channel {
   void close(const std::string& why) noexcept override { room_->meeting.close(why); }
 
  private:
-  std::shared_ptr<Room> room_;
+  std::shared_ptr<ChannelRoom> room_;
 };
 
 }  // namespace
 
 std::vector<std::unique_ptr<Channel>> thread_channels(int size, double timeout_s) {
-  const auto room = std::make_shared<Room>(size, timeout_s);
+  const auto room = std::make_shared<ChannelRoom>(size, timeout_s);
   std::vector<std::unique_ptr<Channel>> out;
   for (int r = 0; r < size; ++r) out.push_back(std::make_unique<ThreadChannel>(r, size, room));
   return out;

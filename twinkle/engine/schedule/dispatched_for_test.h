@@ -8,10 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "twinkle/base/error_for_test.h"
 #include "twinkle/engine/schedule/dispatcher.h"
 #include "twinkle/engine/schedule/null_executor_for_test.h"
 
 namespace twinkle::engine {
+
+using twinkle::error_of;  // of what is called; here, of a Future, too
 
 inline std::string error_of(Future& future) {
   try {

@@ -32,7 +32,7 @@ Memory of_tokens(std::span<const int32_t> tokens) {
 }
 
 // Two layers with states around one without.
-StateLayout layout() {
+StateLayout state_layout() {
   StateLayout out;
   out.add(sizeof(Memory), 16);
   out.add(0, 0);
@@ -42,14 +42,14 @@ StateLayout layout() {
 
 // Looks at the states as a pass finds them, and leaves what it would.
 struct StateDriver : Driver {
-  explicit StateDriver(const SamplerOptions& options) : Driver(options, layout()) {
+  explicit StateDriver(const SamplerOptions& options) : Driver(options, state_layout()) {
     compute = [this](Sequence& s) {
       passes[s.job->ticket].push_back(s.next);
       const std::span<const int32_t> tokens(s.tokens);
       const Memory before = of_tokens(tokens.first(static_cast<size_t>(s.computed)));
       const Memory after = of_tokens(tokens.first(static_cast<size_t>(s.next)));
       for (const size_t layer : {0u, 2u}) {
-        std::byte* at = s.state.data() + layout().layers[layer].offset;
+        std::byte* at = s.state.data() + state_layout().layers[layer].offset;
         const size_t known = before.open_count > 0 ? sizeof(Memory) : 16;
         if (s.computed > 0 && std::memcmp(at, &before, known) != 0) ++num_wrong;
         std::memcpy(at, &after, sizeof after);

@@ -21,7 +21,7 @@ namespace {
 const std::string kHellos(
     "\050\265\057\375\000\130\145\000\000\060\150\145\154\154\157\040\001\000\231\113\021", 21);
 
-std::string compressed(const std::string& content) {
+std::string framed(const std::string& content) {
   std::string out(ZSTD_compressBound(content.size()), '\0');
   out.resize(ZSTD_compress(out.data(), out.size(), content.data(), content.size(), 3));
   return out;
@@ -101,7 +101,7 @@ TEST_F(ReceiveTest, ABodyHoldsWhatCameThenWhatItDecodesToAndNothingWhenItsReques
   Peer peer(port());
   EXPECT_TRUE(begins(peer.ask(post("/", "12345")), "HTTP/1.1 200"));
   // A frame that tells its content's size, one that does not, and two.
-  const std::string content(30, 'x'), told = compressed(content);
+  const std::string content(30, 'x'), told = framed(content);
   EXPECT_NE(peer.ask(packed(told)).find("has " + content), std::string::npos);
   EXPECT_NE(peer.ask(packed(kHellos)).find("hello hello"), std::string::npos);
   EXPECT_NE(peer.ask(packed(told + told)).find(content + content), std::string::npos);
@@ -126,14 +126,14 @@ TEST_F(ReceiveTest, WhatDecodesToMoreThanThereIsRoomForIsNotDecoded) {
   };
   start();
   Peer peer(port());
-  EXPECT_TRUE(begins(peer.ask(packed(compressed(std::string(5000, 'x')))), "HTTP/1.1 503"));
+  EXPECT_TRUE(begins(peer.ask(packed(framed(std::string(5000, 'x')))), "HTTP/1.1 503"));
   EXPECT_EQ(num_handled_, 0);
   EXPECT_TRUE(begins(peer.ask(post("/", "1")), "HTTP/1.1 200")) << "the connection stays";
 }
 
 // Keeps what it is given, until that ends with an '!' or is `most` bytes.
-struct Keeping : Finder {
-  explicit Keeping(size_t most) : most(most) {}
+struct Searching : Finder {
+  explicit Searching(size_t most) : most(most) {}
   bool read(std::string_view more) override {
     text += more;
     return text.size() < most && !text.ends_with('!');
@@ -154,7 +154,7 @@ TEST_F(ReceiveTest, ABodyThatIsTooLongIsSearchedToItsEndOrTheLimitAndNotKept) {
                      .finder = std::move(finder),
                      .most_searched_bytes = kMost};
   };
-  admission_ = [&] { return admission(std::make_shared<Keeping>(kMost * 2)); };
+  admission_ = [&] { return admission(std::make_shared<Searching>(kMost * 2)); };
   start();
   const auto chunked = [](const std::string& text) {
     const auto chunk = [](std::string_view part) {
@@ -189,7 +189,7 @@ TEST_F(ReceiveTest, AnyLengthMayBeAnnouncedAndTakesNoMemory) {
   bool is_numbered = true;
   admission_ = [&] {
     return Admission{.max_body_bytes = 100,
-                     .finder = is_numbered ? std::make_shared<Keeping>(2) : nullptr,
+                     .finder = is_numbered ? std::make_shared<Searching>(2) : nullptr,
                      .most_searched_bytes = 200};
   };
   start();
@@ -206,14 +206,14 @@ TEST_F(ReceiveTest, AnyLengthMayBeAnnouncedAndTakesNoMemory) {
 TEST_F(ReceiveTest, WhatIsCompressedAndNotTakenIsSearchedAsItDecodes) {
   admission_ = [] {
     return Admission{.max_body_bytes = 100,
-                     .finder = std::make_shared<Keeping>(1 << 24),
+                     .finder = std::make_shared<Searching>(1 << 24),
                      .most_searched_bytes = 1 << 20};
   };
   start();
   std::string noise(5000, '\0');
   for (size_t i = 0; i < noise.size(); ++i) noise[i] = static_cast<char>(i * i * 31 / 7 + i % 11);
   noise.back() = '!';
-  const std::string much = compressed(noise), little = compressed(std::string(5000, 'x') + "!");
+  const std::string much = framed(noise), little = framed(std::string(5000, 'x') + "!");
   ASSERT_GT(much.size(), 100U);
   ASSERT_LT(little.size(), 100U);
   EXPECT_TRUE(begins(Peer(port()).ask(packed(much)), "HTTP/1.1 413"));
@@ -225,8 +225,9 @@ TEST_F(ReceiveTest, WhatIsCompressedAndNotTakenIsSearchedAsItDecodes) {
 
 TEST_F(ReceiveTest, TheHandlerIsAskedWithWhatWasFoundInABodyThatIsNotTaken) {
   admission_ = [] {
-    return Admission{
-        .max_body_bytes = 100, .finder = std::make_shared<Keeping>(2), .most_searched_bytes = 200};
+    return Admission{.max_body_bytes = 100,
+                     .finder = std::make_shared<Searching>(2),
+                     .most_searched_bytes = 200};
   };
   start();
   const std::string text(150, 'x');
@@ -248,7 +249,7 @@ TEST_F(ReceiveTest, TheHandlerIsAskedWithWhatWasFoundInABodyThatIsNotTaken) {
     EXPECT_EQ(num_handled_, ++num_handled);
   }
   Peer peer(port());
-  EXPECT_TRUE(begins(peer.ask(packed(compressed(text))), "HTTP/1.1 422"));
+  EXPECT_TRUE(begins(peer.ask(packed(framed(text))), "HTTP/1.1 422"));
   EXPECT_EQ(found_, text.substr(0, found_.size())) << "decoded";
   EXPECT_FALSE(found_.empty());
   EXPECT_TRUE(begins(peer.ask(packed("no frame")), "HTTP/1.1 422"));
