@@ -7,10 +7,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 
 import pytest
 
 import twinkle
+from tests.service.wire import wait_until
 from twinkle import program
 from twinkle.errors import InvalidError
 from twinkle.service import _arguments
@@ -74,20 +76,26 @@ def test_a_state_with_keys_needs_one_before_it_is_served(
     run = request.getfixturevalue("twinkle")  # the program; here the name is the package's
     key = run("keys", "create", "--tenant", "a", "--state", state).stdout.strip()
     options = {"mode": "http", "model": tiny_llama_dir, "names": ["tiny"]}
-    for where in ({}, {"state": "twinkle-state"}, {"state": state}):
+    for where in ({}, {"state": "twinkle-state"}, {"state": state}, {"auth": None, "config": None}):
         with pytest.raises(InvalidError, match=f"the state {state} has keys.* TINKER_API_KEY"):
             twinkle.initialize(**options, **where)
     assert not (state / "journal").exists()
     monkeypatch.setenv("TINKER_API_KEY", key)
     twinkle.initialize(**options)
-    assert f"info state: {state}, auth: keys, of which 1 is valid\n" in capfd.readouterr().err
+    told = [capfd.readouterr().err]
+
+    def is_told(text):  # a thread passes it on
+        told.append(capfd.readouterr().err)
+        return text in "".join(told)
+
+    wait_until(partial(is_told, f"info state: {state}, auth: keys, of which 1 is valid\n"))
     with tinker.ServiceClient() as client:
         assert client.create_sampling_client(base_model="tiny").get_base_model() == "tiny"
     monkeypatch.delenv("TINKER_API_KEY")
     assert answers(twinkle.initialize(auth="keys", **options))
     assert answers(twinkle.initialize(auth="open", **options))
-    told = capfd.readouterr().err
-    assert told.count("twinkle: auth is open although") == 1
+    wait_until(partial(is_told, "twinkle: auth is open although"))
+    assert "".join(told).count("twinkle: auth is open although") == 1
 
 
 def test_true_false_and_numbers_are_told_as_the_command_line_takes_them(tmp_path):

@@ -25,8 +25,7 @@ constexpr const char* kModels =
     "MODEL is 'smollm2' (built in), a directory, a .gguf file, or a hub's owner/name.\n";
 constexpr const char* kStatuses =
     "Exit status: 0 done, 1 an error of the input or the run, or interrupted, 2 wrong arguments, "
-    "or "
-    "what a configuration file has in their place.";
+    "or what a configuration file has in their place.";
 
 // CLI11 has "--no-x{false}" of a flag that is on.
 class Help : public CLI::Formatter {

@@ -222,6 +222,13 @@ void Tenant::require_trainable(const char* what) const {
           "' is the frozen base model; add an adapter, or create it for full-parameter training");
 }
 
+void Tenant::require_one_rank_of_shared(const char* method) const {
+  require(owners_.alone() || !shares_factors(), Code::kInvalid, "engine: ", method, ": tenant '",
+          name_,
+          "' has experts that share factors (share_expert_factors), which are trained by one data "
+          "rank only; give experts factors of their own, or take one rank");
+}
+
 Tenant::Change Tenant::scaled(double num_tokens, double max_norm, double norm_type) {
   require(max_norm >= 0, Code::kInvalid, "engine: max_grad_norm is ", max_norm,
           ", it must be at least 0; 0 and infinity do not clip");
@@ -239,6 +246,7 @@ Tenant::Change Tenant::scaled(double num_tokens, double max_norm, double norm_ty
 
 StepResult Tenant::step(const Step& operation) {
   require_trainable("step");
+  require_one_rank_of_shared("step");
   require(pending_ > 0 || operation.none_is_zero, Code::kConflict, "engine: step: tenant '", name_,
           "' has no accumulated gradients; run forward_backward first");
   require(operation.divide || !clipped_, Code::kConflict,

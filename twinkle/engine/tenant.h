@@ -57,6 +57,9 @@ class Tenant {
     return mode_ == Mode::kLora && pool_.at(slot()).config().share_expert_factors;
   }
 
+  // Error kInvalid: that, and there are several data ranks, between which owners part its state.
+  void require_one_rank_of_shared(const char* method) const;
+
   // Keeps the weights as they are now, whatever is trained later, and returns their number: 1, 2,
   // ... Nothing is copied before the weights change. Error kInvalid: a tenant without an adapter.
   int64_t publish();

@@ -9,9 +9,12 @@ DecoderSpec spec_of(const Json& config, const std::filesystem::path& checkpoint,
     return read_spec(config, value_head);
   } catch (const Error& e) {  // the fields' readers do not know where they read
     const std::string text = e.what();
+    const size_t begin = text.find(": ");
+    const bool has_remedy = text.find("; ") != std::string::npos;
     fail(e.code, "model: the config of ", checkpoint.string(), ": ",
-         text.substr(text.find(": ") + 2),
-         "; fetch it again if it is damaged, else use a model that README.md lists");
+         begin == std::string::npos ? text : text.substr(begin + 2),
+         has_remedy ? ""
+                    : "; fetch it again if it is damaged, else use a model that README.md lists");
   }
 }
 

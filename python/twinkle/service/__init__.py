@@ -32,10 +32,12 @@ class Service:
     def __init__(self, options):
         if program.path() is None:
             raise NotAvailableError("service: bin/twinkle is not in the installed package")
+        options = {name: value for name, value in options.items() if value is not None}
         arguments = list(_arguments(options if "config" in options else {"port": 0, **options}))
         _require_key(options)
         self._owner = os.getpid()
         self._told = deque(maxlen=20)  # what the program says of itself on standard error
+        self._last = deque(maxlen=20)  # and what else is there, as of a loader or a kill
         self._is_up = False
         self._lock = threading.Lock()  # of these two
         self._process = subprocess.Popen(
@@ -50,10 +52,11 @@ class Service:
         line = self._process.stdout.readline()
         found = re.search(r"https?://\S+", line)
         if found is None:
-            self._process.wait()
+            status = self._process.wait()
             self._close()
             told = "; ".join(line.strip().removeprefix("twinkle: ") for line in self._told)
-            raise InvalidError("service: " + (_named(told) or "twinkle serve ended"))
+            ended = f"twinkle serve ended with status {status}\n{''.join(self._last)}".strip()
+            raise InvalidError("service: " + (_named(told) or ended))
         self._go_on()
         self.url = found[0]
         for name in _ADDRESSES:
@@ -67,6 +70,7 @@ class Service:
                 if is_kept:  # why it does not start, perhaps, which the error tells
                     self._told.append(line)
             if not is_kept:
+                self._last.append(line)
                 sys.stderr.write(line)
 
     def _go_on(self):

@@ -293,13 +293,15 @@ void revoke(const KeysOptions& o) {
   const auto revoked = file.revoke(is_meant, now());
   if (revoked.empty()) {
     const auto keys = file.read();
-    const auto before = std::ranges::find_if(keys, is_meant);
+    int64_t since = 0;  // the last of them
+    for (const store::Key& key : keys)
+      if (is_meant(key)) since = std::max(since, key.revoked);
     const std::string which =
         (o.id.empty() ? "" : " " + o.id) + (o.tenant.empty() ? "" : " of tenant " + o.tenant);
-    require(before != keys.end(), Code::kNotFound, "cli: there is no key", which, " in ",
-            file.path().string(), "; 'twinkle keys list' has the ids");
+    require(since > 0, Code::kNotFound, "cli: there is no key", which, " in ", file.path().string(),
+            "; 'twinkle keys list' has the ids");
     fail(Code::kConflict, "cli: ", o.id.empty() ? "every key" : "the key", which,
-         " is revoked already, since ", text_of(before->revoked));
+         " is revoked already, since ", text_of(since));
   }
   for (const store::Key& key : revoked) {
     std::printf("revoked %s of tenant %s\n", key.id.c_str(), key.tenant.c_str());

@@ -130,20 +130,23 @@ TEST_F(SharedFactors, SampleAndScoreOnSeveralRanksAndLearnOnOne) {
   const auto scores =
       engine_.run<ForwardResult>(Forward{.tenant = "me", .sequences = work.sequences});
   for (const Mesh& mesh : {Mesh{.dp = 2}, Mesh{.fsdp = 2}}) {
-    on_ranks(mesh, {.model = {.path = model_.path(), .mixed_precision = "no"}},
-             [&](Engine& engine, int rank, const auto&) {
-               const size_t r = static_cast<size_t>(rank);
-               engine.run<Done>(Create{.tenant = "me", .directory = folder("saved")});
-               Sample mine = sample;
-               mine.prompts = slice(mine.prompts, {r, r + 1});
-               EXPECT_EQ(engine.run<SampleResult>(mine).completions[0], want.completions[r]);
-               Forward scored{.tenant = "me", .sequences = slice(work.sequences, {r, r + 1})};
-               EXPECT_EQ(engine.run<ForwardResult>(scored).logps[0], scores.logps[r]);
-               ForwardBackward learns = work;
-               learns.sequences = scored.sequences;
-               expect_error("share_expert_factors), which are trained by one data rank only",
-                            [&] { engine.run<ForwardResult>(learns); });
-             });
+    on_ranks(
+        mesh, {.model = {.path = model_.path(), .mixed_precision = "no"}},
+        [&](Engine& engine, int rank, const auto&) {
+          const size_t r = static_cast<size_t>(rank);
+          engine.run<Done>(Create{.tenant = "me", .directory = folder("saved")});
+          Sample mine = sample;
+          mine.prompts = slice(mine.prompts, {r, r + 1});
+          EXPECT_EQ(engine.run<SampleResult>(mine).completions[0], want.completions[r]);
+          Forward scored{.tenant = "me", .sequences = slice(work.sequences, {r, r + 1})};
+          EXPECT_EQ(engine.run<ForwardResult>(scored).logps[0], scores.logps[r]);
+          ForwardBackward learns = work;
+          learns.sequences = scored.sequences;
+          const std::string why = "share_expert_factors), which are trained by one data rank only";
+          expect_error(why, [&] { engine.run<ForwardResult>(learns); });
+          expect_error(why,
+                       [&] { engine.run<StepResult>(Step{.tenant = "me", .none_is_zero = true}); });
+        });
   }
 }
 

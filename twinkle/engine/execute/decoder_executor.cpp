@@ -485,7 +485,13 @@ Result DecoderExecutor::commit(int64_t id) {
 }
 
 void DecoderExecutor::undo(int64_t id) {
-  if (!training_->undo(id)) sampling_->undo(id);
+  if (!training_->has(id)) {
+    sampling_->undo(id);
+    return;
+  }
+  const Tenant& who = training_->tenant(id);
+  training_->undo(id);
+  parking_.count(who);  // whose gradients are those of before
 }
 
 }  // namespace twinkle::engine

@@ -20,6 +20,8 @@ namespace twinkle::engine {
 
 class Dispatcher;
 
+inline constexpr const char* kCancelled = "engine: cancelled";  // kConflict, of what cancel() ended
+
 // How an operation ended: done, or failed or cancelled with the error.
 struct Outcome {
   int64_t id = 0;

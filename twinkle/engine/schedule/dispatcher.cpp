@@ -49,7 +49,7 @@ Dispatcher::Dispatcher(const DispatcherOptions& options, Executor& executor)
     : options_((check_options(options, "engine: "), options)),
       executor_(executor),
       held_(options.max_queued_bytes, options.max_queued_bytes_total),
-      cancelled_error_(std::make_exception_ptr(Error(Code::kConflict, "engine: cancelled"))),
+      cancelled_error_(std::make_exception_ptr(Error(Code::kConflict, kCancelled))),
       closed_error_(std::make_exception_ptr(Error(Code::kBusy, "engine: closed"))),
       scheduler_(options.token_budget),
       time_share_(options.sampling_share),

@@ -42,8 +42,10 @@ void Training::run_batch(std::span<const Work> batch, const Stop& stop, BatchOut
         continue;
       }
       const int64_t later = num_backwards[&op.tenant()]++;
-      if (later > 0 && op.tenant().trains_head()) {
-        // The head adds its gradients before it is known whether the loss is finite.
+      if (later > 0 && (op.tenant().trains_head() || op.tenant().shares_factors())) {
+        // The head adds its gradients before it is known whether the loss is finite; experts add
+        // theirs to what they share when an operation ends. joins() goes by the newest Create,
+        // which may have failed.
         outcome.rewound.push_back({work.id, false});
         running_.erase(work.id);
       } else {

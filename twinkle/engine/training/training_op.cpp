@@ -47,10 +47,7 @@ TrainingOp::TrainingOp(int64_t id, Tenant& tenant, const Operation& operation)
   require(forward_ || tenant.mode() != Mode::kFrozen, Code::kInvalid,
           "engine: forward_backward: tenant '", tenant.name(),
           "' is the frozen base model; add an adapter, or create it for full-parameter training");
-  require(forward_ || tenant.owners().alone() || !tenant.shares_factors(), Code::kInvalid,
-          "engine: forward_backward: tenant '", tenant.name(),
-          "' has experts that share factors (share_expert_factors), which are trained by one data "
-          "rank only; give experts factors of their own, or take one rank");
+  if (!forward_) tenant.require_one_rank_of_shared("forward_backward");
   if (backward_) tenant.require_unclipped();
   std::vector<float> weights;
   std::map<std::string, std::vector<float>> extras;

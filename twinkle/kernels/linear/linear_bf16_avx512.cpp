@@ -294,15 +294,15 @@ TWINKLE_BF16 void wide_loop(const Bf16Product& p, int64_t first, int64_t last) {
 // Weights are read in pairs of their own layout: no pair or tile may reach beyond them.
 bool avx512_packs(const Bf16Product& p) {
   const int64_t blocks = blocks_of(p.rows);
-  return p.inputs % kDepth == 0 && p.outputs % kTile == 0 && blocks <= kLaneBlocks &&
+  return p.rows > 0 && p.inputs % kDepth == 0 && p.outputs % kTile == 0 && blocks <= kLaneBlocks &&
          (p.transposed || blocks * kTile - p.rows <= kEmptyLanes);
 }
 
 TWINKLE_BF16 void pack_rows(const Bf16Product& p, uint32_t* packed) {
   const Bf16Product rows{.w = p.x, .outputs = p.rows, .inputs = p.x_stride};
+  AheadFirst ahead{reinterpret_cast<const char*>(p.x)};
   for (int64_t i = 0; i + kDepth <= p.inputs; i += kDepth) {
     for (int64_t r = 0; r < p.rows; r += kTile) {
-      AheadFirst ahead{reinterpret_cast<const char*>(p.x)};
       __m512i c[16];
       turn_rows(rows, r, i, ahead, c);
       for (int64_t k = 0; k < kTile; ++k, packed += kTile) _mm512_store_si512(packed, c[k]);

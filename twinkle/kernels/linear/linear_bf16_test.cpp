@@ -49,12 +49,15 @@ TEST_P(LinearBf16Path, FastAndPortablePathsGiveTheSameBits) {
   at::manual_seed(2);
   for (const int64_t rows : kRows) {
     for (const int64_t inputs : {31, 96, 576, 601, 1536}) {
-      const at::Tensor x = random_bf16(rows, inputs), w = random_bf16(50, inputs);
-      for (const at::Tensor& bias : {at::Tensor(), random_bf16(1, 50)[0]}) {
-        const at::Tensor want = linear_bf16(x, w, bias, portable);
-        for (const at::Tensor& weight : layouts(w)) {
-          EXPECT_TRUE(at::equal(linear_bf16(x, weight, bias, fast), want)) << rows << " " << inputs;
-          EXPECT_TRUE(at::equal(linear_bf16(x, weight, bias, portable), want));
+      for (const int64_t outputs : {50, 80}) {
+        const at::Tensor x = random_bf16(rows, inputs), w = random_bf16(outputs, inputs);
+        for (const at::Tensor& bias : {at::Tensor(), random_bf16(1, outputs)[0]}) {
+          const at::Tensor want = linear_bf16(x, w, bias, portable);
+          for (const at::Tensor& weight : layouts(w)) {
+            EXPECT_TRUE(at::equal(linear_bf16(x, weight, bias, fast), want))
+                << rows << " " << outputs << " " << inputs;
+            EXPECT_TRUE(at::equal(linear_bf16(x, weight, bias, portable), want));
+          }
         }
       }
     }

@@ -136,12 +136,17 @@ void require_state(const fs::path& state) {
   const std::string whole = fs::absolute(state).string();
   require(is_there(state), Code::kInvalid, "server: there is no folder ", whole,
           "; name the server's with --state");
+  if (is_there(state / kJournal)) return;
+  const auto has = [&](const char* name) {
+    std::error_code error;
+    return !names_in(state / name, error).empty();
+  };
+  require(!has(kSnapshots) && !has("checkpoints"), Code::kInvalid, "server: ", whole,
+          " has runs, but no journal; put it back, or restore a backup (twinkle restore)");
   const fs::path keys = store::KeyFile(fs::absolute(state)).path();
-  require(is_there(state / kJournal) || !is_there(keys), Code::kInvalid,
-          "server: no server has run on ", whole, " yet, so that it has keys alone: copy ",
-          keys.string(), " itself");
-  require(is_there(state / kJournal), Code::kInvalid, "server: ", whole,
-          " is no state of a server: it has no journal");
+  require(!is_there(keys), Code::kInvalid, "server: no server has run on ", whole,
+          " yet, so that it has keys alone: copy ", keys.string(), " itself");
+  fail(Code::kInvalid, "server: ", whole, " is no state of a server: it has no journal");
 }
 
 // Empty, or why nothing can be loaded of it.

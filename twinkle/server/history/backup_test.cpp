@@ -78,6 +78,11 @@ TEST_F(BackupTest, WhatIsThereIsNotReplacedAndWhatIsNoStateIsNamed) {
   fs::create_directory(beside("empty"));
   EXPECT_EQ(refusal("empty"),
             "server: " + beside("empty").string() + " is no state of a server: it has no journal");
+  fs::create_directories(beside("lost") / "snapshots/run");
+  store::KeyFile(beside("lost")).create({.tenant = "a", .scopes = {"train"}});
+  EXPECT_EQ(refusal("lost"), "server: " + beside("lost").string() +
+                                 " has runs, but no journal; put it back, or restore a backup "
+                                 "(twinkle restore)");
   const store::KeyFile keys(beside("keyed"));
   keys.create({.tenant = "a", .scopes = {"train"}});
   EXPECT_EQ(refusal("keyed"), "server: no server has run on " + beside("keyed").string() +

@@ -252,7 +252,7 @@ TEST_F(HttpServerTest, TwoHundredThatReadNothingHoldNobodyUp) {
     else
       reply({.body = "small"});
   };
-  start();
+  start({.patience = std::chrono::minutes(10), .body_time = std::chrono::minutes(10)});
   std::vector<std::unique_ptr<Peer>> slow;
   for (int i = 0; i < 200; ++i) {
     slow.push_back(std::make_unique<Peer>(port(), 4096));

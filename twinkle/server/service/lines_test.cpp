@@ -100,5 +100,31 @@ TEST_F(LinesTest, ASampleOfAVersionWaitsUntilAStartHasPublishedItAgain) {
   EXPECT_EQ(order, "publish sample ");
 }
 
+// The engine lets what trains a run pass its samples.
+TEST_F(LinesTest, ASampleThatEndedBehindTrainingIsNotDoneAgainByAStart) {
+  go_ = true;
+  const std::string id = run();
+  const std::string sampler =
+      text(result(post("/api/v1/save_weights_for_sampler", {{"model_id", id}, {"seq_id", 1}})),
+           "sampling_session_id");
+  executor_->on_step = [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
+  const Response sampled =
+      post("/api/v1/asample",
+           {{"sampling_session_id", sampler},
+            {"seq_id", 0},
+            {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}},
+            {"sampling_params", {{"max_tokens", 40}}}});
+  result(train(id, 2));
+  const std::string told = result(sampled).body;
+  int samples = 0;
+  open();
+  backend_->on_check = [&](const engine::Operation& o) {
+    samples += std::holds_alternative<engine::Sample>(o);
+  };
+  go_on();
+  EXPECT_EQ(result(sampled).body, told);
+  EXPECT_EQ(samples, 0) << "its end was recorded";
+}
+
 }  // namespace
 }  // namespace twinkle::server

@@ -219,7 +219,8 @@ void Operations::replay(const Ended& record) {
     entries_.erase(number);
   } else {
     for (const auto& [n, before] : entries_)
-      if (n <= number && !before->covered && !before->is_asked &&
+      // A Sample need not have ended before what came behind it: its own end says what it needs.
+      if (n <= number && !before->covered && !before->is_asked && !before->pending->samples &&
           before->pending->tenant == entry->pending->tenant)
         ask(*before, n, true);
     if (entry->came) {
