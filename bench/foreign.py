@@ -101,8 +101,8 @@ def warmed_rounds(run, label, take):
 def in_turn(run, label, systems, sample_of, tokens):
     """Rounds of {system: sample_of(system, i)}, i = 1, 2, ...; a round 0 warms up.
 
-    Returns (rounds, {system: tokens / wall_s of each round}, noisy). A sample whose wall_s is no time, as
-    where what is subtracted took longer than the whole, counts as one that met foreign load.
+    Returns (rounds, {system: tokens / wall_s of each round}, noisy). A sample whose wall_s is no
+    time, as where what is subtracted took longer than the whole, counts as one under foreign load.
     """
 
     def take(i):

@@ -10,11 +10,9 @@ DecoderSpec spec_of(const Json& config, const std::filesystem::path& checkpoint,
   } catch (const Error& e) {  // the fields' readers do not know where they read
     const std::string text = e.what();
     const size_t begin = text.find(": ");
-    const bool has_remedy = text.find("; ") != std::string::npos;
     fail(e.code, "model: the config of ", checkpoint.string(), ": ",
          begin == std::string::npos ? text : text.substr(begin + 2),
-         has_remedy ? ""
-                    : "; fetch it again if it is damaged, else use a model that README.md lists");
+         "; fetch it again if it is damaged, else use a model that README.md lists");
   }
 }
 

@@ -147,11 +147,14 @@ TEST_F(TruncationTest, AFailureBehindAStepThatHasNotEndedBreaksItsWindowThoughIt
   result(train(id, 1));
   settle();
   serve_with(services_->history.bytes() + 4000);
-  std::atomic<bool> go = false;
+  std::atomic<bool> go = false, is_held = false;
   executor_->on_batch = [&] {
+    is_held = true;
     while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   };
-  const Response held = train(other, 1), stepped = step(id, 2);
+  const Response held = train(other, 1);
+  EXPECT_TRUE(loop_->run_until([&] { return is_held.load(); }));  // or the step could come first
+  const Response stepped = step(id, 2);
   backend_->on_check = [&](const engine::Operation& operation) {
     require(!std::holds_alternative<engine::ForwardBackward>(operation), Code::kInvalid, "no");
   };
