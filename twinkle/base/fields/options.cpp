@@ -184,7 +184,8 @@ std::string nearest_of(std::string_view name, std::span<const std::string> names
   std::string nearest;
   size_t least = 1 + name.size() / 3;  // more is another word
   for (const std::string& one : names) {
-    const auto [shorter, longer] = std::minmax(name.size(), one.size());
+    const size_t longer = std::max(name.size(), one.size());
+    const size_t shorter = std::min(name.size(), one.size());
     if (longer - shorter > least) continue;  // a name may be a request's, as long as a body
     const size_t d = distance(name, one);
     if (d <= least) nearest = one, least = d;
