@@ -96,8 +96,12 @@ class Ranks:
             process.communicate()
 
     def wait_for_steps(self, count):
+        self.wait_for(f"step {count}")
+
+    def wait_for(self, text):
+        """Until each has printed the text."""
         for process in self.processes:
-            while f"step {count}" not in (line := process.stdout.readline()):
+            while text not in (line := process.stdout.readline()):
                 assert line, self.all_ends()
 
     def all_ends(self):

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import time
 
 import pytest
 from parallel.processes import Ranks, alone, sha256, the_others_say, torchrun
@@ -47,6 +48,17 @@ def test_a_killed_rank_ends_every_other_rank_by_name(gone, tiny_llama_dir, tmp_p
         ranks.wait_for_steps(2)
         ranks.processes[gone].send_signal(signal.SIGKILL)
         the_others_say(ranks, gone, f"mesh: rank {gone} has gone: its process has ended")
+
+
+@pytest.mark.parametrize("gone", [0, 2])
+def test_a_rank_that_is_killed_while_all_sample_ends_the_others(gone, tiny_llama_dir, tmp_path):
+    with Ranks(3, tiny_llama_dir, tmp_path, DO="all:sample") as ranks:
+        ranks.wait_for("samples")
+        time.sleep(1)  # of the many that all the samples take
+        ranks.processes[gone].send_signal(signal.SIGKILL)
+        the_others_say(
+            ranks, gone, f"sample of .*: mesh: rank {gone} has gone: its process has ended"
+        )
 
 
 def test_a_busy_rank_is_waited_for_and_a_stopped_one_taken_for_lost(tiny_llama_dir, tmp_path):
