@@ -31,6 +31,25 @@ if __name__ == '__main__':
     train()
 """  # noqa: W293
 
+# Section "torchrun Mode": its dots stand for the code above.
+TORCHRUN = """
+import twinkle
+from twinkle import DeviceMesh
+
+# Construct device mesh: FSDP=4, DP=2
+device_mesh = DeviceMesh.from_sizes(fsdp_size=4, dp_size=2)
+
+# Initialize in local mode
+twinkle.initialize(mode='local', global_device_mesh=device_mesh)
+
+def train():
+    # Same training code as single GPU
+    ...
+
+if __name__ == '__main__':
+    train()
+"""
+
 # The README's section "Train with Ray".
 README = """
 from peft import LoraConfig

@@ -11,7 +11,7 @@ import numpy as np
 import twinkle
 from twinkle import DeviceMesh, LoraConfig
 from twinkle.data_format import SamplingParams
-from twinkle.loss import Loss
+from twinkle.loss import InfonceLoss, Loss
 from twinkle.metric import CompletionRewardMetric, Metric
 from twinkle.model import TransformersModel
 from twinkle.sampler import TorchSampler
@@ -98,7 +98,10 @@ def of(name, outputs):
     clocks = ("total time elapse", "speed", "tokens/s")
     metrics = {key: value for key, value in metrics.items() if key not in clocks}
     whole = [outputs["loss"], outputs["num_tokens"], norm, metrics]
-    told[name] = {"whole": whole, "own": [r[r != 0].tolist() for r in outputs["logps"]]}
+    own = (
+        outputs["embeddings"] if "embeddings" in outputs else [r[r != 0] for r in outputs["logps"]]
+    )
+    told[name] = {"whole": whole, "own": [row.tolist() for row in own]}
 
 
 name = adapter("accuracy", "CrossEntropyLoss", "Accuracy", Greatest)
@@ -123,6 +126,13 @@ name = adapter("preference", "DPOLoss", "DPOMetric")
 pairs = rows(3, 6)
 reference = model.forward_only(inputs=mine(pairs), adapter_name=name, disable_lora=True)
 of(name, model.forward_backward(inputs=mine(pairs), adapter_name=name, ref_outputs=reference))
+
+# Groups of an anchor, its positive and negatives, one of which lies across ranks: each document is
+# a negative of all other anchors.
+name = adapter("negatives", InfonceLoss(include_qq=True, include_dd=True))
+marks = [1, 0, 1, 0, 0, 1, 0]
+marked = [{**row, "labels": [mark]} for row, mark in zip(batch, marks, strict=True)]
+of(name, model.forward_backward(inputs=mine(marked), adapter_name=name, task="embedding"))
 
 name = adapter("own loss", Spread())
 of(name, model.forward_backward(inputs=mine(batch), adapter_name=name))

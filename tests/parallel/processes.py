@@ -96,8 +96,12 @@ class Ranks:
             process.communicate()
 
     def wait_for_steps(self, count):
+        self.wait_for(f"step {count}")
+
+    def wait_for(self, text):
+        """Until each has printed the text."""
         for process in self.processes:
-            while f"step {count}" not in (line := process.stdout.readline()):
+            while text not in (line := process.stdout.readline()):
                 assert line, self.all_ends()
 
     def all_ends(self):
@@ -116,7 +120,8 @@ def the_others_say(ranks, gone, text, seconds=30):
     began = time.monotonic()
     for rank in set(range(len(ranks.processes))) - {gone}:
         status, error = ranks.end_of(rank, seconds)
-        last = error.strip().splitlines()[-1]
+        # Not the last line: torch's allocator adds where it raised.
+        last = (re.findall(r"^[\w.]*Error\b.*", error, re.MULTILINE) or [""])[-1]
         assert status != 0 and last.startswith("twinkle.errors.InternalError: "), error[-2000:]
         assert re.search(r"(operation|exchange) \d+, .*" + text, last), error[-2000:]
     assert time.monotonic() - began < seconds

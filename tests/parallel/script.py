@@ -1,8 +1,8 @@
 """What each process of tests/parallel runs: MODEL OUT STEPS [BEFORE FOLDER], from scratch or after
 so many steps that are saved in the folder. Tells losses and norms. FSDP: ranks that share a copy
-of the base. SAVE: steps between two saves. DO="RANK:WHAT": what a rank does at its fourth step, by
-which the others go on, or end; "at once" or "early" and how it ends then: before it calls
-initialize, or before its first model."""
+of the base. SAVE: steps between two saves. DO="RANK:WHAT": what a rank, or "all", does at its
+fourth step, by which the others go on, or end; "at once" or "early" and how it ends then: before it
+calls initialize, or before its first model."""
 
 import json
 import os
@@ -18,6 +18,7 @@ import twinkle
 from twinkle import DeviceMesh, LoraConfig
 from twinkle.metric import CompletionRewardMetric
 from twinkle.model import TransformersModel
+from twinkle.sampler import TorchSampler
 
 # A shell that starts the tests with `&` has them, and so this, ignore SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -60,6 +61,10 @@ def do(what):
         return 400  # more than fits into what earlier steps have left
     elif what == "save":
         model.save("other", output_dir=out)
+    elif what == "sample":
+        print("samples", flush=True)
+        prompts = [{"input_ids": [5, 6, 7]}] * 8
+        TorchSampler(model=model).sample(prompts, max_tokens=500, num_samples=64)
     elif what == "publish":
         model.engine.publish(tenant="adapter/default")
     elif what == "calculate":
@@ -79,7 +84,7 @@ if folder:
 save_steps = int(os.environ.get("SAVE", "0"))
 told, times = [], 1
 for step in range(before, before + steps):
-    if step == 3 and rank == os.environ.get("RANK"):
+    if step == 3 and rank in ("all", os.environ.get("RANK")):
         times = do(what)
     batch = batch_of(step)
     model.forward_backward(inputs=batch[mesh.get_slice(len(batch))] * times)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from parallel.processes import alone, environment, sha256, torchrun
-from seed_scripts import BEST_PRACTICES, with_sizes
+from seed_scripts import BEST_PRACTICES, SINGLE_GPU, TORCHRUN, with_sizes
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/parallel.md"
@@ -61,6 +61,42 @@ def test_the_documents_script_on_a_tiny_model(dp, fsdp, tiny_llama_dir, data_dir
 
 def test_the_documents_script_on_a_real_model(smollm2_dir, data_dir, tmp_path):
     check(tmp_path, 2, 1, places(smollm2_dir, data_dir))
+
+
+def chats_in(file, count):
+    """A data set of so many chats, in a file."""
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Who are you, {i}?"},
+                {"role": "assistant", "content": f"I am Nova the {i}th, of the Sky Team."},
+            ]
+        }
+        for i in range(count)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_the_documents_torchrun_mode_trains_as_its_single_gpu(tiny_llama_dir, tmp_path):
+    chats = chats_in(tmp_path / "chats.jsonl", 24)
+    where = {
+        "TWINKLE_MODEL_ID_ALIASES": f"ms://Qwen/Qwen3.5-4B={tiny_llama_dir}",
+        "TWINKLE_DATASET_ID_ALIASES": f"ms://swift/self-cognition={chats}",
+    }
+    imports, code = SINGLE_GPU.split("def train():\n")
+    code = code.partition("\nif __name__")[0]
+    sizes = {"fsdp_size=4, dp_size=2": "fsdp_size=2, dp_size=2", "    ...\n": code}
+    one, several = tmp_path / "one.py", tmp_path / "several.py"
+    one.write_text(SINGLE_GPU)
+    several.write_text(imports + with_sizes(TORCHRUN, sizes))
+    told = alone("noted.py", one, cwd=tmp_path, **where)
+    assert [name for name, _ in told] == ["forward_backward", "clip_grad_and_step"] * 3
+    assert told[1][1] > 0  # a norm: it learns
+    for of_rank in torchrun(4, "noted.py", several, cwd=tmp_path, **where):
+        assert [name for name, _ in of_rank] == [name for name, _ in told]
+        for (_, got), (_, want) in zip(of_rank, told, strict=True):
+            assert got == pytest.approx(want, rel=1e-4)
 
 
 def test_the_script_of_the_page_prints_on_two_processes_what_it_prints_on_one(

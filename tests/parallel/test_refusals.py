@@ -37,7 +37,8 @@ told = {
     "axes": [
         text_of(lambda: TransformersModel(model, device_mesh=DeviceMesh.from_sizes(**sizes)))
         for sizes in ({"dp_size": 2, "tp_size": 2}, {"pp_size": 2}, {"cp_size": 2},
-                      {"dp_size": 2, "ep_size": 2})
+                      {"dp_size": 2, "ep_size": 2}, {"dp_size": 2, "ulysses_size": 2},
+                      {"dp_size": 2, "vpp_size": 2})
     ],
     "another size": text_of(lambda: twinkle.initialize(
         global_device_mesh=DeviceMesh.from_sizes(dp_size=3))),
@@ -79,7 +80,7 @@ def told(tiny_llama_dir):
 
 
 def test_axes_that_this_version_does_not_have(told):
-    for text, axis in zip(told["axes"], ("tp", "pp", "cp", "ep"), strict=True):
+    for text, axis in zip(told["axes"], ("tp", "pp", "cp", "ep", "ulysses", "vpp"), strict=True):
         assert text.startswith("NotAvailableError: ") and f"{axis}_size 2" in text
 
 

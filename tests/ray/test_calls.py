@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from remote.things import Loop, Thing
+from remote.things import Loop, OfTheFirst, Thing
 
 import twinkle
 from twinkle import (
@@ -117,7 +117,7 @@ def test_every_kind_of_mapping_is_cut(eager):
 
 def test_results_are_joined_as_the_word_says(eager):
     assert eager.doubled([1, 2, 3]) == [2, 4, 6]
-    assert eager.mean(1.0) == 1.5
+    assert eager.mean(1.0) == eager.avg(1.0) == 1.5
     assert eager.sum(1).tolist() == [3, 3]
     assert eager.last_stage() == [0, 1] and eager.first_of_last_stage() == 0
 
@@ -132,6 +132,11 @@ def test_first_is_done_by_the_first_worker_alone(run):
     made = Thing(remote_group="two")
     assert made.count_on_the_first()() == 1
     assert made.steps_of_all()() == [1, 0]
+
+
+def test_a_class_of_any_execute_has_an_object_in_every_worker(run):
+    made = OfTheFirst(remote_group="two")
+    assert made.ranks()() == [0, 1] and made.first()() == 0
 
 
 def test_the_first_worker_gets_all_where_it_is_called_alone(eager):

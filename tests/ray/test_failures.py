@@ -1,5 +1,6 @@
 """What is refused before anything starts, what happens when a worker dies, and how a run ends."""
 
+import inspect
 import json
 import os
 import secrets
@@ -25,6 +26,7 @@ from twinkle import (
     NotAvailableError,
     TransformersModel,
 )
+from twinkle.engine.group import timeout_seconds
 from twinkle.errors import ConflictError
 from twinkle.logger import get_logger
 from twinkle.remote.cluster import Cluster, _environment
@@ -74,6 +76,13 @@ def test_groups_that_cannot_be_are_refused_before_a_cluster_is_looked_for(monkey
         twinkle.initialize(mode="ray", model="x", groups=[two])
     with pytest.raises(InvalidError, match="initialize has no placement_seconds in mode 'local'"):
         twinkle.initialize(placement_seconds=1)
+
+
+def test_the_seconds_that_nobody_has_given(monkeypatch):
+    monkeypatch.delenv("TWINKLE_DIST_TIMEOUT_SECONDS", raising=False)
+    given = inspect.signature(twinkle.infra._start_workers).parameters
+    assert given["placement_seconds"].default == 30
+    assert timeout_seconds() == 60
 
 
 def test_a_cluster_that_does_not_answer_is_refused_at_once(monkeypatch):

@@ -1,20 +1,19 @@
 """The Ray scripts of the source documents, as they are but for sizes: model and data ids lead to
 local files, and TWINKLE_DEVICE=cpu puts groups that ask for GPUs on CPUs."""
 
-import hashlib
 import json
 import re
 from pathlib import Path
 
 import pytest
 import seed_scripts
+from parallel.processes import sha256
 from seed_scripts import with_sizes
 
-DEMO = Path(__file__).parents[2] / "examples/ray_grpo.py"
+ROOT = Path(__file__).parents[2]
+DEMO, PAGE = ROOT / "examples/ray_grpo.py", ROOT / "docs/ray.md"
 
-SFT = with_sizes(
-    seed_scripts.README, {"ranks=8": "ranks=2", "fsdp_size=4, dp_size=2": "fsdp_size=1, dp_size=2"}
-)
+SFT = seed_scripts.README
 MODES = with_sizes(
     seed_scripts.MODES, {"ranks=4": "ranks=2", "world_size=4, dp_size=4": "world_size=2, dp_size=2"}
 )
@@ -63,20 +62,46 @@ def self_cognition(count):
 
 
 def adapter(folder):
-    file = folder / "output/last-checkpoint/adapter_model.safetensors"
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return sha256(folder / "output/last-checkpoint")
 
 
-def test_the_readmes_script_gives_the_losses_and_the_adapter_of_one_process(run, cluster, tmp_path):
-    rows = self_cognition(40)
-    together = run(cluster, SFT, rows, "together")
-    alone = with_sizes(SFT, {"dp_size=2": "dp_size=1", "mode='ray'": "mode='local'"})
-    alone = run(cluster, alone, rows, "alone")
+@pytest.mark.parametrize(("fsdp", "dp"), [(1, 2), (2, 2)])
+def test_the_readmes_script_gives_the_losses_and_the_adapter_of_one_process(
+    fsdp, dp, run, cluster, tmp_path
+):
+    rows, mesh = self_cognition(40), "fsdp_size=4, dp_size=2"
+    sizes = {"ranks=8": f"ranks={fsdp * dp}", mesh: f"fsdp_size={fsdp}, dp_size={dp}"}
+    together = run(cluster, with_sizes(SFT, sizes), rows, "together")
+    alone = {"ranks=8": "ranks=1", mesh: "dp_size=1", "mode='ray'": "mode='local'"}
+    alone = run(cluster, with_sizes(SFT, alone), rows, "alone")
     told = [
         re.findall(r"Current is step.*'loss': '?([0-9.]+)", r.stdout) for r in (together, alone)
     ]
     assert told[0] == told[1] and told[0]
     assert adapter(tmp_path / "together") == adapter(tmp_path / "alone")
+
+
+def test_the_pages_script_prints_what_one_process_prints(run, cluster, tmp_path):
+    script = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Who are you, {i}?"},
+                {"role": "assistant", "content": "I am Nova."},
+            ]
+        }
+        for i in range(6)
+    ]
+    in_one = {"ranks=2": "ranks=1", "dp_size=2": "dp_size=1", 'mode="ray"': 'mode="local"'}
+    printed, saved = [], []
+    for name, sizes in (("together", {}), ("alone", in_one)):
+        text = with_sizes(script, {"my.jsonl": "rows.jsonl", "smollm2": IDS[0]} | sizes)
+        *losses, last = run(cluster, text, rows, name).stdout.splitlines()
+        assert last.startswith("saved ")
+        printed.append(losses)
+        saved.append(sha256(tmp_path / name / "outputs/ray/adapter"))
+    assert printed[0] == printed[1] and len(printed[0]) == 3
+    assert saved[0] == saved[1]
 
 
 def test_the_grpo_script_samples_in_one_group_and_trains_in_the_other(run, cluster, tmp_path):

@@ -106,6 +106,10 @@ class Thing:
     def mean(self, value):
         return value + Platform.get_rank()
 
+    @remote_function(dispatch="all", collect="avg")
+    def avg(self, value):
+        return value + Platform.get_rank()
+
     @remote_function(dispatch="all", collect="sum")
     def sum(self, value):
         return np.full(2, value + Platform.get_rank())
@@ -245,3 +249,19 @@ class Loop:
         rank = Platform.get_rank()
         for i in range(self.count + (self.uneven and rank)):
             yield [f"{rank}.{i}", torch.tensor(i)]
+
+
+@remote_class(execute="first")
+class OfTheFirst:
+    """Where it is, which its constructor has noted."""
+
+    def __init__(self):
+        self.rank = Platform.get_rank()
+
+    @remote_function(dispatch="all", collect="none")
+    def ranks(self):
+        return self.rank
+
+    @remote_function(dispatch="all", execute="first", collect="first")
+    def first(self):
+        return self.rank

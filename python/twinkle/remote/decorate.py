@@ -16,7 +16,8 @@ def remote_class(execute="peer", listed=True, keep=()):
     constructor returns has the class's remote methods, which are called there (docs/ray.md).
 
     execute: 'all', 'first' or 'peer': which processes answer for the object; the driver is one
-    process, whose peers are all. listed: whether get_device_placement() shows the objects; a class
+    process, whose peers are all. In workers each has an object, whichever it is: its methods say
+    who is called. listed: whether get_device_placement() shows the objects; a class
     that asks infra for its place itself is listed=False. keep: the arguments of placement that its
     **kwargs are given; all of a class that is listed.
     InvalidError: another execute, or what is decorated is no class. Building an object raises what
