@@ -6,6 +6,7 @@
 
 #include <fstream>
 #include <functional>
+#include <future>
 #include <thread>
 
 #include "twinkle/base/error_for_test.h"
@@ -165,6 +166,31 @@ TEST(Shards, SendTwiceTheBaseForAPassButWhatStays) {
       EXPECT_EQ(sent(kAll), 0);
     });
   }
+}
+
+// Tells when the second piece has been gathered.
+struct SecondGather : mesh::CountingComm {
+  using CountingComm::CountingComm;
+  void gather_into(at::Tensor& all, const at::Tensor& x) override {
+    CountingComm::gather_into(all, x);
+    if (++num_gathers == 2) seen.set_value();
+  }
+  int num_gathers = 0;  // of the thread that gathers alone
+  std::promise<void> seen;
+};
+
+TEST(Shards, GatherTheNextPieceWhileOneIsInUse) {
+  const model::TinyModel model(config_of("llama", true));
+  on_ranks(2, [&](mesh::Comm& comm) {
+    SecondGather watched(comm);
+    Shards shards(watched, 0);
+    const Rank rank(model.path(), at::kFloat, shards);
+    shards.use(0, 1);
+    EXPECT_EQ(watched.seen.get_future().wait_for(std::chrono::seconds(20)),
+              std::future_status::ready)
+        << "nobody has gathered piece 1 ahead";
+    shards.done(0);
+  });
 }
 
 TEST(Shards, WalkWithoutRowsBesideRanksThatHaveSome) {
