@@ -6,6 +6,7 @@
 
 #include <fstream>
 #include <functional>
+#include <future>
 #include <thread>
 
 #include "twinkle/base/error_for_test.h"
@@ -137,13 +138,15 @@ std::vector<int64_t> piece_bytes() {
   return {128 * d * size, layer, layer, layer};
 }
 
-int64_t sent_by_a_pass(const std::string& path, mesh::Comm& comm, int64_t gathered) {
+// A pass that trains, or a forward alone, as sampling takes it.
+int64_t sent_by_a_pass(const std::string& path, mesh::Comm& comm, int64_t gathered, bool trains) {
   mesh::CountingComm counted(comm);
   Shards shards(counted, gathered);
   Rank rank(path, at::kFloat, shards);
-  rank.train(1);  // what stays is gathered once
+  const auto pass = [&](uint64_t seed) { trains ? rank.train(seed) : rank.forward(seed); };
+  pass(1);  // what stays is gathered once
   const int64_t before = counted.sent().all_to_all;
-  rank.train(2);
+  pass(2);
   return counted.sent().all_to_all - before;
 }
 
@@ -153,18 +156,71 @@ TEST(Shards, SendTwiceTheBaseForAPassButWhatStays) {
   const int64_t all = bytes[0] + 3 * bytes[1], half = bytes[0] + bytes[1];
   for (const int n : {2, 4}) {
     on_ranks(n, [&](mesh::Comm& comm) {
-      const auto sent = [&](int64_t gathered) {
-        return sent_by_a_pass(model.path(), comm, gathered);
-      };
-      // A rank sends its part of a piece to each other rank.
-      const auto formula = [&](int64_t moving) { return 2 * moving / n * (n - 1); };
-      EXPECT_EQ(sent(0), formula(all));
-      EXPECT_EQ(sent(half), formula(all - half));
-      EXPECT_EQ(sent(half - 1), formula(all - bytes[0])) << "a piece stays whole or not at all";
-      EXPECT_EQ(sent(all), 0);
-      EXPECT_EQ(sent(kAll), 0);
+      for (const bool trains : {true, false}) {
+        const auto sent = [&](int64_t gathered) {
+          return sent_by_a_pass(model.path(), comm, gathered, trains);
+        };
+        // A rank sends its part of a piece to each other rank. A forward alone uses a layer once,
+        // but a head that is the embedding twice, as a training pass does.
+        const auto formula = [&](int64_t head, int64_t layers) {
+          return (2 * head + (trains ? 2 : 1) * layers) / n * (n - 1);
+        };
+        EXPECT_EQ(sent(0), formula(bytes[0], 3 * bytes[1])) << trains;
+        EXPECT_EQ(sent(half), formula(0, all - half)) << trains;
+        EXPECT_EQ(sent(half - 1), formula(0, all - bytes[0]))
+            << "a piece stays whole or not at all";
+        EXPECT_EQ(sent(all), 0);
+        EXPECT_EQ(sent(kAll), 0);
+      }
     });
   }
+}
+
+TEST(Shards, SendAHeadAndAnEmbeddingThatAreNotOneOnceForAPass) {
+  const model::TinyModel model(config_of("llama", false));
+  const std::vector<int64_t> bytes = piece_bytes();
+  const int64_t head = bytes[0], embedding = head, layers = 3 * bytes[1];
+  for (const int n : {2, 4}) {
+    on_ranks(n, [&](mesh::Comm& comm) {
+      for (const bool trains : {true, false}) {
+        const auto sent = [&](int64_t gathered) {
+          return sent_by_a_pass(model.path(), comm, gathered, trains);
+        };
+        const auto formula = [&](int64_t once, int64_t moving) {
+          return (once + (trains ? 2 : 1) * moving) / n * (n - 1);
+        };
+        EXPECT_EQ(sent(0), formula(head + embedding, layers)) << trains;
+        EXPECT_EQ(sent(head), formula(embedding, layers)) << trains;
+        EXPECT_EQ(sent(head + layers), formula(embedding, 0)) << trains;
+        EXPECT_EQ(sent(kAll), 0);
+      }
+    });
+  }
+}
+
+// Tells when the second piece has been gathered.
+struct SecondGather : mesh::CountingComm {
+  using CountingComm::CountingComm;
+  void gather_into(at::Tensor& all, const at::Tensor& x) override {
+    CountingComm::gather_into(all, x);
+    if (++num_gathers == 2) seen.set_value();
+  }
+  int num_gathers = 0;  // of the thread that gathers alone
+  std::promise<void> seen;
+};
+
+TEST(Shards, GatherTheNextPieceWhileOneIsInUse) {
+  const model::TinyModel model(config_of("llama", true));
+  on_ranks(2, [&](mesh::Comm& comm) {
+    SecondGather watched(comm);
+    Shards shards(watched, 0);
+    const Rank rank(model.path(), at::kFloat, shards);
+    shards.use(0, 1);
+    EXPECT_EQ(watched.seen.get_future().wait_for(std::chrono::seconds(20)),
+              std::future_status::ready)
+        << "nobody has gathered piece 1 ahead";
+    shards.done(0);
+  });
 }
 
 TEST(Shards, WalkWithoutRowsBesideRanksThatHaveSome) {
