@@ -107,6 +107,7 @@ TWINKLE_BF16 void few_rows_loop(const Bf16Product& p, int64_t first, int64_t las
 
 // One tile for up to kThinRows rows.
 TWINKLE_BF16 void thin_tile(const Bf16Product& p, int64_t o) {
+  constexpr auto& groups = kGroups<1>;
   alignas(64) float sums[kThinRows * kTile];
   alignas(64) uint32_t panel[kTile * kTile];
   std::memset(sums, 0, static_cast<size_t>(p.rows * kTile) * sizeof(float));
@@ -122,11 +123,12 @@ TWINKLE_BF16 void thin_tile(const Bf16Product& p, int64_t o) {
       if (pairs == kTile) {  // the usual case, its loop unrolled
         add_products<kThinGroup, 1>(x + r * p.x_stride, p.x_stride, panel, kTile, sums + r * kTile);
       } else {
-        kGroups<1>[kThinGroup - 1](x + r* p.x_stride, p.x_stride, panel, pairs, sums + r* kTile);
+        groups[kThinGroup - 1](x + r * p.x_stride, p.x_stride, panel, pairs, sums + r * kTile);
       }
     }
     if (r < p.rows) {
-      kGroups<1>[p.rows - r - 1](x + r* p.x_stride, p.x_stride, panel, pairs, sums + r* kTile);
+      groups[static_cast<size_t>(p.rows - r - 1)](x + r * p.x_stride, p.x_stride, panel, pairs,
+                                                  sums + r * kTile);
     }
   }
   finish<1>(p, 0, p.rows, o, sums);

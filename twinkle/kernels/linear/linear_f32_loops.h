@@ -4,6 +4,7 @@
 // once, and memory bandwidth is the limit. Many: a panel of a run of inputs is kept in the first
 // cache for all rows.
 #pragma once
+#include "twinkle/kernels/linear/linear_f32_few.h"
 #include "twinkle/kernels/linear/linear_f32_product.h"
 #include "twinkle/kernels/linear/products.h"
 
@@ -148,14 +149,6 @@ struct PanelRun {
   bool is_whole() const { return o + kPanelWidth <= p.outputs; }
 };
 
-// The totals of some outputs, whole vectors of a row, to y.
-template <class T>
-inline void put_whole(const RunProduct<T>& p, int64_t row, int64_t o, Lanes<float> total) {
-  T* const to = p.y + row * p.outputs + o;
-  if (p.bias) total += load<float>(p.bias + o);
-  store<T, float>(to, p.adds ? load<float>(to) + total : total);
-}
-
 // Of a panel that reaches beyond the outputs.
 template <class T>
 inline void put_part(const PanelRun<T>& run, int64_t row, int64_t rows, const float* sums) {
@@ -272,6 +265,7 @@ void linear_runs(const RunProduct<T>& p, int64_t first, int64_t last, float* scr
         thin_loop<5, T>, thin_loop<6, T>, thin_loop<7, T>, thin_loop<8, T>};
     return kLoops[p.rows - 1](p, first, last);
   }
+  if (is_few(p)) return few_rows(p, first, last, scratch);
   for (int64_t r = 0; r < p.rows; r += kWideRows) {
     const int64_t rows = p.rows - r < kWideRows ? p.rows - r : kWideRows;
     for (int64_t o = first; o < last; o += kWideOutputs) {

@@ -36,15 +36,16 @@ struct Case {
   int64_t rows, outputs, inputs;
 };
 
-// Both loops, with what is left over of rows, outputs, inputs, runs, and blocks of each.
+// All loops, with what is left over of rows, outputs, inputs, runs, and blocks of each.
 std::vector<Case> cases() {
   std::vector<Case> out;
-  for (const int64_t rows : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 17, 41}) {
+  for (const int64_t rows : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 41, 46}) {
     for (const auto& [outputs, inputs] : std::vector<std::pair<int64_t, int64_t>>{
              {1, 1}, {16, 32}, {17, 33}, {48, 128}, {40, 100}, {100, 129}, {70, 300}, {9, 601}}) {
       out.push_back({rows, outputs, inputs});
     }
   }
+  for (const int64_t rows : {5, 16, 30, 48}) out.push_back({rows, kFewOutputs + 32, 300});
   out.push_back({520, 50, 140});
   out.push_back({9, kWideOutputs + 50, kWideGroup + kSumRun + 3});
   out.push_back({kWideRows + 9, 7, kWideGroup + 5});
