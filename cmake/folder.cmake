@@ -61,8 +61,9 @@ function(twinkle_folder name)
   if(tests)
     list(REMOVE_ITEM sources ${tests})
   endif()
-  # main.cpp is a program's; those of kernels/ that are for CUDA are cuda.cmake's, but for cuda.h's way there.
-  list(FILTER sources EXCLUDE REGEX "/main\\.cpp$|/kernels/cuda/|/kernels/.*_cuda\\.cpp$")
+  # main.cpp is a program's; those of kernels/ that are for CUDA are cuda.cmake's, but for cuda.h's way there; of what
+  # has no torch, programs.cmake's.
+  list(FILTER sources EXCLUDE REGEX "/main\\.cpp$|/kernels/cuda/|/kernels/.*_cuda\\.cpp$|_without_torch\\.cpp$")
   if(name STREQUAL "kernels")
     list(APPEND sources ${dir}/cuda/cuda.cpp)
   endif()

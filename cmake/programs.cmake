@@ -79,7 +79,8 @@ if(TWINKLE_TESTS)
 
   set(engine ${CMAKE_SOURCE_DIR}/twinkle/engine)
   file(GLOB scheduling CONFIGURE_DEPENDS ${engine}/schedule/*.cpp ${engine}/fairness/*.cpp
-    ${engine}/background/*.cpp ${engine}/stream/*.cpp ${engine}/memory/held_bytes*.cpp ${engine}/group/*.cpp
+    ${engine}/background/*.cpp ${engine}/stream/*.cpp ${engine}/memory/held_bytes*.cpp
+    ${engine}/memory/*_without_torch.cpp ${engine}/group/*.cpp
     ${CMAKE_SOURCE_DIR}/twinkle/mesh/thread_channel.cpp ${CMAKE_SOURCE_DIR}/twinkle/mesh/watch.cpp)
   list(FILTER scheduling EXCLUDE REGEX "/(cut|group|overflow|sharded)_test\\.cpp$")  # over a decoder
   foreach(name schedule/schedule schedule/prefill stop_strings params cache/block_pool cache/prefix_cache

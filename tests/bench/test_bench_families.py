@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from bench.own_worker import OwnWorker
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
@@ -59,22 +60,6 @@ def test_a_step_of_decoding_reads_the_experts_that_its_sequences_choose():
     assert shape.step_bytes(1000) == pytest.approx(held)
     dense = drawn.shape_of(TINY["qwen3_5"][1])
     assert dense.step_bytes(8) - dense.step_bytes(1) == 7 * 4 * 3 * 2 * 8 * 16  # the states
-
-
-class OwnWorker:
-    """In this process."""
-
-    def __init__(self, name, threads):
-        self.system = __import__(name).System()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        del self.system
-
-    def ask(self, call, **arguments):
-        return getattr(self.system, call)(**arguments)
 
 
 class Run:

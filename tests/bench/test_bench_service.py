@@ -131,16 +131,6 @@ def test_the_service_over_a_model_that_computes_nothing_is_measured(id_):
         assert len(row["samples"]["ours"]) == (1 if id_ == "S6" else QuickRun.rounds)
 
 
-def test_ranks_send_the_bytes_of_the_formulas(tiny_llama_dir):
-    if not (ROOT / "build/release/traffic_bench").exists():
-        pytest.skip("traffic_bench is not built")
-    gradients, values = run.QUESTIONS["D1"](QuickRun(str(tiny_llama_dir)))
-    assert gradients["valid"] and values["valid"]
-    nothing, half = run.QUESTIONS["D3"](QuickRun(str(tiny_llama_dir)))
-    assert nothing["valid"] and "with all gathered: 0" in nothing["notes"]
-    assert half["ours"] < nothing["ours"]
-
-
 @pytest.mark.parametrize("id_", ["S4", "S5"])
 def test_training_through_the_service_is_measured_beside_the_engine(id_, tiny_llama_dir):
     from twinkle import program

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from bench.own_worker import OwnWorker
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
@@ -177,22 +178,6 @@ class QuickRun(Run):
     """On one thread; a test says of which model."""
 
     rounds, threads = 2, 1
-
-
-class OwnWorker:
-    """In this process."""
-
-    def __init__(self, name, threads):
-        self.system = __import__(name).System()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        del self.system
-
-    def ask(self, name, **arguments):
-        return getattr(self.system, name)(**arguments)
 
 
 def test_a_save_is_measured_beside_a_copy_and_a_file_of_as_many_bytes(monkeypatch, tiny_llama_dir):

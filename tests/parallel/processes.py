@@ -120,7 +120,7 @@ def the_others_say(ranks, gone, text, seconds=30):
     began = time.monotonic()
     for rank in set(range(len(ranks.processes))) - {gone}:
         status, error = ranks.end_of(rank, seconds)
-        # Not the last line: torch's allocator adds where it raised.
+        # Not the last line: a process may warn of what it finds at its end.
         last = (re.findall(r"^[\w.]*Error\b.*", error, re.MULTILINE) or [""])[-1]
         assert status != 0 and last.startswith("twinkle.errors.InternalError: "), error[-2000:]
         assert re.search(r"(operation|exchange) \d+, .*" + text, last), error[-2000:]

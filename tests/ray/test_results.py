@@ -3,7 +3,6 @@
 import gc
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -105,6 +104,15 @@ def test_lazy_calls_return_before_they_are_done_and_sync_ones_do_not(thing, tmp_
 # ---- errors
 
 
+def answered(lazy, workers=None):
+    """Waits until so many workers, or all, have ended the call."""
+    import ray
+
+    left = list(lazy._pending.left())
+    ready, _ = ray.wait(left, num_returns=workers or len(left), timeout=60)
+    assert ready
+
+
 def test_an_error_keeps_its_class_and_says_where_the_driver_was(eager):
     with pytest.raises(NotFoundError, match="no such thing") as caught:
         eager.fail(NotFoundError("no such thing"))
@@ -114,20 +122,23 @@ def test_an_error_keeps_its_class_and_says_where_the_driver_was(eager):
     assert any("in fail" in note for note in caught.value.__notes__)
 
 
-def test_a_result_of_a_call_that_has_failed_raises_what_that_has_raised(run):
+def test_a_result_of_a_call_that_has_failed_raises_what_that_has_raised(run, tmp_path):
     made, other = Thing(remote_group="two"), Thing(remote_group="three")
     for seen in (False, True):
         failing = made.fail(ZeroDivisionError("by nothing"))
-        time.sleep(0.3)
+        answered(failing)
         if seen:
             with pytest.raises(ZeroDivisionError, match="by nothing"):
                 failing()
         for use in (made.same, other.same, lambda x: other.same([x]), made.doubled):
             with pytest.raises(ZeroDivisionError, match="by nothing"):
                 use(failing)
-    made.wait(0.3)
+    sent = tmp_path / "sent"
+    made.wait(str(sent))
+    passed_on = other.same(made.fail(ZeroDivisionError("by nothing")))  # nobody knows it yet
+    sent.touch()
     with pytest.raises(InternalError, match="group two has not made a result: an earlier call"):
-        other.same(made.fail(ZeroDivisionError("by nothing")))()  # nobody knows it yet
+        passed_on()
     with pytest.raises(ZeroDivisionError, match="by nothing"):
         made.step()
     assert made.step() == other.step() == 1
@@ -142,18 +153,19 @@ def test_stop_iteration_of_a_method_is_an_error_and_no_end(run):
 
 def test_an_error_that_nobody_waited_for_is_raised_by_the_next_call(thing):
     made = Thing(remote_group="two")
-    made.fail(ConflictError("late"))
-    time.sleep(0.3)
+    answered(made.fail(ConflictError("late")))
     with pytest.raises(ConflictError, match=r"late.*test_results.py"):
         made.step()
     assert made.step() == 1
 
 
-def test_what_was_sent_after_a_call_that_fails_is_not_done(thing):
+def test_what_was_sent_after_a_call_that_fails_is_not_done(thing, tmp_path):
+    sent = tmp_path / "sent"
     made = Thing(remote_group="two")
-    made.wait(0.3)
+    made.wait(str(sent))
     failing = made.fail(ConflictError("first"))
     counted = made.count_on_the_first()
+    sent.touch()
     with pytest.raises(ConflictError, match="first"):
         failing()
     with pytest.raises(InternalError, match="was not done: a call before it failed"):
@@ -179,8 +191,7 @@ def test_the_error_of_a_call_before_is_told_where_one_worker_alone_has_skipped(r
 def test_the_next_call_raises_what_one_worker_has_told_while_another_is_busy(run, tmp_path):
     told = tmp_path / "told"
     made = Thing(remote_group="two")
-    made.fail_beside(ConflictError("early"), str(told))
-    time.sleep(0.5)
+    answered(made.fail_beside(ConflictError("early"), str(told)), workers=1)
     with pytest.raises(ConflictError, match="early"):
         made.step()
     told.touch()
@@ -188,12 +199,16 @@ def test_the_next_call_raises_what_one_worker_has_told_while_another_is_busy(run
     assert not Path(f"{told}.late").exists()
 
 
-def test_a_worker_that_fails_long_after_another_goes_on_with_it(run):
+def test_a_worker_that_fails_long_after_another_goes_on_with_it(run, tmp_path):
+    told = tmp_path / "told"
     made = Thing(remote_group="two")
+    failing = made.fail_beside(ConflictError("first"), str(told), ConflictError("second"))
     with pytest.raises(ConflictError, match="first"):
-        made.fail_beside(ConflictError("first"), 3.5, ConflictError("second"))()
-    time.sleep(3)
+        failing()
+    told.touch()  # until now the other one has been busy
+    answered(failing)
     assert made.step() == 1 and made.steps_of_all()() == [1, 1]
+    assert not Path(f"{told}.late").exists()
 
 
 def test_a_workers_own_error_comes_before_what_another_was_told_of_it(run):
@@ -229,12 +244,14 @@ def test_what_cannot_be_sent_is_named(eager):
     assert eager.step() == 1
 
 
-def test_a_call_that_takes_longer_than_its_timeout_is_left(run):
+def test_a_call_that_takes_longer_than_its_timeout_is_left(run, tmp_path):
+    told = tmp_path / "told"
     made = Thing(remote_group="three")
-    with pytest.raises(TimeoutError, match=r"Thing.sleep of group three has not ended in 0.5 s"):
-        made.sleep(1.5)()
-    made._ray_get_timeout = 10
-    made.sleep(0.6)()
+    with pytest.raises(TimeoutError, match=r"group three has not ended in 0.5 s"):
+        made.wait_half_a_second(str(told))()
+    told.touch()  # until now it has gone on
+    made._ray_get_timeout = 60
+    assert made.wait_half_a_second(0.6)() == [True, True]
 
 
 def test_bad_placement_is_refused_before_anything_is_made(run):

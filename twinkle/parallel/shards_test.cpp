@@ -150,52 +150,53 @@ int64_t sent_by_a_pass(const std::string& path, mesh::Comm& comm, int64_t gather
   return counted.sent().all_to_all - before;
 }
 
+// On 2 and 4 ranks, what a pass of each kind sends at so many gathered_bytes, which each rank
+// compares with its formula.
+using Sent = std::function<int64_t(int64_t gathered)>;
+void on_passes(const std::string& path,
+               const std::function<void(int n, bool trains, const Sent&)>& compare) {
+  for (const int n : {2, 4}) {
+    on_ranks(n, [&](mesh::Comm& comm) {
+      for (const bool trains : {true, false}) {
+        SCOPED_TRACE(std::to_string(n) + (trains ? " ranks train" : " ranks, a forward"));
+        compare(n, trains,
+                [&](int64_t gathered) { return sent_by_a_pass(path, comm, gathered, trains); });
+      }
+    });
+  }
+}
+
 TEST(Shards, SendTwiceTheBaseForAPassButWhatStays) {
   const model::TinyModel model(config_of("llama", true));
   const std::vector<int64_t> bytes = piece_bytes();
   const int64_t all = bytes[0] + 3 * bytes[1], half = bytes[0] + bytes[1];
-  for (const int n : {2, 4}) {
-    on_ranks(n, [&](mesh::Comm& comm) {
-      for (const bool trains : {true, false}) {
-        const auto sent = [&](int64_t gathered) {
-          return sent_by_a_pass(model.path(), comm, gathered, trains);
-        };
-        // A rank sends its part of a piece to each other rank. A forward alone uses a layer once,
-        // but a head that is the embedding twice, as a training pass does.
-        const auto formula = [&](int64_t head, int64_t layers) {
-          return (2 * head + (trains ? 2 : 1) * layers) / n * (n - 1);
-        };
-        EXPECT_EQ(sent(0), formula(bytes[0], 3 * bytes[1])) << trains;
-        EXPECT_EQ(sent(half), formula(0, all - half)) << trains;
-        EXPECT_EQ(sent(half - 1), formula(0, all - bytes[0]))
-            << "a piece stays whole or not at all";
-        EXPECT_EQ(sent(all), 0);
-        EXPECT_EQ(sent(kAll), 0);
-      }
-    });
-  }
+  on_passes(model.path(), [&](int n, bool trains, const Sent& sent) {
+    // A rank sends its part of a piece to each other rank. A forward alone uses a layer once, but
+    // a head that is the embedding twice, as a training pass does.
+    const auto formula = [&](int64_t head, int64_t layers) {
+      return (2 * head + (trains ? 2 : 1) * layers) / n * (n - 1);
+    };
+    EXPECT_EQ(sent(0), formula(bytes[0], 3 * bytes[1]));
+    EXPECT_EQ(sent(half), formula(0, all - half));
+    EXPECT_EQ(sent(half - 1), formula(0, all - bytes[0])) << "a piece stays whole or not at all";
+    EXPECT_EQ(sent(all), 0);
+    EXPECT_EQ(sent(kAll), 0);
+  });
 }
 
 TEST(Shards, SendAHeadAndAnEmbeddingThatAreNotOneOnceForAPass) {
   const model::TinyModel model(config_of("llama", false));
   const std::vector<int64_t> bytes = piece_bytes();
   const int64_t head = bytes[0], embedding = head, layers = 3 * bytes[1];
-  for (const int n : {2, 4}) {
-    on_ranks(n, [&](mesh::Comm& comm) {
-      for (const bool trains : {true, false}) {
-        const auto sent = [&](int64_t gathered) {
-          return sent_by_a_pass(model.path(), comm, gathered, trains);
-        };
-        const auto formula = [&](int64_t once, int64_t moving) {
-          return (once + (trains ? 2 : 1) * moving) / n * (n - 1);
-        };
-        EXPECT_EQ(sent(0), formula(head + embedding, layers)) << trains;
-        EXPECT_EQ(sent(head), formula(embedding, layers)) << trains;
-        EXPECT_EQ(sent(head + layers), formula(embedding, 0)) << trains;
-        EXPECT_EQ(sent(kAll), 0);
-      }
-    });
-  }
+  on_passes(model.path(), [&](int n, bool trains, const Sent& sent) {
+    const auto formula = [&](int64_t once, int64_t moving) {
+      return (once + (trains ? 2 : 1) * moving) / n * (n - 1);
+    };
+    EXPECT_EQ(sent(0), formula(head + embedding, layers));
+    EXPECT_EQ(sent(head), formula(embedding, layers));
+    EXPECT_EQ(sent(head + layers), formula(embedding, 0));
+    EXPECT_EQ(sent(kAll), 0);
+  });
 }
 
 // Tells when the second piece has been gathered.

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/engine/memory/text_of_error.h"
 #include "twinkle/model/weights/weight_memory.h"
 #include "twinkle/sync/checksum.h"
 #include "twinkle/sync/transfer.h"
@@ -90,7 +91,7 @@ std::string text_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& e) {
-    return e.what();
+    return engine::text_of(e);
   }
 }
 
@@ -217,7 +218,7 @@ void Link::or_close(const Call& call) {
   try {
     call();
   } catch (const std::exception& error) {
-    comm_->close("sync: rank " + std::to_string(comm_->rank()) + ": " + error.what());
+    comm_->close("sync: rank " + std::to_string(comm_->rank()) + ": " + engine::text_of(error));
     throw;
   }
 }

@@ -12,6 +12,7 @@
 #include "twinkle/engine/checkpoint/load.h"
 #include "twinkle/engine/device.h"
 #include "twinkle/engine/execute/check.h"
+#include "twinkle/engine/memory/text_of_error.h"
 #include "twinkle/engine/weights/exchange.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/lora/targets.h"
@@ -236,8 +237,8 @@ bool DecoderExecutor::waits(const Operation& operation) {
 
 // Of one rank: nothing.
 void DecoderExecutor::give_up(const std::exception& error) {
-  split_.give_up(error.what());
-  if (shards_) shards_->give_up(error.what());
+  split_.give_up(text_of(error));
+  if (shards_) shards_->give_up(text_of(error));
 }
 
 // What ranks do together a rank alone can't leave: the others would wait for it.
@@ -454,7 +455,7 @@ void DecoderExecutor::run_batch(std::span<const Work> batch, const std::atomic<b
     training_->run_batch(batch, stop, outcome);
   } catch (const std::exception& error) {
     // In the middle of a pass: others wait for this rank's part of the base.
-    if (shards_) shards_->give_up(error.what());
+    if (shards_) shards_->give_up(text_of(error));
     throw;
   }
   end_round();

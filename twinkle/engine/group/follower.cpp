@@ -4,6 +4,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/engine/group/decided.h"
+#include "twinkle/engine/memory/text_of_error.h"
 
 namespace twinkle::engine {
 namespace {
@@ -29,7 +30,7 @@ std::future<Result> Follower::submit(Door& door, const Operation& mine) {
     if (error.code == Code::kInternal) absent(error.what());
     throw;  // the others are the same on all ranks
   } catch (const std::exception& error) {
-    absent(error.what());
+    absent(text_of(error));
     throw;
   }
 }
@@ -82,8 +83,8 @@ void Follower::loop() {
     }
     end("engine: closed");
   } catch (const std::exception& error) {
-    group_.close(error.what());
-    end(error.what());
+    group_.close(text_of(error));
+    end(text_of(error));
   }
 }
 
@@ -140,12 +141,12 @@ void Follower::begin_to_write(const Command& command) {
     } catch (const Error& e) {
       said = std::to_string(static_cast<int>(e.code)) + ' ' + e.what();
     } catch (const std::exception& e) {
-      said = std::to_string(static_cast<int>(Code::kInternal)) + ' ' + e.what();
+      said = std::to_string(static_cast<int>(Code::kInternal)) + ' ' + text_of(e);
     }
     try {
       group_.saves->all_gather(said);
     } catch (const std::exception& e) {
-      group_.close(e.what());
+      group_.close(text_of(e));
     }
     return Done{};
   };

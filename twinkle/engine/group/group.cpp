@@ -7,6 +7,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/fields/codec.h"
 #include "twinkle/engine/group/command.h"
+#include "twinkle/engine/memory/text_of_error.h"
 
 namespace twinkle::engine {
 
@@ -42,7 +43,7 @@ std::exception_ptr agree(mesh::Channel& control, const std::function<std::string
     said = e.what();
   } catch (const std::exception& e) {
     error = std::current_exception();
-    said = e.what();
+    said = text_of(e);
   }
   const std::vector<std::string> all = control.all_gather(said);
   const bool is_same = std::ranges::all_of(all, [&](const std::string& s) { return s == said; });

@@ -6,6 +6,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/engine/group/decided.h"
+#include "twinkle/engine/memory/text_of_error.h"
 
 namespace twinkle::engine {
 namespace {
@@ -32,7 +33,7 @@ Command::Told told_of(int64_t number, const Outcome& outcome) {
                              : e.what();
   } catch (const std::exception& e) {
     out.code = static_cast<int32_t>(Code::kInternal);
-    out.error = e.what();
+    out.error = text_of(e);
   }
   return out;
 }
@@ -102,9 +103,9 @@ void GroupExecutor::release() {
 void GroupExecutor::broken(const std::exception& error) {
   {
     const Lock lock(mutex_);
-    if (why_.empty()) why_ = error.what();
+    if (why_.empty()) why_ = text_of(error);
   }
-  group_.close(error.what());
+  group_.close(text_of(error));
 }
 
 void GroupExecutor::call(Command command, const std::function<std::string()>& run) {

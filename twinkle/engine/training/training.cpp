@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "twinkle/base/error.h"
+#include "twinkle/engine/memory/text_of_error.h"
 #include "twinkle/engine/training/split.h"
 
 namespace twinkle::engine {
@@ -53,7 +54,7 @@ void Training::run_batch(std::span<const Work> batch, const Stop& stop, BatchOut
       }
     } catch (const std::bad_alloc& error) {
       if (!with_.split.alone()) {  // the others have begun it, and wait for this rank's part
-        with_.split.give_up(error.what());
+        with_.split.give_up(text_of(error));
         throw;
       }
       outcome.ended.push_back({work.id, std::current_exception()});
@@ -111,7 +112,7 @@ void Training::pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& out
     throw;  // all are cancelled
   } catch (const std::exception& error) {
     if (!with_.split.alone()) {  // the others wait for this rank, and know nothing of its error
-      with_.split.give_up(error.what());
+      with_.split.give_up(text_of(error));
       throw;
     }
     return retry_alone(pieces, std::current_exception(), outcome);
