@@ -128,8 +128,8 @@ def d6(run):
             for worker in ranks.workers:
                 worker.begin("train_until_error", ids=batch["ids"], labels=batch["labels"])
             time.sleep(1)
-            ranks.workers[1].kill()
             killed = time.monotonic()
+            ranks.workers[1].kill()
             answers = [ranks.workers[r].answer("train_until_error") for r in (0, 2)]
         run.progress("D6")(None)
         assert all("rank 1 has gone" in answer["error"] for answer in answers), answers

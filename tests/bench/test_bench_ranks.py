@@ -279,15 +279,31 @@ def test_two_processes_train_a_tiny_model_with_the_bits_of_one(quick, one_here):
     assert row["ours"] > 0 and row["peer"] > 0 and row["unit"] == "tokens/s"
 
 
-def test_two_processes_do_nothing_and_decode(quick, one_here, monkeypatch):
+def test_two_processes_do_nothing_and_decode_the_tokens_of_one(quick, one_here, monkeypatch):
+    told = {}
+
+    def noting(ask):
+        def asked(self, call, **arguments):
+            answer = ask(self, call, **arguments)
+            told.setdefault(call, []).append(answer)
+            return answer
+
+        return asked
+
+    for asker in (ranks.Ranks, OwnWorker):
+        monkeypatch.setattr(asker, "ask", noting(asker.ask))
     monkeypatch.setattr(ranks, "NULL_OPERATIONS", 3)
     found = list(ranks.d5(quick))
-    assert len(found) == 2 and all(row["ours"] > 0 and row["peer"] > 0 for row in found)
+    # One round after one that warms up. (Of so few tokens the times may be anything.)
+    assert [len(row["samples"][name]) for row in found for name in ("ours", "peer")] == [1] * 4
+    assert [len(answer["each_s"]) for answer in told["null_operations"]] == [3] * 4
+    tokens = [answer["tokens"] for answer in told["decode"]]
+    assert len(tokens[0][0]) == quick.num_tokens + 1 and tokens == [tokens[0]] * 4
 
 
 def test_a_process_that_is_killed_is_named_to_both_others(quick):
     (row,) = ranks.d6(quick)
-    assert len(row["samples"]["ours"]) == 1 and row["ours"] > 0 and row["unit"] == "s"
+    assert len(row["samples"]["ours"]) == 1 and row["ours"] >= 0 and row["unit"] == "s"
 
 
 def test_all_weights_in_bf16_are_synced_and_sent_raw(quick, monkeypatch):
