@@ -318,9 +318,9 @@ void put_off(const Asked& asked, const Caller& caller, Services& services) {
                         gives_up(services, to, "was answered 503 and did not come again"));
 }
 
-// The SDK polls again at once after 5xx, and after 429 with pauses that grow.
+// The SDK polls again at once after any 5xx, and after 429 with pauses that grow.
 void pause_polls(std::string_view path, Response& response) {
-  if (response.status == 503 && path == "/api/v1/retrieve_future") response.status = 429;
+  if (response.status >= 500 && path == "/api/v1/retrieve_future") response.status = 429;
 }
 
 // Reads its body, but that a request whose number can be told is refused with it.
