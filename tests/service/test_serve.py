@@ -13,7 +13,9 @@ import pytest
 from service.conftest import PROGRAM, Server
 from service.wire import Wire, wait_until
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "serve.yaml"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples/serve.yaml"
+OPERATING = ROOT / "docs/operating.md"
 
 
 def serve(*arguments):
@@ -178,6 +180,24 @@ def sampled(server):
     metrics = wire.send("GET", "/metrics").body.decode()
     shared = re.search(r"^twinkle_prefix_tokens_total (\d+)$", metrics, re.MULTILINE)
     return {answer.status for answer in answers}, int(shared[1])
+
+
+def test_the_numbers_of_metrics_are_those_that_operating_md_explains(server):
+    """By name, and by labels where a number has some by now."""
+    wire = Wire(server.url)
+    assert wire.post("create_session", {}).status == 200
+    told = wire.send("GET", "/metrics").body.decode()
+    names = re.findall(r"^# TYPE (\w+) ", told, re.MULTILINE)
+    assert len(names) == len(set(names))
+    labels = {
+        name: ",".join(re.findall(r'(\w+)="', said))
+        for name, said in re.findall(r"^(\w+)\{(.*)\} ", told, re.MULTILINE)
+    }
+    assert labels["twinkle_requests_total"] == "route,status"
+    rows = re.findall(r"^\| (`twinkle_.*?) \|", OPERATING.read_text(), re.MULTILINE)
+    explained = dict(re.findall(r"`(\w+)(?:\{([\w,]+)\})?`", " ".join(rows)))
+    assert sorted(explained) == sorted(names)
+    assert {name: explained[name] for name in labels} == labels
 
 
 def test_options_of_the_engine_and_of_the_service_have_their_effect(

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+# As the SDK sends it. A refusal that is compressed is taken for a proxy's, and no answer is.
+ENCODINGS = "gzip, deflate, zstd"
 JSON = {"content-type": "application/json"}
 PROTO = {"content-type": "application/x-protobuf"}
 # What the SDK takes for "try again", or for a fault of the server: no mistake of a client is one.
@@ -22,6 +24,7 @@ class Answer:
         assert self.status < 500 or self.status == 503, (self.status, self.body)
         assert self.status != 503 or "retry-after" in self.headers, self.body
         assert int(self.headers["content-length"]) == len(self.body)
+        assert "content-encoding" not in self.headers, self.headers
 
     def json(self):
         return json.loads(self.body)
@@ -47,7 +50,8 @@ class Wire:
             self.connection = http.client.HTTPConnection(
                 self.place.hostname, self.place.port, timeout=self.timeout
             )
-        self.connection.request(method, path, body, {"x-api-key": self.key, **headers})
+        sent = {"x-api-key": self.key, "accept-encoding": ENCODINGS, **headers}
+        self.connection.request(method, path, body, sent)
         answer = Answer(self.connection.getresponse())
         if answer.headers.get("connection") == "close":
             self.connection.close()

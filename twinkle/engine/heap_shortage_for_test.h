@@ -1,5 +1,5 @@
 // For tests: memory of the heap runs out, on the thread that makes the object and while it lives.
-// schedule/heap_shortage_test.cpp has the operator new that it steers.
+// heap_for_test.h has the operator new that it steers.
 #pragma once
 #include <cstdint>
 

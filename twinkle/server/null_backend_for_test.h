@@ -12,8 +12,10 @@ namespace twinkle::server {
 
 class NullBackend : public Backend {
  public:
-  engine::ParkingStats parked;                             // what it tells
-  std::function<void(const engine::Operation&)> on_check;  // called by each check(), on its thread
+  engine::ParkingStats parked;  // what it tells
+  // Called by each of these, on its thread; of validate() and submit() at their end.
+  std::function<void(const engine::Operation&)> on_check;
+  std::function<void()> on_validate = [] {}, on_submit = [] {};
 
   explicit NullBackend(engine::Dispatcher& dispatcher, std::vector<std::string> names = {"null"})
       : dispatcher_(dispatcher),
@@ -24,6 +26,7 @@ class NullBackend : public Backend {
   engine::SamplingStats sampling() const override { return {.num_shared_tokens = 7}; }
   void validate(const engine::Operation& operation) const override {
     dispatcher_.require_possible(operation);
+    on_validate();
   }
   engine::Accepted check(engine::Operation operation, engine::Beyond beyond) override {
     if (on_check) on_check(operation);
@@ -34,7 +37,9 @@ class NullBackend : public Backend {
   int64_t submit(engine::Accepted accepted, engine::OnDone on_done) override {
     std::vector<engine::Accepted> one;
     one.push_back(std::move(accepted));
-    return dispatcher_.submit(std::move(one), {std::move(on_done)})[0];
+    const int64_t id = dispatcher_.submit(std::move(one), {std::move(on_done)})[0];
+    on_submit();
+    return id;
   }
   bool cancel(int64_t id) override { return dispatcher_.cancel(id); }
 

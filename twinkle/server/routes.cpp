@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <new>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -57,16 +58,9 @@ bool matches(std::string_view pattern, std::string_view path,
 
 // 422 is what the SDK shows its user at once; 400, 409 and 5xx make it try again.
 int status_of(Code code) {
-  switch (code) {
-    case Code::kNotFound:
-      return 404;
-    case Code::kBusy:
-      return 503;
-    case Code::kInternal:
-      return 500;
-    default:
-      return 422;
-  }
+  if (code == Code::kNotFound) return 404;
+  if (code == Code::kBusy) return 503;
+  return code == Code::kInternal ? 500 : 422;
 }
 
 Response response_of(const std::exception_ptr& error) {
@@ -76,6 +70,9 @@ Response response_of(const std::exception_ptr& error) {
     Response out = refusal(status_of(e.code), e.what());
     if (e.code == Code::kBusy) out.headers.emplace_back("Retry-After", "1");
     return out;
+  } catch (const std::bad_alloc&) {
+    return response_of(std::make_exception_ptr(
+        Error(Code::kBusy, "server: there is no memory for the request now; come again")));
   } catch (const std::exception&) {
     return refusal(500, "internal error");
   }
@@ -244,7 +241,7 @@ void tell(const Response& response, uint64_t sequence, Services& services, const
                                    [response, reply](uint64_t, const std::exception_ptr& error) {
                                      reply(error ? response_of(error) : response);
                                    });
-  if (response.status == 429 || response.status == 503)
+  if ((response.status == 429 || response.status == 503) && !services.decisions.has_changed())
     services.history.append(Dropped{sequence}, [](uint64_t, auto) {});
   reply(response);
 }
@@ -318,9 +315,9 @@ void put_off(const Asked& asked, const Caller& caller, Services& services) {
                         gives_up(services, to, "was answered 503 and did not come again"));
 }
 
-// The SDK polls again at once after 5xx, and after 429 with pauses that grow.
+// The SDK polls again at once after any 5xx, and after 429 with pauses that grow.
 void pause_polls(std::string_view path, Response& response) {
-  if (response.status == 503 && path == "/api/v1/retrieve_future") response.status = 429;
+  if (response.status >= 500 && path == "/api/v1/retrieve_future") response.status = 429;
 }
 
 // Reads its body, but that a request whose number can be told is refused with it.
@@ -455,7 +452,7 @@ void route(Request request, Services& services, Reply answer) {
     if (const auto* refused = std::get_if<Response>(&entered)) return reply(*refused);
     const Caller caller = std::get<Caller>(entered);
     if (is_numbered(*a->route))
-      reply = [a, caller, &services, told = std::move(reply)](Response response) {
+      reply = [a, caller, &services, told = reply](Response response) {
         if (response.status == 503) put_off(*a, caller, services);
         told(std::move(response));
       };
@@ -468,14 +465,18 @@ void route(Request request, Services& services, Reply answer) {
     if (!(a->route->touches & kAudited)) return prepare(a, caller, services, reply);
     const JsonObject line = audit_line(*a, caller);
     let_go_of_long(a->body, a->request);
-    services.disk.run([line, &services] { store::append_audit(services.state, line); },
-                      services.loop,
-                      [a, caller, &services, reply](const std::exception_ptr& error) {
-                        if (error) return reply(response_of(error));
-                        services.amounts.measure(
-                            services, caller.owner, amount_of(a->route->touches),
-                            [a, caller, &services, reply] { prepare(a, caller, services, reply); });
-                      });
+    services.disk.run(
+        [line, &services] { store::append_audit(services.state, line); }, services.loop,
+        [a, caller, &services, reply](const std::exception_ptr& error) {
+          try {
+            if (error) std::rethrow_exception(error);
+            services.amounts.measure(
+                services, caller.owner, amount_of(a->route->touches),
+                [a, caller, &services, reply] { prepare(a, caller, services, reply); });
+          } catch (...) {
+            reply(response_of(std::current_exception()));
+          }
+        });
   } catch (...) {
     reply(response_of(std::current_exception()));
   }

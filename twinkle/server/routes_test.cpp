@@ -38,6 +38,20 @@ TEST_F(RoutesTest, WhatIsNotJournalledIsNotDoneAgain) {
       "it is damaged");
 }
 
+TEST_F(RoutesTest, APollThatFailsIs429SoThatItsClientPauses) {
+  for (const int status : {500, 502, 503}) {
+    const std::string id = "a:" + std::to_string(status);
+    services_->promises.open(id, services_->access.whose("tml-a").owner);
+    services_->promises.settle(id, {.status = status, .body = "why"});
+    const Response told = post("/api/v1/retrieve_future", {{"request_id", id}});
+    EXPECT_EQ(told.status, 429) << status;
+    EXPECT_EQ(told.body, "why");
+  }
+  services_->promises.open("a:410", services_->access.whose("tml-a").owner);
+  services_->promises.settle("a:410", {.status = 410});
+  EXPECT_EQ(post("/api/v1/retrieve_future", {{"request_id", "a:410"}}).status, 410);
+}
+
 TEST_F(RoutesTest, ABodyThatIsNotJsonIs422) {
   EXPECT_EQ(answer(request("/api/v1/create_session", "{\"tags\": [", "tml-a")).status, 422);
   EXPECT_EQ(answer(request("/api/v1/create_session", "[]", "tml-a")).status, 422);

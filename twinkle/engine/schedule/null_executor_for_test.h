@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <new>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -33,6 +34,7 @@ class NullExecutor : public Executor {
   std::function<double()> clock;            // seconds; empty: the steady one
   std::function<void()> on_write;           // called off the thread by each Save, which ends later
   std::atomic<int64_t> num_batches = 0, num_steps = 0, num_parks = 0;
+  std::atomic<bool> no_memory = false;           // for a ForwardBackward, at its last sequence
   std::atomic<bool> no_forward_can_use = false;  // the weights: a Save must be as_is
   std::map<std::string, Share> shares;           // of tenants, as they were created
   std::vector<std::vector<Work>> batches;  // read when the dispatcher is gone, or from on_batch
@@ -125,8 +127,9 @@ class NullExecutor : public Executor {
           state.push_back(std::to_string(work.id) + "/" + std::to_string(s));
         if (work.last < sequences.size()) continue;
         require(!op || op->loss != "fail", Code::kInvalid, "null: failed");
+        if (op && no_memory) throw std::bad_alloc();
         out.ended.push_back({work.id, nullptr});
-      } catch (const Error&) {
+      } catch (const std::exception&) {
         out.ended.push_back({work.id, std::current_exception()});
         undo(work.id);
       }

@@ -306,6 +306,20 @@ TEST_F(HandlersTest, ASamplerOfTheBaseModelAnswersAndARetryIsTheSameRequest) {
   EXPECT_EQ(result(ack).content_type, "application/x-protobuf");
 }
 
+TEST_F(HandlersTest, ASamplerThatIsMadeTwiceIsOne) {
+  const std::string s = session();
+  const auto make = [&](int64_t number, const char* name) {
+    return post("/api/v1/create_sampling_session",
+                {{"session_id", s}, {"sampling_session_seq_id", number}, {"base_model", name}});
+  };
+  const Response first = make(0, "null");
+  EXPECT_EQ(first.status, 200) << first.body;
+  EXPECT_EQ(make(0, "null").body, first.body);
+  EXPECT_EQ(make(0, "another").body, first.body) << "whatever the retry says";
+  EXPECT_NE(make(1, "null").body, first.body);
+  EXPECT_EQ(services_->samplers.size(), 2U);
+}
+
 TEST_F(HandlersTest, TheRoomOfABodyIsFreeWhenItIsAcknowledged) {
   struct Held : HeldRoom {
     bool grow(int64_t) override { return true; }

@@ -150,8 +150,12 @@ std::optional<Response> create_sampling_session(Call& call) {
     s.kept.require_room(Kept::What::kSampler, call.owner);
     s.make(sampler.tenant);
   });
-  session.samplers[seq] = sampler.id;
-  return json({{"sampling_session_id", s.add(std::move(sampler)).id}});
+  const Response told = json({{"sampling_session_id", sampler.id}});
+  s.decisions.change([&] {
+    session.samplers[seq] = sampler.id;
+    s.add(std::move(sampler));
+  });
+  return told;
 }
 
 std::optional<Response> get_sampler(Call& call) {
@@ -195,7 +199,7 @@ std::optional<Response> asample(Call& call) {
     if (e.code == Code::kBusy) return refusal(429, e.what());  // the SDK's flow control
     throw;
   }
-  sampler.came.insert(seq);
+  s.decisions.change([&] { sampler.came.insert(seq); });
   return json(told);
 }
 

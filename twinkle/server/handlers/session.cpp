@@ -12,7 +12,7 @@ std::optional<Response> create_session(Call& call) {
   Services& s = call.services;
   const std::string& id = call.chance;
   s.decisions.decide([&] { s.kept.require_room(Kept::What::kSession, call.owner); });
-  s.add(Session{.id = id, .owner = call.owner});
+  s.decisions.change([&] { s.add(Session{.id = id, .owner = call.owner}); });
   return json({{"session_id", id}, {"type", "create_session"}});
 }
 
@@ -26,11 +26,13 @@ std::optional<Response> session_heartbeat(Call& call) {
 std::optional<Response> finish_session(Call& call) {
   Session& session = call.session();
   if (session.finished) return json(JsonObject{});
-  session.finished = true;
-  call.services.operations.cancel_samples(session.id);
-  for (const auto& [seq, request_id] : session.runs)
-    if (Run* run = call.services.runs.find(run_id(session, seq)))
-      call.services.runs.end_session(*run);
+  Services& s = call.services;
+  s.decisions.change([&] {
+    session.finished = true;
+    s.operations.cancel_samples(session.id);
+    for (const auto& [seq, request_id] : session.runs)
+      if (Run* run = s.runs.find(run_id(session, seq))) s.runs.end_session(*run);
+  });
   return json(JsonObject{});
 }
 

@@ -215,15 +215,17 @@ std::optional<Response> create_model(Call& call) {
     s.backend.validate(create);
     s.promises.require_room(call.owner);
   });
-  s.promises.open(request_id, call.owner, call.key_id);
-  Run& added = s.runs.add(std::move(run));
-  session.runs[seq] = request_id;
   const Answered answer = [id](const engine::Result&) {
     return json({{"model_id", id}, {"type", "create_model"}});
   };
-  s.runs.submit_first(added,
-                      std::make_shared<Pending>(request_id, Ready{std::move(create), answer}));
-  return json(ack(added, request_id));
+  const auto first = std::make_shared<Pending>(request_id, Ready{std::move(create), answer});
+  const Response told = json(ack(run, request_id));
+  s.decisions.change([&] {
+    s.promises.open(request_id, call.owner, call.key_id);
+    session.runs[seq] = request_id;
+    s.runs.submit_first(s.runs.add(std::move(run)), first);
+  });
+  return told;
 }
 
 std::optional<Response> get_info(Call& call) {

@@ -75,10 +75,11 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
                         if (!ended.failed) s.checkpoints[path] = made;
                         s.amounts.changed(id, made.folder);
                       });
-    if (is_new) {
-      run.folders[seq_id] = folder;
-      run.saved.insert(kind + "/" + name);
-    }
+    if (is_new)
+      s.decisions.change([&] {
+        run.folders[seq_id] = folder;
+        run.saved.insert(kind + "/" + name);
+      });
     return ack(run, request_id);
   } catch (const Error& e) {
     if (e.code != Code::kBusy) call.services.runs.refuse(run, seq_id, e.what(), false);
@@ -179,9 +180,6 @@ std::optional<Response> load_weights(Call& call) {
     for (const engine::Operation& o : operations) s.backend.validate(o);
     s.promises.require_room(call.owner);
   });
-  s.promises.open(request_id, call.owner, call.key_id);
-  Run& added = s.runs.add(std::move(run));
-  session.runs[seq] = request_id;
   const Answered answer = [id, path](const engine::Result&) {
     return json({{"path", path}, {"model_id", id}, {"type", "load_weights"}});
   };
@@ -189,14 +187,20 @@ std::optional<Response> load_weights(Call& call) {
     if (ended.failed)
       s.promises.settle(request_id, {.body = ended.body, .content_type = ended.content_type});
   };
-  for (size_t i = 0; i < operations.size(); ++i) {
-    const bool last = i + 1 == operations.size();
-    s.runs.submit_first(
-        added,
-        std::make_shared<Pending>(last ? request_id : request_id + "." + std::to_string(i),
-                                  Ready{std::move(operations[i]), answer}, Source{}, tell_failure));
-  }
-  return json(ack(added, request_id));
+  const Response told = json(ack(run, request_id));
+  s.decisions.change([&] {
+    s.promises.open(request_id, call.owner, call.key_id);
+    session.runs[seq] = request_id;
+    Run& added = s.runs.add(std::move(run));
+    for (size_t i = 0; i < operations.size(); ++i) {
+      const bool last = i + 1 == operations.size();
+      s.runs.submit_first(
+          added, std::make_shared<Pending>(last ? request_id : request_id + "." + std::to_string(i),
+                                           Ready{std::move(operations[i]), answer}, Source{},
+                                           tell_failure));
+    }
+  });
+  return told;
 }
 
 }  // namespace twinkle::server

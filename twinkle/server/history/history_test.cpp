@@ -119,6 +119,51 @@ TEST_F(HistoryTest, WhatFailedIsNotTriedAgainAndFailsItsWindowAsBefore) {
   EXPECT_TRUE(parse(result(step(id, 3))).contains("metrics"));
 }
 
+TEST_F(HistoryTest, WhatFailedForWantOfMemoryEndsAsItDidThoughThereIsMemoryNow) {
+  const std::string id = run();
+  result(train(id, 1));
+  executor_->no_memory = true;
+  const Response failed = train(id, 2);
+  const std::string told = failure(failed).body;
+  EXPECT_EQ(told, R"({"error":"std::bad_alloc","category":"server"})");
+  executor_->no_memory = false;
+  result(train(id, 3));
+  const Response stepped = step(id, 4);
+  const std::string step_told = failure(stepped).body;
+  result(train(id, 5));
+  const auto expect_as_told = [&] {
+    EXPECT_EQ(failure(failed).body, told);
+    EXPECT_EQ(failure(stepped).body, step_told);
+    EXPECT_EQ(kinds(id), (std::vector<std::string>{"train", "train", "train"}));
+    EXPECT_EQ(train(id, 2).body, failed.body) << "a retry is the first";
+  };
+  expect_as_told();
+  restart();
+  expect_as_told();
+}
+
+TEST_F(HistoryTest, ASamplerThatIsMadeAgainAfterAKillIsTheFirst) {
+  const std::string s = session();
+  const auto make = [&](int64_t number) {
+    return text(
+        post("/api/v1/create_sampling_session",
+             {{"session_id", s}, {"sampling_session_seq_id", number}, {"base_model", "null"}}),
+        "sampling_session_id");
+  };
+  const std::string first = make(3), second = make(4);
+  EXPECT_NE(first, second);
+  const Response sampled = sample(first, 0);
+  const std::string told = result(sampled).body;
+  for (int i = 0; i < 2; ++i) {
+    restart();
+    EXPECT_EQ(make(3), first);
+    EXPECT_EQ(make(4), second);
+    EXPECT_EQ(services_->samplers.size(), 2U);
+    EXPECT_EQ(sample(first, 0).body, sampled.body);
+    EXPECT_EQ(result(sampled).body, told);
+  }
+}
+
 TEST_F(HistoryTest, ARefusedNumberIsUsedUpAfterAKillToo) {
   const std::string id = run();
   EXPECT_EQ(post("/api/v1/optim_step", {{"model_id", id}, {"seq_id", 1}}).status, 422);

@@ -114,6 +114,24 @@ TEST_F(HttpServerTest, ADroppedRequestIsAnsweredAndSoIsOneWhoseHandlerThrows) {
   EXPECT_TRUE(begins(peer.ask(post("/throw", "")), "HTTP/1.1 500"));
 }
 
+TEST_F(HttpServerTest, AConnectionBeyondTheMostWaitsUntilAnotherCloses) {
+  start({.max_connections = 1});
+  std::optional<Peer> first(port());
+  EXPECT_NE(first->ask(post("/first", "")).find("/first"), std::string::npos);
+  Peer second(port());  // the system takes it
+  ASSERT_TRUE(second.connected());
+  second.send(post("/second", ""));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_NE(first->ask(post("/again", "")).find("/again"), std::string::npos);
+  EXPECT_EQ(server_->num_connections(), 1);
+  {
+    const std::lock_guard lock(told_mutex_);
+    EXPECT_EQ(std::ranges::count(told_, "/second 200"), 0);
+  }
+  first.reset();
+  EXPECT_NE(second.receive().find("/second"), std::string::npos);
+}
+
 TEST_F(HttpServerTest, ABodyThatIsTooLongIsRefusedBeforeItIsReadChunkedOrNot) {
   start();
   Peer told(port());

@@ -3,6 +3,8 @@
 // is decided once, when the request comes, and stands in the journal (records.h: Refused, Dropped).
 // A replay is told it, and asks nothing of that again. Used by the service's thread alone.
 #pragma once
+#include <exception>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -18,6 +20,7 @@ class Decisions {
   // The request that is done next was decided when it came: it was refused, with this text, or, of
   // an empty one, taken.
   void recall(std::string refused) {
+    *this = {};
     is_decided_ = true;
     refused_ = std::move(refused);
   }
@@ -36,13 +39,27 @@ class Decisions {
     }
   }
 
+  // Does `work`, all that the request changes or a part of it. Where memory ends in the middle the
+  // process does, too: the journal has the request, and a start does it.
+  template <class Work>
+  void change(const Work& work) {
+    has_changed_ = true;
+    try {
+      work();
+    } catch (const std::bad_alloc&) {
+      std::terminate();
+    }
+  }
+  // The request has changed something: one that is then told to come again finds it.
+  bool has_changed() const { return has_changed_; }
+
   // Of the request: it was decided before this start.
   bool is_decided() const { return is_decided_; }
   // Why the request was refused, or "".
   const std::string& refused() const { return refused_; }
 
  private:
-  bool is_decided_ = false;
+  bool is_decided_ = false, has_changed_ = false;
   std::string refused_;
 };
 

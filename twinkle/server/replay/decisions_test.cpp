@@ -80,6 +80,24 @@ TEST(Decisions, OnesThatWereTakenBeforeAreNotTakenAgain) {
   }
 }
 
+TEST(Decisions, WhatARequestHasChangedStaysUntilTheNextComes) {
+  Decisions decisions;
+  decisions.come();
+  EXPECT_FALSE(decisions.has_changed());
+  decisions.change([] {});
+  EXPECT_TRUE(decisions.has_changed());
+  decisions.come();
+  EXPECT_FALSE(decisions.has_changed());
+  EXPECT_THROW(decisions.change([] { fail(Code::kBusy, "closed"); }), Error);
+  EXPECT_TRUE(decisions.has_changed());
+  decisions.recall("");
+  EXPECT_FALSE(decisions.has_changed());
+}
+
+TEST(DecisionsDeathTest, MemoryThatEndsInTheMiddleOfAChangeEndsTheProcess) {
+  EXPECT_DEATH(Decisions().change([] { throw std::bad_alloc(); }), "");
+}
+
 TEST_F(DecisionsTest, RunsAndSamplersOfANameThatIsNotServedAnyMoreGoOnAndNewOnesAreRefused) {
   const std::string id = run(), of_base = text(sampler(session(), "null"), "sampling_session_id");
   result(train(id, 1));

@@ -185,18 +185,16 @@ bool Lines::give_checked(const std::string& key, const std::function<engine::Acc
       refused(key);
       return false;
     }
-    remove_first(key);
     fail_(first.number, std::current_exception());
-    left(first);
+    remove_first(key);
     return true;
   }
   Line& line = lines_.at(key);
   ++line.num_given;
   line.bytes_given += pending.source.bytes;
   count(pending, pending.source.bytes);
-  remove_first(key);
   give_(first.number, std::move(*accepted));
-  left(first);
+  remove_first(key);
   return true;
 }
 
@@ -221,23 +219,20 @@ void Lines::read_first(const std::string& key) {
                     if (error) std::rethrow_exception(error);
                     first.pending->ready = first.pending->source.make(std::get<Command>(kept));
                   } catch (...) {
-                    remove_first(key);
                     fail_(first.number, std::current_exception());
-                    left(first);
+                    remove_first(key);
                   }
                   go_on(key);
                 });
 }
 
+// The engine has been given it, or never will be.
 void Lines::remove_first(const std::string& key) {
   const auto line = lines_.find(key);
+  const Waiting first = std::move(line->second.waiting.front());
   line->second.waiting.pop_front();
   --num_waiting_;
   if (line->second.waiting.empty() && line->second.num_given == 0) lines_.erase(line);
-}
-
-// The engine has been given it, or never will be.
-void Lines::left(const Waiting& first) {
   if (!publishes_again(first)) return;
   const auto publishing = publishing_.find(first.pending->tenant);
   if (--publishing->second > 0) return;

@@ -114,7 +114,6 @@ class Lines {
   void read_first(const std::string& key);
   void refused(const std::string& key);
   void remove_first(const std::string& key);
-  void left(const Waiting& first);
   void wake_others();
 
   const LineOptions options_;

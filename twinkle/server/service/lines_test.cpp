@@ -27,6 +27,15 @@ class LinesTest : public ServiceTest {
     r.headers["content-type"] = "application/x-protobuf";
     return answer(r);
   }
+  Response sample(const std::string& sampler, int64_t max_tokens,
+                  const std::string& key = "tml-a") {
+    return post("/api/v1/asample",
+                {{"sampling_session_id", sampler},
+                 {"seq_id", 0},
+                 {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}},
+                 {"sampling_params", {{"max_tokens", max_tokens}}}},
+                key);
+  }
   int64_t num_waiting() const { return services_->operations.num_waiting(); }
 
   std::atomic<bool> go_ = false;
@@ -50,19 +59,38 @@ TEST_F(LinesTest, ATenantWithManyRunsLeavesRoomForOthers) {
   const int64_t before = num_waiting();
   acks.emplace_back(send(other, 1, "tml-b"), "tml-b");
   EXPECT_EQ(num_waiting(), before);
-  const Response sampled =
-      post("/api/v1/asample",
-           {{"sampling_session_id", sampler},
-            {"seq_id", 0},
-            {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}},
-            {"sampling_params", {{"max_tokens", 3}}}},
-           "tml-b");
+  const Response sampled = sample(sampler, 3, "tml-b");
   EXPECT_EQ(sampled.status, 200) << sampled.body;
   EXPECT_EQ(num_waiting(), before);
   acks.emplace_back(sampled, "tml-b");
   go_ = true;
   for (const auto& [ack, key] : acks) result(ack, key);
   EXPECT_EQ(num_waiting(), 0);
+}
+
+TEST_F(LinesTest, AnEngineWithoutRoomIsAskedAgainAfterSoManySecondsAndNotBefore) {
+  options_.lines.again = std::chrono::milliseconds(700);
+  open();
+  go_on();
+  go_ = true;
+  const std::string id = run();
+  int asked = 0;
+  backend_->on_check = [&](const engine::Operation& o) {
+    if (!std::holds_alternative<engine::ForwardBackward>(o)) return;
+    require(++asked > 2, Code::kBusy, "no room");
+  };
+  const Response ack = train(id, 1);
+  EXPECT_EQ(asked, 1);
+  for (const int expected : {2, 3}) {
+    loop_->pass(std::chrono::milliseconds(699));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // in which it would be read back
+    loop_->run();
+    EXPECT_EQ(asked, expected - 1);
+    loop_->pass(std::chrono::milliseconds(1));
+    EXPECT_TRUE(loop_->run_until([&] { return asked == expected; }));
+  }
+  result(ack);
+  EXPECT_EQ(asked, 3);
 }
 
 // The engine has no version before the Publish that makes it, and a start does that again behind
@@ -82,12 +110,7 @@ TEST_F(LinesTest, ASampleOfAVersionWaitsUntilAStartHasPublishedItAgain) {
   backend_->on_check = [&](const engine::Operation& o) {
     require(!std::holds_alternative<engine::Sample>(o) || ++times == 1, Code::kBusy, "no room");
   };
-  const Response unended =
-      post("/api/v1/asample",
-           {{"sampling_session_id", sampler},
-            {"seq_id", 0},
-            {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}},
-            {"sampling_params", {{"max_tokens", 3}}}});
+  const Response unended = sample(sampler, 3);
   open();
   executor_->on_batch = [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
   std::string order;
@@ -108,12 +131,7 @@ TEST_F(LinesTest, ASampleThatEndedBehindTrainingIsNotDoneAgainByAStart) {
       text(result(post("/api/v1/save_weights_for_sampler", {{"model_id", id}, {"seq_id", 1}})),
            "sampling_session_id");
   executor_->on_step = [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
-  const Response sampled =
-      post("/api/v1/asample",
-           {{"sampling_session_id", sampler},
-            {"seq_id", 0},
-            {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}},
-            {"sampling_params", {{"max_tokens", 40}}}});
+  const Response sampled = sample(sampler, 40);
   result(train(id, 2));
   const std::string told = result(sampled).body;
   int samples = 0;

@@ -138,19 +138,23 @@ std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source s
     throw;
   }
   decisions_.decide([&] { promises_.require_room(run.owner); });
-  promises_.open(request_id, run.owner, number.key_id);
-  run.last_ms = std::max(run.last_ms, number.time_ms);
-  if (is_behind)
-    start(run, seq_id, pending);
-  else
-    take(run, seq_id, pending);
+  decisions_.change([&] {
+    promises_.open(request_id, run.owner, number.key_id);
+    run.last_ms = std::max(run.last_ms, number.time_ms);
+    if (is_behind)
+      start(run, seq_id, pending);
+    else
+      take(run, seq_id, pending);
+  });
   return request_id;
 }
 
 void Runs::refuse(Run& run, int64_t seq_id, const std::string& why, bool breaks_window) {
   if (seq_id < 1 || seq_id - run.first_missing > kMaxAhead || run.came(seq_id)) return;
-  run.refused[seq_id] = {brief(why), breaks_window};
-  take(run, seq_id, {});
+  decisions_.change([&] {
+    run.refused[seq_id] = {brief(why), breaks_window};
+    take(run, seq_id, {});
+  });
 }
 
 void Runs::take(Run& run, int64_t seq_id, const std::shared_ptr<Pending>& pending) {

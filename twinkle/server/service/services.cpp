@@ -117,8 +117,10 @@ void Services::sample(const std::string& owner, const std::string& key_id,
     promises.require_room(owner);
   });
   pending->came_before = decisions.is_decided();
-  promises.open(pending->request_id, owner, key_id);
-  operations.start(std::move(pending));
+  decisions.change([&] {
+    promises.open(pending->request_id, owner, key_id);
+    operations.start(std::move(pending));
+  });
 }
 
 const engine::Create* Services::unmade(const std::string& tenant) const {
@@ -129,13 +131,14 @@ const engine::Create* Services::unmade(const std::string& tenant) const {
 }
 
 void Services::give(const std::string& tenant, engine::Accepted create) {
+  Made& made = made_.try_emplace(tenant, Made::kFailed).first->second;  // before memory ends
   backend.submit(std::move(create), [this, tenant](const engine::Outcome& outcome) {
     loop.post([this, tenant, error = outcome.error] {
       made_[tenant] = error ? Made::kFailed : Made::kGiven;
       operations.explain(tenant, error);  // before the first of its Samples ends
     });
   });
-  made_[tenant] = Made::kGiven;
+  made = Made::kGiven;
 }
 
 void Services::prepare(const std::string& tenant,

@@ -398,8 +398,14 @@ TEST_F(WaitingTest, TheEndOfASessionCancelsItsSamplesAndNothingElse) {
   const Response later = sample(mine, 4);
   EXPECT_EQ(post(finish, JsonObject{}).status, 200) << "the SDK repeats it";
   result(later);
+  const auto told = [&] {
+    std::vector<std::string> out;
+    for (const Response& ack : cancelled) out.push_back(outcome(ack).body);
+    return out;
+  };
+  const std::vector<std::string> before_kill = told();
   restart();
-  for (const Response& ack : cancelled) failure(ack);
+  EXPECT_EQ(told(), before_kill);
   result(later);
 }
 
