@@ -306,12 +306,12 @@ def test_a_disk_that_refuses_the_states_file_alone_holds_nobody_up_and_nothing_i
 
     def is_counted(name):
         assert answers_a_new_session(server) == 200  # a record
-        return metric(server, name) > 0
+        return Wire(server.url).metric(name) > 0
 
     with four_clients(server, as_many_as(STEPS)) as result:
         for _ in range(2):
             wait_until(lambda: is_counted("states_given_up_total"))
-            assert metric(server, "states_taken_total") == 0
+            assert Wire(server.url).metric("states_taken_total") == 0
             server.kill()
             server.start_again(variables)
         control.unlink()
@@ -393,23 +393,21 @@ def test_the_engine_goes_on_beside_a_slow_journal(start, with_faults, tiny_llama
     server.kill()
     server.start_again({"TWINKLE_FAULT_DISK": str(control)})
     requests = [message(Wire(server.url).run(), 1, weights=ONES) for _ in range(count)]
-    before = metric(server, "training_tokens_total")
+    before = Wire(server.url).metric("training_tokens_total")
     with ThreadPoolExecutor(count) as pool:
         control.write_text("slow 1000")  # a record takes two calls, and those meanwhile wait
         try:
             acks = list(pool.map(lambda one: train(Wire(server.url), one).json(), requests))
-            wait_until(lambda: metric(server, "training_tokens_total") == before + 3 * count)
+            wait_until(
+                lambda: Wire(server.url).metric("training_tokens_total") == before + 3 * count
+            )
             # All that was accepted is done, and of hardly any has the journal the end.
-            assert metric(server, "promises_open") > count // 2
+            assert Wire(server.url).metric("promises_open") > count // 2
         finally:
             control.unlink()
         wire = Wire(server.url)
         assert all(isinstance(wire.result(ack), bytes) for ack in acks)
     assert server.stop() == 0
-
-
-def metric(server, name):
-    return int(re.search(rf"^twinkle_{name} (\d+)$", asked(server, "/metrics")[1], re.M)[1])
 
 
 def test_a_run_whose_weights_no_forward_can_use_holds_up_no_state_and_stays_as_it_is(
@@ -425,14 +423,14 @@ def test_a_run_whose_weights_no_forward_can_use_holds_up_no_state_and_stays_as_i
             client.save_state("end").result()
 
     refused()
-    taken = metric(server, "states_taken_total")
+    taken = Wire(server.url).metric("states_taken_total")
 
     def is_taken():
         assert answers_a_new_session(server) == 200  # a record
-        return metric(server, "states_taken_total") > taken + 1
+        return Wire(server.url).metric("states_taken_total") > taken + 1
 
     wait_until(is_taken)
-    assert metric(server, "states_given_up_total") == 0
+    assert Wire(server.url).metric("states_given_up_total") == 0
     server.kill()
     server.start_again()
     refused()
@@ -457,7 +455,7 @@ def test_a_run_that_silence_parked_comes_back_bit_for_bit_and_a_kill_loses_none(
         return said, adapters(state)
 
     def until_parked(server, step):
-        wait_until(lambda: metric(server, "runs_parked") == 1)
+        wait_until(lambda: Wire(server.url).metric("runs_parked") == 1)
         if step == 1:
             server.kill()
             server.start_again()

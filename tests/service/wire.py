@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import socket
 import time
 from pathlib import Path
@@ -68,6 +69,10 @@ class Wire:
         answer = self.post(route, body)
         assert answer.status == 200, answer.body
         return answer.json()
+
+    def metric(self, name):
+        text = self.send("GET", "/metrics").body.decode()
+        return int(re.search(rf"^twinkle_{name} (\d+)$", text, re.M)[1])
 
     def result(self, ack, category="user"):
         """The answer of what was accepted; it ends, well or with an error that says whose."""

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <future>
 #include <memory>
 #include <optional>
 #include <set>
@@ -35,6 +36,9 @@ namespace {
 
 // Behind the longest that a poll is held: every one of them is answered before the server ends.
 constexpr std::chrono::seconds kAnswered{5};
+// Then runs are saved, for no longer than this: behind much work an engine needs more, and the next
+// start does what is not saved again.
+constexpr std::chrono::seconds kSaved{15};
 
 class EngineBackend : public server::Backend {
  public:
@@ -146,6 +150,17 @@ server::Access access_of(const ServeOptions& o) {
                         }});
 }
 
+// Logs what is left of a recovery, until it ends.
+void log_recovery(server::Loop& loop, const server::Services& services, Log& log) {
+  constexpr std::chrono::seconds kEach{10};
+  loop.after(kEach, [&loop, &services, &log] {
+    if (!services.history.is_replaying()) return;
+    log.write(Level::kInfo, "recovery goes on: " + std::to_string(services.operations.num_again()) +
+                                " operations left");
+    log_recovery(loop, services, log);
+  });
+}
+
 // Does again what the journal holds, and logs when that begins and ends.
 void recover(server::Services& services, const engine::ModelInfo& info, const ServeOptions& o,
              Log& log) {
@@ -202,6 +217,8 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
       [&log](const std::string& text) { log.write(Level::kError, text); });
   server::BodyRoom room(o.bodies, *http);
   const Ending ending{services, engine, room, http};
+  http->post([&] { starting.tell([&] { return services.operations.num_again(); }); });
+  log_recovery(*http, services, log);
   recover(services, engine.model_info(), o, log);
   http->post([&] {
     services.watch_keys();
@@ -224,6 +241,9 @@ void run_service(const ServeOptions& o, bool until_stdin_ends) {
   wait_for_end(signals, until_stdin_ends);
   std::printf("twinkle ends\n");
   http->drain(o.service.promises.hold + kAnswered);
+  const auto saved = std::make_shared<std::promise<void>>();
+  http->post([&services, saved] { services.save_runs([saved] { saved->set_value(); }); });
+  saved->get_future().wait_for(kSaved);
 }
 
 // Fills in what neither the command line nor the file has said, so that as_yaml() tells it, too.

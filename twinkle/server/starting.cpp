@@ -9,7 +9,10 @@ void Starting::admit(const Head& head, const std::string& path, const Admit& adm
   if (path == "/healthz" || path == "/api/v1/healthz")
     return admit({-1, {.body = R"({"status":"ok"})"}});
   if (path == "/readyz") {
-    Response later = refusal(503, "server: it starts, and does again what its journal holds");
+    const std::string left =
+        num_left_ ? "; operations left: " + std::to_string(num_left_()) : std::string();
+    Response later =
+        refusal(503, "server: it starts, and does again what its journal holds" + left);
     later.headers.emplace_back("Retry-After", "1");
     return admit({-1, std::move(later)});
   }

@@ -2,6 +2,7 @@
 // is done again: a probe that asks whether the process lives, and one whether it is ready. All else
 // waits, without its body, and is then the service's. Used by the HTTP server's thread alone.
 #pragma once
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -16,6 +17,8 @@ class Starting {
  public:
   // As Handler::admit. `path`: as route() gets it.
   void admit(const Head& head, const std::string& path, const Admit& admit);
+  // From here on /readyz tells how many operations are left, by this.
+  void tell(std::function<int64_t()> num_left) { num_left_ = std::move(num_left); }
   // Of what was admitted.
   void handle(Request request, Reply reply) {
     service_->handle(std::move(request), std::move(reply));
@@ -24,6 +27,7 @@ class Starting {
   void end(Handler service);
 
  private:
+  std::function<int64_t()> num_left_;
   std::optional<Handler> service_;
   std::vector<std::function<void()>> waiting_;
 };

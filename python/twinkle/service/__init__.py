@@ -13,7 +13,7 @@ from twinkle import checks, program
 from twinkle.errors import InvalidError, NotAvailableError, require
 
 _STATE = "twinkle-state"  # the program's own default
-_DRAIN = 40  # seconds; the service itself takes at most 30 for what it has begun
+_DRAIN = 60  # seconds; the service takes at most 35 for what it has begun, and 15 to save runs
 _ADDRESSES = ("TWINKLE_SERVER_URL", "TINKER_BASE_URL")  # where clients look for it
 
 

@@ -204,6 +204,7 @@ def test_a_start_logs_that_it_recovers_and_what_it_has_recovered(start, tiny_lla
         assert server.stop() == 0
     told = re.findall(
         r"info recovery begins: (\d+) bytes to read of (\S+)\n"
+        r"(?:\S+ info recovery goes on: \d+ operations left\n)*"
         r"\S+ info recovery ends: (\d+) records in \d+\.\d s\n",
         (tmp_path / "log").read_text(),
     )
@@ -211,6 +212,21 @@ def test_a_start_logs_that_it_recovers_and_what_it_has_recovered(start, tiny_lla
     assert (no_bytes, none, journal) == ("0", "0", again)
     assert journal == str(tmp_path / "state/journal")
     assert int(num_bytes) > 1000 and int(some) >= 4, "a session, a run, a batch and how they ended"
+
+
+def test_what_was_trained_before_sigterm_is_not_trained_again(make):
+    server = make("state")
+    wire = Wire(server.url)
+    run = wire.run()
+    a_batch(wire, run, 1)
+    wire.result(wire.step(run, 2).json())
+
+    assert wire.metric("training_tokens_total") > 0
+    assert server.stop() == 0
+    server.start_again()
+    wire = Wire(server.url)
+    assert wire.metric("training_tokens_total") == 0
+    assert isinstance(a_batch(wire, run, 3), bytes)
 
 
 def test_sigterm_ends_a_start_at_once_and_nothing_is_lost(

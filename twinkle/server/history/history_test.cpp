@@ -333,6 +333,39 @@ TEST_F(HistoryTest, WhatASnapshotHoldsIsNotDoneAgain) {
   std::filesystem::remove_all(folder);
 }
 
+// Too short for a snapshot by the clock, each of which a start would train again otherwise.
+TEST_F(HistoryTest, WhatARunHasDoneWhenItsSessionEndsIsNotDoneAgain) {
+  const std::string id = run();
+  result(train(id, 1));
+  result(step(id, 2));
+  EXPECT_FALSE(services_->snapshots.is_saving());
+  post("/api/v1/sessions/" + id.substr(0, id.find(':')) + "/finish", JsonObject{});
+  EXPECT_TRUE(loop_->run_until([&] { return services_->snapshots.last(id) == 2; }));
+  restart();
+  EXPECT_EQ(executor_->num_batches, 0);
+  EXPECT_EQ(kinds(id), (std::vector<std::string>{"train", "step"}));
+}
+
+TEST_F(HistoryTest, WhatRunsHaveDoneWhenTheServerEndsIsNotDoneAgain) {
+  const std::string first = run(), second = run(), untrained = run();
+  result(train(first, 1));
+  result(step(first, 2));
+  result(train(second, 1));  // gradients that no step has taken
+  bool is_saved = false;
+  services_->save_runs([&] { is_saved = true; });
+  EXPECT_FALSE(is_saved);
+  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(); }));
+  loop_->pass(std::chrono::milliseconds(20));
+  EXPECT_TRUE(is_saved);
+  EXPECT_EQ(services_->snapshots.last(first), 2);
+  EXPECT_EQ(services_->snapshots.last(second), 1);
+  EXPECT_EQ(services_->snapshots.last(untrained), -1);
+  restart();
+  EXPECT_EQ(executor_->num_batches, 0);
+  EXPECT_EQ(kinds(first), (std::vector<std::string>{"train", "step"}));
+  EXPECT_EQ(kinds(second), (std::vector<std::string>{"train"}));
+}
+
 TEST_F(HistoryTest, TheEngineLetsVersionsGoThatASnapshotHolds) {
   options_.snapshots.every = std::chrono::milliseconds(0);
   restart();

@@ -231,6 +231,11 @@ void Operations::replay(const Ended& record) {
   apply(*entry, record, history_.sequence());
 }
 
+int64_t Operations::num_again() const {
+  return std::ranges::count_if(entries_,
+                               [](const auto& e) { return e.second->recorded.has_value(); });
+}
+
 std::set<std::string> Operations::waiting_samplers() const {
   std::set<std::string> out;
   for (const auto& [number, entry] : entries_)
@@ -247,8 +252,7 @@ bool Operations::finish_replay(bool must_agree) {
   require(!must_agree || differs_.empty(), Code::kInvalid, "server: '", differs_,
           "' ended otherwise when it was done again than the journal says; the state is not what "
           "clients were told");
-  for (const auto& [number, entry] : entries_)
-    if (entry->recorded) return false;
+  if (num_again() > 0) return false;
   std::vector<int64_t> ended;
   for (const auto& [number, entry] : entries_)
     if (entry->came) ended.push_back(number);

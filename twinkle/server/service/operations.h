@@ -55,6 +55,7 @@ class Operations {
   // A record of a replay. Error kInvalid: it has no beginning.
   void replay(const Ended& record);
   int64_t num_running() const { return std::ssize(entries_); }  // that have not ended
+  int64_t num_again() const;  // of these those that a replay has the engine do again
   // Tenants of Samples that a replay found unfinished.
   std::set<std::string> waiting_samplers() const;
   // From here on all operations of this tenant of the engine fail, with this text.

@@ -257,6 +257,7 @@ void Runs::end_session(Run& run) {
                      .body = told.body});
     promises_.settle(ended->request_id, told);
   }
+  snapshots_.catch_up(run);
 }
 
 }  // namespace twinkle::server

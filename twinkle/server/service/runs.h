@@ -119,7 +119,7 @@ class Runs {
   // One that has no number: what creates the run. Later ones wait for it.
   void submit_first(Run& run, const std::shared_ptr<Pending>& pending);
   // The run's session has ended: what waits for a number that did not come ends, failed, and its
-  // numbers are used up.
+  // numbers are used up. What the engine has been given of it is saved.
   void end_session(Run& run);
 
  private:

@@ -82,7 +82,7 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
       put_off(loop, runs),
       truncation(loop, history, snapshots, runs, options.truncation,
                  [this] { return take_state(); }),
-      silence(backend, loop, runs, options.silence),
+      silence(backend, loop, runs, snapshots, options.silence),
       amounts(this->state),
       kept(options.kept),
       options_(options) {
@@ -105,6 +105,17 @@ Sampler& Services::add(Sampler sampler) {
   kept.add(Kept::What::kSampler, sampler.owner);
   const std::string id = sampler.id;
   return samplers[id] = std::move(sampler);
+}
+
+void Services::save_runs(const std::function<void()>& done) {
+  for (const auto& [id, run] : runs.all()) snapshots.catch_up(run);
+  wait_for_saves(done);
+}
+
+void Services::wait_for_saves(const std::function<void()>& done) {
+  constexpr std::chrono::milliseconds kAgain{20};
+  if (!snapshots.is_saving()) return done();
+  loop.after(kAgain, [this, done] { wait_for_saves(done); });
 }
 
 void Services::sample(const std::string& owner, const std::string& key_id,

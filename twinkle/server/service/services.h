@@ -148,6 +148,9 @@ class Services {
   // `name`: Error kInvalid: no model of this name is served, with those that are. A decision.
   void require_model(const std::string& name);
 
+  // Saves each run of which the engine has been given more than its snapshot has, so that a start
+  // does none of it again; calls `done` when these saves have ended, however they did.
+  void save_runs(const std::function<void()>& done);
   // As a kill would end it, but in order: before the engine is closed, which then ends nothing that
   // a client is told of. The next start does it.
   void close(const std::function<void()>& turn = [] {}) {
@@ -189,6 +192,7 @@ class Services {
   void give(const std::string& tenant, engine::Accepted create);
   // Makes them one after another, and takes away those that are made; false: there is no room yet.
   bool make_all(std::set<std::string>& tenants);
+  void wait_for_saves(const std::function<void()>& done);
   void used(const Promises::Made& of, const Ended& ended);
   // Samplers of versions that a snapshot holds sample its folders from here on, and the engine lets
   // the versions go; but for the newest, which is sampled most.

@@ -43,6 +43,11 @@ void Snapshots::stepped(const Run& run) {
   if (std::chrono::steady_clock::now() - at >= options_.every) take(run);
 }
 
+void Snapshots::catch_up(const Run& run) {
+  const int64_t saved = std::max(last(run.id), saving(run.id));
+  if (run.is_made && run.given > std::max<int64_t>(0, saved)) take(run);
+}
+
 bool Snapshots::take(const Run& run) {
   if (!history_.keeps() || saving_.contains(run.id)) return false;
   State& state = states_[run.id];

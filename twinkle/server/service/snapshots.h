@@ -51,6 +51,9 @@ class Snapshots {
   // The engine has just been given an optim_step of the run. Saves the run if it is time. One that
   // fails is not there, and the next step tries again.
   void stepped(const Run& run);
+  // Saves the run if the engine has been given more of it than its last snapshot has, and the one
+  // that is being made: nothing may come of it for long, and a start would do all of that again.
+  void catch_up(const Run& run);
   // Saves the run behind all that the engine has been given of it. False: it is being saved, or
   // there is no room.
   bool take(const Run& run);
@@ -67,6 +70,7 @@ class Snapshots {
   void on_change(std::function<void()> told) { on_change_ = std::move(told); }
 
   bool is_saving(const std::string& run) const { return saving_.contains(run); }
+  bool is_saving() const { return !saving_.empty(); }
 
   // Of a folder that a record names.
   std::string path_of(const std::string& folder) const { return (folder_ / folder).string(); }

@@ -14,8 +14,9 @@ std::string session_of(const std::string& id) { return id.substr(0, id.find(':')
 
 }  // namespace
 
-Silence::Silence(Backend& backend, Loop& loop, const Runs& runs, SilenceOptions options)
-    : backend_(backend), loop_(loop), runs_(runs), options_(options) {
+Silence::Silence(Backend& backend, Loop& loop, const Runs& runs, Snapshots& snapshots,
+                 SilenceOptions options)
+    : backend_(backend), loop_(loop), runs_(runs), snapshots_(snapshots), options_(options) {
   if (options_.park_after.count() > 0) wait();
 }
 
@@ -44,6 +45,7 @@ void Silence::check() {
 // that is parked it does nothing.
 void Silence::park(const Run& run) {
   if (!run.is_made || !run.running.empty()) return;
+  snapshots_.catch_up(run);
   try {
     backend_.submit(backend_.check(engine::Park{run.id}), [](const engine::Outcome&) {});
   } catch (const Error&) {

@@ -1,6 +1,7 @@
 // Runs of sessions from which nothing is heard: they lose nothing but their place in the engine's
-// memory, which their next request brings back, bit for bit. That changes no number, so it is not
-// written down. Silence is counted while the server is up. Used by the service's thread alone.
+// memory, which their next request brings back, bit for bit, and are saved before. That changes no
+// number, so it is not written down. Silence is counted while the server is up. Used by the
+// service's thread alone.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include "twinkle/server/loop.h"
 #include "twinkle/server/service/backend.h"
 #include "twinkle/server/service/runs.h"
+#include "twinkle/server/service/snapshots.h"
 
 namespace twinkle::server {
 
@@ -29,7 +31,8 @@ struct SilenceOptions {
 
 class Silence {
  public:
-  Silence(Backend& backend, Loop& loop, const Runs& runs, SilenceOptions options);
+  Silence(Backend& backend, Loop& loop, const Runs& runs, Snapshots& snapshots,
+          SilenceOptions options);
 
   // A request came, or a heartbeat, of the session of this id, or of what it has made.
   void heard(const std::string& id);
@@ -42,6 +45,7 @@ class Silence {
   Backend& backend_;
   Loop& loop_;
   const Runs& runs_;
+  Snapshots& snapshots_;
   const SilenceOptions options_;
   std::set<std::string> heard_;           // sessions, since the last check
   std::map<std::string, int64_t> quiet_;  // by run: checks since its session was heard
