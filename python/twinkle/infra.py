@@ -243,6 +243,7 @@ def initialize(
         _start_workers(max(nproc_per_node, ncpu_proc_per_node), **options)
     if mode != "http":
         return None
+    _warn_of_ranks(groups)
     _run.service = Service(options)
     return _run.service.url
 
@@ -289,6 +290,18 @@ def _check_groups(groups):
             f"infra: groups {a.name} and {b.name} both have rank{'s' * (len(shared) > 1)} "
             f"{', '.join(map(str, shared))}: give one of them others, or make their objects in one "
             "group",
+        )
+
+
+def _warn_of_ranks(groups):
+    """Of groups whose ranks mode 'http' has no use for."""
+    several = [f"{g.name} ({g.num_ranks} ranks)" for g in groups if g.num_ranks > 1]
+    if several:
+        get_logger().warning(
+            f"infra: the service runs on one process in this version, so group"
+            f"{'s' * (len(several) > 1)} {', '.join(several)} of mode 'http' "
+            f"{'have' if len(several) > 1 else 'has'} one rank there: leave groups out, or give "
+            "them ranks=1"
         )
 
 
