@@ -64,7 +64,12 @@ def test_the_presets_of_the_sanitizers_compile_everything_with_theirs(preset, fl
 
 
 @pytest.mark.parametrize(
-    ("program", "suite"), [("schedule_test", "SamplingThreads"), ("service_test", "HttpServer")]
+    ("program", "suite"),
+    [
+        ("schedule_test", "SamplingThreads"),
+        ("schedule_test", "Led"),
+        ("service_test", "HttpServer"),
+    ],
 )
 def test_scheduling_and_the_service_have_no_data_race_slow(program, suite):
     """Over a null model, without torch, under ThreadSanitizer: engine and sampler's scheduling, and

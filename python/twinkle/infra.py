@@ -154,7 +154,14 @@ def check_mesh(mesh, what):
 def check_axes(mesh, what):
     """Refuses axes that no engine has. NotAvailableError: as check_mesh."""
     sizes = dict(zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True))
-    sizes |= {"ep": mesh.ep_size or 1, "ulysses": mesh.ulysses_size or 1, "vpp": mesh.vpp_size or 1}
+    for axis in (
+        "ep",
+        "etp",
+        "ep_fsdp",
+        "ulysses",
+        "vpp",
+    ):  # ep and ep_fsdp may be of the mesh, too
+        sizes[axis] = max(sizes.get(axis, 1), getattr(mesh, f"{axis}_size") or 1)
     for axis, size in sizes.items():
         if axis not in ("dp", "fsdp") and size > 1:
             raise NotAvailableError(
@@ -236,6 +243,7 @@ def initialize(
         _start_workers(max(nproc_per_node, ncpu_proc_per_node), **options)
     if mode != "http":
         return None
+    _warn_of_ranks(groups)
     _run.service = Service(options)
     return _run.service.url
 
@@ -282,6 +290,18 @@ def _check_groups(groups):
             f"infra: groups {a.name} and {b.name} both have rank{'s' * (len(shared) > 1)} "
             f"{', '.join(map(str, shared))}: give one of them others, or make their objects in one "
             "group",
+        )
+
+
+def _warn_of_ranks(groups):
+    """Of groups whose ranks mode 'http' has no use for."""
+    several = [f"{g.name} ({g.num_ranks} ranks)" for g in groups if g.num_ranks > 1]
+    if several:
+        get_logger().warning(
+            f"infra: the service runs on one process in this version, so group"
+            f"{'s' * (len(several) > 1)} {', '.join(several)} of mode 'http' "
+            f"{'have' if len(several) > 1 else 'has'} one rank there: leave groups out, or give "
+            "them ranks=1"
         )
 
 

@@ -55,7 +55,14 @@ def torchrun(size, script, *arguments, **more):
 
 
 def sha256(folder):
-    return hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
+    """{name: hash} of every file of an adapter, but for the parts that each rank writes for its own
+    training to go on, and the place in it."""
+    files = {file.name: file for file in folder.iterdir()}
+    own = [name for name in files if name.startswith("training") or name == "trainer_state.json"]
+    for name in own:
+        del files[name]
+    assert "adapter_model.safetensors" in files and "adapter_config.json" in files
+    return {n: hashlib.sha256(file.read_bytes()).hexdigest() for n, file in files.items()}
 
 
 class Ranks:
@@ -116,7 +123,9 @@ class Ranks:
 
 
 def the_others_say(ranks, gone, text, seconds=30):
-    """Each rank but `gone` ends with an InternalError of an operation, and this text."""
+    """Each rank but `gone` ends with an InternalError of an operation, and this text. What each has
+    said, by its number."""
+    said = {}
     began = time.monotonic()
     for rank in set(range(len(ranks.processes))) - {gone}:
         status, error = ranks.end_of(rank, seconds)
@@ -124,4 +133,6 @@ def the_others_say(ranks, gone, text, seconds=30):
         last = (re.findall(r"^[\w.]*Error\b.*", error, re.MULTILINE) or [""])[-1]
         assert status != 0 and last.startswith("twinkle.errors.InternalError: "), error[-2000:]
         assert re.search(r"(operation|exchange) \d+, .*" + text, last), error[-2000:]
+        said[rank] = error
     assert time.monotonic() - began < seconds
+    return said

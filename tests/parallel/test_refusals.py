@@ -38,7 +38,11 @@ told = {
         text_of(lambda: TransformersModel(model, device_mesh=DeviceMesh.from_sizes(**sizes)))
         for sizes in ({"dp_size": 2, "tp_size": 2}, {"pp_size": 2}, {"cp_size": 2},
                       {"dp_size": 2, "ep_size": 2}, {"dp_size": 2, "ulysses_size": 2},
-                      {"dp_size": 2, "vpp_size": 2})
+                      {"dp_size": 2, "vpp_size": 2}, {"dp_size": 2, "etp_size": 2},
+                      {"dp_size": 2, "ep_fsdp_size": 2})
+    ] + [
+        text_of(lambda: TransformersModel(model, device_mesh=DeviceMesh(ranks, names)))
+        for ranks, names in (([0, 1], ("ep",)), ([[0, 1]], ("dp", "ep")))
     ],
     "another size": text_of(lambda: twinkle.initialize(
         global_device_mesh=DeviceMesh.from_sizes(dp_size=3))),
@@ -80,7 +84,8 @@ def told(tiny_llama_dir):
 
 
 def test_axes_that_this_version_does_not_have(told):
-    for text, axis in zip(told["axes"], ("tp", "pp", "cp", "ep", "ulysses", "vpp"), strict=True):
+    axes = ("tp", "pp", "cp", "ep", "ulysses", "vpp", "etp", "ep_fsdp", "ep", "ep")
+    for text, axis in zip(told["axes"], axes, strict=True):
         assert text.startswith("NotAvailableError: ") and f"{axis}_size 2" in text
 
 

@@ -106,16 +106,31 @@ def test_ranks_that_share_the_base_send_it_in_parts(tiny_llama_dir, tmp_path):
         assert sum(sent) == received["num_bytes"] and 0.4 < sent[0] / sum(sent) < 0.6
 
 
+def the_others_name(ranks, gone, why):
+    """Each rank but `gone` ends with an InternalError of its part of the sync, and this text."""
+    for rank in set(range(len(ranks.processes))) - {gone}:
+        _, error = ranks.processes[rank].communicate(timeout=60)
+        called = "send_weights" if rank == 0 else "receive_weights"
+        text = f"InternalError: checkpoint_engine: {called} of rank {rank} of 3: mesh: rank {gone} "
+        assert ranks.processes[rank].returncode != 0 and text + why in error, error[-2000:]
+
+
 @pytest.mark.parametrize("gone", [0, 1])
-def test_a_killed_rank_ends_the_syncs_of_the_others_with_its_cause(gone, tiny_llama_dir):
+def test_a_killed_rank_ends_the_syncs_of_the_others_by_name(gone, tiny_llama_dir):
     with Ranks(1, 2, tiny_llama_dir, "adapter", steps=100_000) as ranks:
         ranks.wait_for_steps(1)
         ranks.processes[gone].send_signal(signal.SIGKILL)
         began = time.monotonic()
-        for rank in {0, 1, 2} - {gone}:
-            _, error = ranks.processes[rank].communicate(timeout=60)
-            assert ranks.processes[rank].returncode != 0 and "InternalError" in error, error[-2000:]
+        the_others_name(ranks, gone, "has gone: its process has ended")
         assert time.monotonic() - began < 30
+
+
+def test_a_rank_that_is_stopped_ends_the_syncs_of_the_others_by_name(tiny_llama_dir):
+    more = {"steps": 100_000, "TWINKLE_DIST_TIMEOUT_SECONDS": "5"}
+    with Ranks(1, 2, tiny_llama_dir, "adapter", **more) as ranks:
+        ranks.wait_for_steps(1)
+        ranks.processes[1].send_signal(signal.SIGSTOP)
+        the_others_name(ranks, 1, "has been silent for 5 s: its process is stopped")
 
 
 def test_a_rank_that_does_not_come_is_named_after_the_timeout(tiny_llama_dir):

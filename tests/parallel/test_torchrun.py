@@ -42,9 +42,10 @@ def test_what_one_mesh_has_saved_others_go_on_with(meshes, tiny_llama_dir, tmp_p
     assert sha256(folder / "last") == sha256(whole / "last")
 
 
+@pytest.mark.parametrize("fsdp", [1, 3])
 @pytest.mark.parametrize("gone", [0, 2])
-def test_a_killed_rank_ends_every_other_rank_by_name(gone, tiny_llama_dir, tmp_path):
-    with Ranks(3, tiny_llama_dir, tmp_path) as ranks:
+def test_a_killed_rank_ends_every_other_rank_by_name(gone, fsdp, tiny_llama_dir, tmp_path):
+    with Ranks(3, tiny_llama_dir, tmp_path, FSDP=str(fsdp)) as ranks:
         ranks.wait_for_steps(2)
         ranks.processes[gone].send_signal(signal.SIGKILL)
         the_others_say(ranks, gone, f"mesh: rank {gone} has gone: its process has ended")
@@ -67,7 +68,9 @@ def test_a_busy_rank_is_waited_for_and_a_stopped_one_taken_for_lost(tiny_llama_d
         ranks.wait_for_steps(5)  # of whom one slept for 8 s
         ranks.processes[1].send_signal(signal.SIGSTOP)
         text = "mesh: rank 1 has been silent for 3 s: its process is stopped"
-        the_others_say(ranks, 1, text, seconds=10)
+        said = the_others_say(ranks, 1, text, seconds=10)
+        late = r"infra: rank 1 has not come to .*, where rank [02] has waited for "
+        assert re.search(late, said[0]), said[0][-2000:]
 
 
 def of_whom_one_does(what, model, out):

@@ -13,8 +13,9 @@ import pytest
 
 import twinkle
 from tests.service.wire import wait_until
-from twinkle import program
+from twinkle import DeviceGroup, program
 from twinkle.errors import InvalidError
+from twinkle.logger import get_logger
 from twinkle.service import _arguments
 
 
@@ -47,6 +48,28 @@ def test_it_starts_a_service_that_clients_find_and_ends_it(tiny_llama_dir, tmp_p
     twinkle.initialize()
     assert not answers(url)
     assert "TINKER_BASE_URL" not in os.environ
+
+
+def test_groups_of_several_ranks_are_told_that_the_service_is_one_process(
+    tiny_llama_dir, tmp_path, monkeypatch
+):
+    told = []
+    monkeypatch.setattr(get_logger(), "warning", told.append)
+    start = {
+        "mode": "http",
+        "model": tiny_llama_dir,
+        "names": ["tiny"],
+        "state": tmp_path / "state",
+    }
+    model, sampler = DeviceGroup("model", 4, "cpu"), DeviceGroup("sampler", 2, "cpu")
+    one = DeviceGroup("one", 1, "cpu")
+    assert answers(twinkle.initialize(groups=[model, one, sampler], **start))
+    (text,) = told
+    assert text.startswith(
+        "infra: the service runs on one process in this version, so groups model (4 ranks), "
+        "sampler (2 ranks) of mode 'http' have one rank there: "
+    )
+    assert answers(twinkle.initialize(groups=[one], **start)) and len(told) == 1
 
 
 @pytest.mark.parametrize(

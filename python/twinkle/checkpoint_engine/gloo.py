@@ -1,15 +1,18 @@
 """GlooCheckpointEngine: weights over a Gloo group of their own, in buckets, by twinkle/sync."""
 
 import os
+import time
+from contextlib import contextmanager
 from datetime import timedelta
 
 from twinkle import checks
 from twinkle.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from twinkle.core import core
-from twinkle.engine.group import process_group, require_gloo, timeout_seconds
-from twinkle.errors import NotAvailableError, require
+from twinkle.engine.group import process_group, require_gloo, timeout_seconds, watch_through
+from twinkle.errors import InternalError, NotAvailableError, require
 
 BUCKET_BYTES = 64 << 20
+_NEWS_S = 1.0  # in which a watch hears whose end a call has failed by
 
 
 def bucket_size(value):
@@ -29,7 +32,8 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._bucket_bytes = bucket_size(bucket_bytes)
         host = os.environ.get("MASTER_ADDR", "127.0.0.1") if host is None else host
         self._host = checks.text("checkpoint_engine: host", host)
-        self._store = self._held = self._link = None
+        self._store = self._held = self._link = self._watch = None
+        self._rank = self._size = 0
 
     def prepare(self):
         """'HOST:PORT' of the store through which the ranks meet. NotAvailableError: a torch without
@@ -55,24 +59,53 @@ class GlooCheckpointEngine(CheckpointEngine):
         name = f"twinkle/sync/{address}/{rank}"
         try:
             store = _store(host, port, timeout, is_master=False) if rank > 0 else self._store
-            group = process_group(name, "twinkle/sync", store, (rank, world_size, timeout))
-        except RuntimeError as error:
+            place = (rank, world_size, timeout)
+            group = process_group(name, "twinkle/sync", store, place)
+            self._watch = watch_through(store, "twinkle/sync/watch", self._host, place)
+        except (RuntimeError, OSError) as error:
             raise NotAvailableError(
                 f"checkpoint_engine: rank {rank} of {world_size} could not meet the others at "
                 f"{address}: {error}"
             ) from error
         self._link = core().SyncLink(name, num_senders, self._bucket_bytes)
+        self._rank, self._size = rank, world_size
         self._store, self._held = None, store  # its keys are of this meeting
         del group  # the link is its holder from here on
 
     def send_weights(self, engine, tenant, name=""):
         """InvalidError: a sampler of another model, with the first tensor that differs;
-        InternalError: a rank that has gone, or what one of them has refused."""
-        return self._meeting().send(engine, tenant, name)
+        InternalError: a rank that has gone, by its number, or what one of them has refused."""
+        with self._naming("send_weights"):
+            return self._meeting().send(engine, tenant, name)
 
     def receive_weights(self, engine, frozen):
         """Errors as of send_weights."""
-        return self._meeting().receive(engine, frozen)
+        with self._naming("receive_weights"):
+            return self._meeting().receive(engine, frozen)
+
+    @contextmanager
+    def _naming(self, what):
+        """In its block Gloo's errors, which tell of a connection, become those of a rank."""
+        try:
+            yield
+        except InternalError as error:
+            why = self._why_after()
+            if why is None:
+                raise
+            raise InternalError(
+                f"checkpoint_engine: {what} of rank {self._rank} of {self._size}: {why}"
+            ) from error
+
+    def _why_after(self):
+        """Why the ranks cannot go on, as the watch tells it soon after; None: they can."""
+        end = time.monotonic() + _NEWS_S
+        while time.monotonic() < end:
+            try:
+                self._watch.check()
+            except InternalError as error:
+                return error
+            time.sleep(0.02)
+        return None
 
     def finalize(self):
         """Closes the group and, on rank 0, the store."""
@@ -81,8 +114,9 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     def _leave(self):
         if self._link is not None:
+            self._watch.fail("", f"checkpoint_engine: rank {self._rank} has left the others")
             self._link.close("sync: a rank has left")
-            self._link = None
+        self._link = self._watch = None
 
     def _meeting(self):
         require(

@@ -99,9 +99,7 @@ def watch_of(mesh, name):
     place = _Place(mesh)
     place.meet(name, None)
     with place.naming_failures():
-        sockets = place.listen(name) if place.index == 0 else [place.connect(name)]
-    fds = [each.detach() for each in sockets]
-    return core().Watch(place.index, place.size, fds, place.timeout)
+        return place.watch(name)
 
 
 class _Place:
@@ -163,37 +161,54 @@ class _Place:
         made.set_timeout(_FOREVER)
         return made
 
-    def listen(self, name):
-        """The connections of the other ranks, in their order."""
-        secret = secrets.token_bytes(16)
-        with socket.create_server((_own_address(), 0)) as server:
-            server.settimeout(self.timeout)
-            host, port = server.getsockname()[:2]
-            self._store.set(self.name(name), f"{host} {port} {secret.hex()}")
-            found = {}
-            while len(found) < self.size - 1:
-                connection, _ = server.accept()
-                connection.settimeout(self.timeout)
-                said = connection.makefile("rb", buffering=0).readline(64)
-                rank = int(said[32:] or 0) if said[:32] == secret.hex().encode() else 0
-                if rank in range(1, self.size) and rank not in found:
-                    found[rank] = connection
-                else:
-                    connection.close()  # a stranger
-        return [found[rank] for rank in range(1, self.size)]
-
-    def connect(self, name):
-        """A connection to the first rank."""
-        host, port, secret = self._store.get(self.name(name)).decode().split()
-        connection = socket.create_connection((host, int(port)), timeout=self.timeout)
-        connection.sendall(f"{secret}{self.index}\n".encode())
-        return connection
+    def watch(self, name):
+        """A Watch of all ranks."""
+        own = (self.index, self.size, self.timeout)
+        return watch_through(self._store, self.name(name), os.environ["MASTER_ADDR"], own)
 
 
-def _own_address():
-    """Where other ranks reach this one: as they reach the store."""
-    master = socket.gethostbyname(os.environ["MASTER_ADDR"])
-    return "127.0.0.1" if master.startswith("127.") else find_node_ip()
+def watch_through(store, name, host, place):
+    """A Watch of ranks that find each other by the key `name` of a store. host: under which they
+    reach the first one's machine. place: (index, size, seconds that a rank may be silent).
+    RuntimeError, OSError: another rank has not come in time."""
+    index, size, timeout = place
+    sockets = _listen(store, name, host, place) if index == 0 else [_connect(store, name, place)]
+    return core().Watch(index, size, [each.detach() for each in sockets], timeout)
+
+
+def _listen(store, name, host, place):
+    """The connections of the other ranks, in their order."""
+    _, size, timeout = place
+    secret = secrets.token_bytes(16)
+    with socket.create_server((_own_address(host), 0)) as server:
+        server.settimeout(timeout)
+        host, port = server.getsockname()[:2]
+        store.set(name, f"{host} {port} {secret.hex()}")
+        found = {}
+        while len(found) < size - 1:
+            connection, _ = server.accept()
+            connection.settimeout(timeout)
+            said = connection.makefile("rb", buffering=0).readline(64)
+            rank = int(said[32:] or 0) if said[:32] == secret.hex().encode() else 0
+            if rank in range(1, size) and rank not in found:
+                found[rank] = connection
+            else:
+                connection.close()  # a stranger
+    return [found[rank] for rank in range(1, size)]
+
+
+def _connect(store, name, place):
+    """A connection to the first rank."""
+    index, _, timeout = place
+    host, port, secret = store.get(name).decode().split()
+    connection = socket.create_connection((host, int(port)), timeout=timeout)
+    connection.sendall(f"{secret}{index}\n".encode())
+    return connection
+
+
+def _own_address(host):
+    """Where other ranks reach this one: as they reach the store, which they know by this name."""
+    return "127.0.0.1" if socket.gethostbyname(host).startswith("127.") else find_node_ip()
 
 
 def _store(timeout):
