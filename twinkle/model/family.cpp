@@ -80,6 +80,7 @@ constexpr Option kOptions[] = {
     {"add_bias_linear", 0},
     {"original_rope", 1},
     {"rope_interleave", 0},
+    {"use_sliding_window", 0},
 };
 
 // `rope_scaling`, or `rope_parameters`, or null. Both: transformers takes the first.

@@ -6,7 +6,7 @@
 #include <limits>
 #include <set>
 
-#include "twinkle/model/tiny_model.h"
+#include "twinkle/model/tiny_families.h"
 
 namespace twinkle::model {
 namespace {
@@ -81,7 +81,7 @@ TEST(Family, AbsentFieldsHaveTransformersDefaults) {
 
 // The first windowed layer is an index: -1 was written before the list.
 TEST(Family, WindowsBeginAtALayer) {
-  JsonObject config = with("use_sliding_window", true);
+  JsonObject config = with("use_sliding_window", true, tiny_config("qwen2"));
   config["sliding_window"] = 3;
   for (const int64_t first : {int64_t{-1}, int64_t{-1000}, std::numeric_limits<int64_t>::min()}) {
     config["max_window_layers"] = first;
@@ -208,7 +208,7 @@ TEST(Family, ImpossibleSizesAreRefused) {
 }
 
 TEST(Family, WindowsFollowLayerTypesOrTheFirstWindowedLayer) {
-  JsonObject config = with("num_hidden_layers", 4);
+  JsonObject config = with("num_hidden_layers", 4, tiny_config("qwen2"));
   config["sliding_window"] = 9;
   EXPECT_EQ(windows_of(read_spec(config)), std::vector<int64_t>(4, 0)) << "not used";
   config["use_sliding_window"] = true;
@@ -229,6 +229,27 @@ TEST(Family, WindowsFollowLayerTypesOrTheFirstWindowedLayer) {
             "\"full_attention\", \"sliding_attention\"");
   config["sliding_window"] = 0;
   EXPECT_EQ(refusal(config), "model: config field 'sliding_window' is 0, it must be at least 1");
+}
+
+// In transformers the others' classes do not know the field.
+TEST(Family, AFamilyWithoutWindowsRefusesThatOneIsUsed) {
+  const std::set<std::string> readers = {"qwen2",     "qwen3",   "qwen2_moe",
+                                         "qwen3_moe", "mistral", "mixtral"};
+  for (const Family& family : families()) {
+    JsonObject config = tiny_family(family.name);
+    if (refusal(config) != "no error") config = tiny_config(family.name);
+    const std::string before = refusal(config);
+    config["sliding_window"] = 9;
+    config["use_sliding_window"] = false;
+    EXPECT_EQ(refusal(config), before) << family.name;
+    config["use_sliding_window"] = true;
+    EXPECT_EQ(refusal(config),
+              readers.contains(family.name)
+                  ? before
+                  : "model: config field 'use_sliding_window' is true; it changes the arithmetic, "
+                    "and model_type '" +
+                        family.name + "' is computed without it");
+  }
 }
 
 TEST(Family, RopeIsReadFromBothOfItsPlaces) {

@@ -5,7 +5,10 @@
 namespace twinkle::model {
 
 Family qwen2() {
-  return {.name = "qwen2", .architectures = {"Qwen2ForCausalLM"}, .spec = [](const Json& config) {
+  return {.name = "qwen2",
+          .architectures = {"Qwen2ForCausalLM"},
+          .keys = {"use_sliding_window"},
+          .spec = [](const Json& config) {
             DecoderSpec spec = llama_like(config);
             for (LayerSpec& layer : spec.layers) layer.attention().qkv_bias = true;
             return spec;

@@ -4,7 +4,10 @@
 namespace twinkle::model {
 
 Family qwen3() {
-  return {.name = "qwen3", .architectures = {"Qwen3ForCausalLM"}, .spec = [](const Json& config) {
+  return {.name = "qwen3",
+          .architectures = {"Qwen3ForCausalLM"},
+          .keys = {"use_sliding_window"},
+          .spec = [](const Json& config) {
             DecoderSpec spec = llama_like(config);
             for (LayerSpec& layer : spec.layers) {
               AttentionSpec& a = layer.attention();

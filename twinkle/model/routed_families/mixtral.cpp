@@ -7,7 +7,7 @@ namespace twinkle::model {
 Family mixtral() {
   return {.name = "mixtral",
           .architectures = {"MixtralForCausalLM"},
-          .keys = {"num_experts", "num_local_experts"},
+          .keys = {"num_experts", "num_local_experts", "use_sliding_window"},
           .spec = [](const Json& config) {
             DecoderSpec spec = llama_like(config);
             const bool windowed = find(config, "sliding_window") != nullptr;

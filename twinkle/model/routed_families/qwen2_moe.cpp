@@ -19,7 +19,7 @@ void read_windows(const Json& config, DecoderSpec& spec) {
 Family qwen2_moe() {
   return {.name = "qwen2_moe",
           .architectures = {"Qwen2MoeForCausalLM"},
-          .keys = {"num_experts", "num_local_experts"},
+          .keys = {"num_experts", "num_local_experts", "use_sliding_window"},
           .spec = [](const Json& config) {
             DecoderSpec spec = llama_like(config);
             for (LayerSpec& layer : spec.layers)

@@ -6,11 +6,17 @@ namespace twinkle::model {
 Family qwen3_moe() {
   return {.name = "qwen3_moe",
           .architectures = {"Qwen3MoeForCausalLM"},
-          .keys = {"num_experts", "num_local_experts"},
+          .keys = {"num_experts", "num_local_experts", "use_sliding_window"},
           .spec = [](const Json& config) {
             DecoderSpec spec = llama_like(config);
+            // Of every layer, whatever max_window_layers and layer_types say.
+            const bool windowed = get_or(config, "use_sliding_window", false);
+            const int64_t window = windowed && find(config, "sliding_window")
+                                       ? read_size(config, "sliding_window")
+                                       : 0;
             for (LayerSpec& layer : spec.layers) {
               AttentionSpec& a = layer.attention();
+              a.window = window;
               a.qk_norm = true;
               a.qkv_bias = a.o_bias = get_or(config, "attention_bias", false);
             }
