@@ -192,6 +192,15 @@ const Json* first_architecture(const Json& config) {
   return some ? &list->get_array()[0] : nullptr;
 }
 
+// A field that is null is there.
+Json with_absent(const Json& config, const Family& family) {
+  Json out = config;
+  Json* text = family.nested && find(out, "text_config") ? &out.as_object()["text_config"] : &out;
+  if (!text->is_object()) return out;
+  for (const auto& [key, value] : family.absent) text->as_object().emplace(key, value);
+  return out;
+}
+
 // transformers counts two labels where nothing is said.
 void require_one_label(const Json& config) {
   const Json* names = find(config, "id2label");
@@ -342,7 +351,7 @@ DecoderSpec read_spec(const Json& config, bool value_head) {
     refuse_foreign(family.nested ? text_of(config) : config, family);
     // It may stand beside text_config.
     for (const Json* place : {&config, &text_of(config)}) refuse_quantised(*place);
-    DecoderSpec spec = family.spec(config);
+    DecoderSpec spec = family.spec(with_absent(config, family));
     spec.family = family.name;
     spec.value_head = value_head;
     spec.new_head = value_head && !classifier;

@@ -8,11 +8,13 @@ Family qwen2() {
   return {.name = "qwen2",
           .architectures = {"Qwen2ForCausalLM"},
           .keys = {"use_sliding_window"},
-          .spec = [](const Json& config) {
-            DecoderSpec spec = llama_like(config);
-            for (LayerSpec& layer : spec.layers) layer.attention().qkv_bias = true;
-            return spec;
-          }};
+          .spec =
+              [](const Json& config) {
+                DecoderSpec spec = llama_like(config);
+                for (LayerSpec& layer : spec.layers) layer.attention().qkv_bias = true;
+                return spec;
+              },
+          .absent = {{"num_key_value_heads", 32}}};
 }
 
 }  // namespace twinkle::model
