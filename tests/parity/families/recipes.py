@@ -300,6 +300,8 @@ def case(name):
         directory, twin = written(family, model, Path(_root().name) / name)
         if name not in ROUTED or far_from_ties(directory, sequences):
             break
+    else:
+        raise RuntimeError(f"{name}: each of 60 models has a choice of experts near a tie")
     return FamilyCase(
         sum(map(ord, name)), name, str(directory), sequences, prompts, 4096, family, str(twin)
     )
