@@ -80,6 +80,7 @@ constexpr Option kOptions[] = {
     {"add_bias_linear", 0},
     {"original_rope", 1},
     {"rope_interleave", 0},
+    {"use_sliding_window", 0},
 };
 
 // `rope_scaling`, or `rope_parameters`, or null. Both: transformers takes the first.
@@ -189,6 +190,15 @@ const Json* first_architecture(const Json& config) {
   const Json* list = find(config, "architectures");
   const bool some = list && list->is_array() && !list->get_array().empty();
   return some ? &list->get_array()[0] : nullptr;
+}
+
+// A field that is null is there.
+Json with_absent(const Json& config, const Family& family) {
+  Json out = config;
+  Json* text = family.nested && find(out, "text_config") ? &out.as_object()["text_config"] : &out;
+  if (!text->is_object()) return out;
+  for (const auto& [key, value] : family.absent) text->as_object().emplace(key, value);
+  return out;
 }
 
 // transformers counts two labels where nothing is said.
@@ -341,7 +351,7 @@ DecoderSpec read_spec(const Json& config, bool value_head) {
     refuse_foreign(family.nested ? text_of(config) : config, family);
     // It may stand beside text_config.
     for (const Json* place : {&config, &text_of(config)}) refuse_quantised(*place);
-    DecoderSpec spec = family.spec(config);
+    DecoderSpec spec = family.spec(with_absent(config, family));
     spec.family = family.name;
     spec.value_head = value_head;
     spec.new_head = value_head && !classifier;

@@ -23,6 +23,9 @@ struct Family {
   bool nested = false;
   // Whether transformers has a token classifier of it, as which a value head is saved.
   bool classifier = true;
+  // Fields that config.json may leave out, with the values that the family's class in transformers
+  // has then, where llama_like() takes others. In place when `spec` is called.
+  JsonObject absent = {};
 };
 
 // The spec of a parsed config.json. Error kInvalid: an architecture, rope kind or activation that

@@ -6,7 +6,7 @@
 #include <limits>
 #include <set>
 
-#include "twinkle/model/tiny_model.h"
+#include "twinkle/model/tiny_families.h"
 
 namespace twinkle::model {
 namespace {
@@ -79,9 +79,55 @@ TEST(Family, AbsentFieldsHaveTransformersDefaults) {
   EXPECT_EQ(windows_of(spec), std::vector<int64_t>(2, 0));
 }
 
+// What a family's class in transformers has where config.json says nothing; of internlm2 and
+// deepseek, whose code lies on the hub, what that has.
+TEST(Family, AbsentFieldsHaveTheDefaultsOfTheFamilysOwnClass) {
+  const struct {
+    const char* family;
+    int64_t num_kv_heads, head_dim, window;
+    double eps;
+  } cases[] = {{"llama", 32, 2, 0, 1e-6},        {"qwen2", 32, 2, 0, 1e-6},
+               {"qwen3", 32, 128, 0, 1e-6},      {"mistral", 8, 2, 4096, 1e-6},
+               {"glm", 2, 128, 0, 1.5625e-7},    {"glm4", 2, 128, 0, 1.5625e-7},
+               {"internlm2", 32, 2, 0, 1e-6},    {"internlm3", 2, 128, 0, 1e-5},
+               {"qwen3_moe", 4, 2, 0, 1e-6},     {"qwen2_moe", 16, 2, 0, 1e-6},
+               {"mixtral", 8, 2, 0, 1e-5},       {"deepseek", 32, 2, 0, 1e-6},
+               {"glm4_moe", 8, 4, 0, 1e-5},      {"qwen3_5", 4, 256, 0, 1e-6},
+               {"qwen3_5_moe", 2, 256, 0, 1e-6}, {"qwen3_next", 2, 256, 0, 1e-6}};
+  for (const auto& [family, num_kv_heads, head_dim, window, eps] : cases) {
+    JsonObject config = tiny_family(family);
+    if (refusal(config) != "no error") config = tiny_config(family);
+    config["num_attention_heads"] = 32;
+    config["hidden_size"] = family == std::string("glm4_moe") ? 128 : 64;  // half of a head turns
+    config["layer_types"] = JsonArray{"full_attention", "full_attention"};
+    for (const char* key : {"num_key_value_heads", "head_dim", "rms_norm_eps"}) config.erase(key);
+    const DecoderSpec spec = read_spec(config);
+    const AttentionSpec& a = spec.layers.back().attention();
+    EXPECT_EQ(a.num_kv_heads, num_kv_heads) << family;
+    EXPECT_EQ(a.head_dim, head_dim) << family;
+    EXPECT_EQ(a.window, window) << family;
+    EXPECT_EQ(spec.norm.eps, eps) << family;
+    config["num_key_value_heads"] = nullptr;
+    EXPECT_EQ(read_spec(config).layers.back().attention().num_kv_heads, 32) << family;
+  }
+}
+
+TEST(Family, LatentAttentionWithoutARankOfItsQueriesHasThatOfTheClass) {
+  for (const char* family : {"deepseek_v2", "deepseek_v3"}) {
+    JsonObject config = tiny_family(family);
+    config.erase("q_lora_rank");
+    const auto rank = [&] {
+      return std::get<LatentSpec>(read_spec(config).layers.back().mixer).q_rank;
+    };
+    EXPECT_EQ(rank(), 1536) << family;
+    config["q_lora_rank"] = nullptr;
+    EXPECT_EQ(rank(), 0) << family;
+  }
+}
+
 // The first windowed layer is an index: -1 was written before the list.
 TEST(Family, WindowsBeginAtALayer) {
-  JsonObject config = with("use_sliding_window", true);
+  JsonObject config = with("use_sliding_window", true, tiny_config("qwen2"));
   config["sliding_window"] = 3;
   for (const int64_t first : {int64_t{-1}, int64_t{-1000}, std::numeric_limits<int64_t>::min()}) {
     config["max_window_layers"] = first;
@@ -208,7 +254,7 @@ TEST(Family, ImpossibleSizesAreRefused) {
 }
 
 TEST(Family, WindowsFollowLayerTypesOrTheFirstWindowedLayer) {
-  JsonObject config = with("num_hidden_layers", 4);
+  JsonObject config = with("num_hidden_layers", 4, tiny_config("qwen2"));
   config["sliding_window"] = 9;
   EXPECT_EQ(windows_of(read_spec(config)), std::vector<int64_t>(4, 0)) << "not used";
   config["use_sliding_window"] = true;
@@ -229,6 +275,27 @@ TEST(Family, WindowsFollowLayerTypesOrTheFirstWindowedLayer) {
             "\"full_attention\", \"sliding_attention\"");
   config["sliding_window"] = 0;
   EXPECT_EQ(refusal(config), "model: config field 'sliding_window' is 0, it must be at least 1");
+}
+
+// In transformers the others' classes do not know the field.
+TEST(Family, AFamilyWithoutWindowsRefusesThatOneIsUsed) {
+  const std::set<std::string> readers = {"qwen2",     "qwen3",   "qwen2_moe",
+                                         "qwen3_moe", "mistral", "mixtral"};
+  for (const Family& family : families()) {
+    JsonObject config = tiny_family(family.name);
+    if (refusal(config) != "no error") config = tiny_config(family.name);
+    const std::string before = refusal(config);
+    config["sliding_window"] = 9;
+    config["use_sliding_window"] = false;
+    EXPECT_EQ(refusal(config), before) << family.name;
+    config["use_sliding_window"] = true;
+    EXPECT_EQ(refusal(config),
+              readers.contains(family.name)
+                  ? before
+                  : "model: config field 'use_sliding_window' is true; it changes the arithmetic, "
+                    "and model_type '" +
+                        family.name + "' is computed without it");
+  }
 }
 
 TEST(Family, RopeIsReadFromBothOfItsPlaces) {

@@ -130,6 +130,8 @@ class Oracle:
         size, kinds = self.fields.get("sliding_window"), self.fields.get("layer_types")
         if self.kind == "mistral":
             return size
+        if self.kind == "qwen3_moe":
+            return size if self.fields["use_sliding_window"] else None
         slides = kinds is not None and kinds[layer] == "sliding_attention"
         return size if slides and size is not None else None
 

@@ -42,7 +42,7 @@ HALF = {**ROPE, "partial_rotary_factor": 0.5}
 MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
 LATENT = ("deepseek_v2_lite", "deepseek_v2", "deepseek_v3")
 ROUTED = ("qwen3_moe", "qwen2_moe", "mixtral", "deepseek", "glm4_moe", "qwen3_next", "qwen3_5_moe")
-ROUTED = (*ROUTED, *LATENT)
+ROUTED = (*ROUTED, *LATENT, "qwen3_moe_windowed")
 ON_CPU_ALONE = (*ROUTED, "qwen3_5")  # refused on a GPU by name
 DELTA = {
     "linear_num_key_heads": 2,
@@ -133,6 +133,13 @@ FAMILIES = {
     "qwen3_moe": Family(
         transformers.Qwen3MoeConfig,
         MOE | {"num_experts": 8, "norm_topk_prob": True, "rope_parameters": ROPE},
+    ),
+    "qwen3_moe_windowed": Family(
+        transformers.Qwen3MoeConfig,
+        MOE
+        | {"num_experts": 8, "rope_parameters": ROPE, "use_sliding_window": True}
+        # of every layer, whatever the last field says
+        | {"sliding_window": 8, "max_window_layers": 1},
     ),
     "qwen2_moe": Family(
         transformers.Qwen2MoeConfig,
@@ -293,6 +300,8 @@ def case(name):
         directory, twin = written(family, model, Path(_root().name) / name)
         if name not in ROUTED or far_from_ties(directory, sequences):
             break
+    else:
+        raise RuntimeError(f"{name}: each of 60 models has a choice of experts near a tie")
     return FamilyCase(
         sum(map(ord, name)), name, str(directory), sequences, prompts, 4096, family, str(twin)
     )

@@ -22,6 +22,7 @@ ALL = list(families.FAMILIES)
 NATIVE = [name for name in ALL if not families.FAMILIES[name].alien]
 DENSE = [name for name in ALL if name not in families.ROUTED]  # test_experts.py has the others'
 ALIEN = ["chatglm", "internlm2", "qwen3_5", "deepseek"]
+BF16 = ["glm4", "qwen2_moe", "qwen3_5_moe", "deepseek_v2"]  # a dense one, and of each other kind
 DRAWN = ("llama", "qwen2", "qwen3")  # test_logprobs.py has many of them
 ADAMW = {"optimizer": "AdamW", "options": json.dumps({"lr": 0.01})}
 FIELDS = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
@@ -194,8 +195,7 @@ def test_an_adapter_says_what_the_weights_with_it_added_say(name, tmp_path):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", families.ROUTED)
-def test_a_neighbour_that_diverged_fails_alone(name):
+def a_neighbour_that_diverged_fails_alone(name, precision):
     """A router's scores of its rows are NaN."""
     case = families.case(name)
     rows = [{k: s[k] for k in ("input_ids", "labels")} for s in case.sequences]
@@ -205,7 +205,7 @@ def test_a_neighbour_that_diverged_fails_alone(name):
     def texts(samples):
         return [s.sequences[0].tokens for s in samples.result()]
 
-    made = Engine(case.directory, mixed_precision="no", device=ours.DEVICE)
+    made = Engine(case.directory, mixed_precision=precision, device=ours.DEVICE)
     good, bad = (made.tenant(f"of {i}", FIELDS, seed=i) for i in range(2))
     bad.forward_backward(rows).result()
     bad.step("SGD", lr=1e30).result()
@@ -216,8 +216,17 @@ def test_a_neighbour_that_diverged_fails_alone(name):
         lost.result()
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_tenants_have_the_same_bits_alone_and_among_others(name, tmp_path):
+@pytest.mark.parametrize("name", families.ROUTED)
+def test_a_neighbour_that_diverged_fails_alone(name):
+    a_neighbour_that_diverged_fails_alone(name, "no")
+
+
+@pytest.mark.parametrize("name", BF16[1:])
+def test_in_bfloat16_a_neighbour_that_diverged_fails_alone(name):
+    a_neighbour_that_diverged_fails_alone(name, "bf16")
+
+
+def tenants_have_the_same_bits(name, precision):
     """Gradients, scores and sampled text of three adapters in one engine, at once, and of each in
     an engine of its own."""
     case = families.case(name)
@@ -244,7 +253,9 @@ def test_tenants_have_the_same_bits_alone_and_among_others(name, tmp_path):
         )
 
     def engine():
-        return Engine(case.directory, mixed_precision="no", device=ours.DEVICE, token_budget=96)
+        return Engine(
+            case.directory, mixed_precision=precision, device=ours.DEVICE, token_budget=96
+        )
 
     crowded = engine()
     tenants = [crowded.tenant(f"t{i}", {**FIELDS, "r": 2 + i}, seed=i) for i in range(3)]
@@ -255,3 +266,13 @@ def test_tenants_have_the_same_bits_alone_and_among_others(name, tmp_path):
         for mine, theirs in zip(alone[0] + alone[2], together[i][0] + together[i][2], strict=True):
             assert torch.equal(mine, theirs)
         assert alone[1] == together[i][1]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_tenants_have_the_same_bits_alone_and_among_others(name):
+    tenants_have_the_same_bits(name, "no")
+
+
+@pytest.mark.parametrize("name", BF16)
+def test_in_bfloat16_tenants_have_the_same_bits_alone_and_among_others(name):
+    tenants_have_the_same_bits(name, "bf16")

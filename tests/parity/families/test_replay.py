@@ -17,18 +17,24 @@ from twinkle.errors import InvalidError
 from twinkle.model import RouterReplayAction, TransformersModel
 from twinkle.sampler import TorchSampler
 
-NORMED = {"qwen3_moe": True, "qwen2_moe": False, "mixtral": True}
+SOFTMAX = {"qwen3_moe": True, "qwen2_moe": False, "mixtral": True}  # whether its weights sum to 1
+SIGMOID = {"deepseek_v3": True, "glm4_moe": True}  # whose choice groups and corrections make
+NORMED = SOFTMAX | SIGMOID
 
 
 @contextlib.contextmanager
-def told(model, ids, normed):
+def told(model, ids, name):
     """Its routers send tokens to ids [T, layers with experts, k], with the weights of their own
     logits."""
+    scale = model.config.routed_scaling_factor if name in SIGMOID else 1
 
     def replace(ids):
         def hook(router, args, out):
-            weights = out[0].softmax(-1).gather(1, ids)
-            return out[0], weights / weights.sum(-1, keepdim=True) if normed else weights, ids
+            scores = out[0].sigmoid() if name in SIGMOID else out[0].softmax(-1)
+            weights = scores.gather(1, ids)
+            if NORMED[name]:
+                weights = weights / weights.sum(-1, keepdim=True)
+            return out[0], weights * scale, ids
 
         return hook
 
@@ -70,7 +76,7 @@ def test_scores_and_gradients_equal_transformers_whose_routers_are_told_the_same
     logps, _ = ours.scores(made, sequences)
     model.zero_grad()
     for sequence, ids, got in zip(case.sequences, routes, logps, strict=True):
-        with told(model, ids, NORMED[name]):
+        with told(model, ids, name):
             want = reference.logps(model, sequence)
             reference.loss(model, [sequence]).backward()
         torch.testing.assert_close(got, want.detach(), rtol=0, atol=1e-4)

@@ -16,7 +16,8 @@ Family qwen3_5() {
                 return spec;
               },
           .also = {"qwen3_5_text"},
-          .nested = true};
+          .nested = true,
+          .absent = {{"num_key_value_heads", 4}, {"head_dim", 256}}};
 }
 
 }  // namespace twinkle::model

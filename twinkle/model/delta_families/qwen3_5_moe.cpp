@@ -29,7 +29,8 @@ Family qwen3_5_moe() {
                 return spec;
               },
           .also = {"qwen3_5_moe_text"},
-          .nested = true};
+          .nested = true,
+          .absent = {{"num_key_value_heads", 2}, {"head_dim", 256}}};
 }
 
 }  // namespace twinkle::model

@@ -9,15 +9,17 @@ Family qwen3_next() {
   return {.name = "qwen3_next",
           .architectures = {"Qwen3NextForCausalLM"},
           .keys = {"attn_output_gate", "partial_rotary_factor", "num_experts", "num_local_experts"},
-          .spec = [](const Json& config) {
-            DecoderSpec spec = delta_like(config);
-            for (LayerSpec& layer : spec.layers) {
-              if (auto* delta = std::get_if<DeltaSpec>(&layer.mixer)) delta->by_key_head = true;
-            }
-            route_as_qwen(spec, config, get_or(config, "norm_topk_prob", true),
-                          qwen_routed(config));
-            return spec;
-          }};
+          .spec =
+              [](const Json& config) {
+                DecoderSpec spec = delta_like(config);
+                for (LayerSpec& layer : spec.layers) {
+                  if (auto* delta = std::get_if<DeltaSpec>(&layer.mixer)) delta->by_key_head = true;
+                }
+                route_as_qwen(spec, config, get_or(config, "norm_topk_prob", true),
+                              qwen_routed(config));
+                return spec;
+              },
+          .absent = {{"num_key_value_heads", 2}, {"head_dim", 256}}};
 }
 
 }  // namespace twinkle::model

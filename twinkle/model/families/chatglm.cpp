@@ -14,6 +14,9 @@ Json as_glm(const Json& config) {
           ", and 'original_rope' is not true; older checkpoints divide positions by it, which is "
           "not supported: convert it to model_type glm");
   const bool grouped = get_or(config, "multi_query_attention", false);
+  const double dropout = get_or(config, "hidden_dropout", 0.0);
+  require(dropout == 0.0, Code::kInvalid, "model: hidden_dropout is ", dropout,
+          "; only 0 is supported: set it to 0 in config.json");
   JsonObject out{
       {"vocab_size", size("padded_vocab_size")},
       {"hidden_size", size("hidden_size")},

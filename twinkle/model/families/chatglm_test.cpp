@@ -50,6 +50,7 @@ TEST(ChatGlm, WhatChangesItsArithmeticIsRefused) {
     config[key] = std::move(value);
     expect_error(text, [&] { read_spec(config); });
   };
+  refuse("hidden_dropout", 0.1, "hidden_dropout is 0.1; only 0 is supported");
   refuse("rmsnorm", false, "'rmsnorm' is false; it changes the arithmetic");
   refuse("add_bias_linear", true, "'add_bias_linear' is true; it changes the arithmetic");
   refuse("post_layer_norm", false, "'post_layer_norm' is false; it changes the arithmetic");

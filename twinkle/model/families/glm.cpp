@@ -19,7 +19,8 @@ Family glm() {  // and GLM-Edge, which rotates whole heads and has no biases
   return {.name = "glm",
           .architectures = {"GlmForCausalLM"},
           .keys = {"partial_rotary_factor"},
-          .spec = glm_like};
+          .spec = glm_like,
+          .absent = {{"num_key_value_heads", 2}, {"head_dim", 128}}};
 }
 
 }  // namespace twinkle::model

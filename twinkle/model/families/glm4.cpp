@@ -7,11 +7,13 @@ Family glm4() {
   return {.name = "glm4",
           .architectures = {"Glm4ForCausalLM"},
           .keys = {"partial_rotary_factor"},
-          .spec = [](const Json& config) {
-            DecoderSpec spec = glm_like(config);
-            spec.sandwich = true;
-            return spec;
-          }};
+          .spec =
+              [](const Json& config) {
+                DecoderSpec spec = glm_like(config);
+                spec.sandwich = true;
+                return spec;
+              },
+          .absent = {{"num_key_value_heads", 2}, {"head_dim", 128}}};
 }
 
 }  // namespace twinkle::model

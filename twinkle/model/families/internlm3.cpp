@@ -22,7 +22,8 @@ Family internlm3() {
                 }
                 return spec;
               },
-          .classifier = false};
+          .classifier = false,
+          .absent = {{"num_key_value_heads", 2}, {"head_dim", 128}, {"rms_norm_eps", 1e-5}}};
 }
 
 }  // namespace twinkle::model

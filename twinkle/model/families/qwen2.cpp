@@ -5,11 +5,16 @@
 namespace twinkle::model {
 
 Family qwen2() {
-  return {.name = "qwen2", .architectures = {"Qwen2ForCausalLM"}, .spec = [](const Json& config) {
-            DecoderSpec spec = llama_like(config);
-            for (LayerSpec& layer : spec.layers) layer.attention().qkv_bias = true;
-            return spec;
-          }};
+  return {.name = "qwen2",
+          .architectures = {"Qwen2ForCausalLM"},
+          .keys = {"use_sliding_window"},
+          .spec =
+              [](const Json& config) {
+                DecoderSpec spec = llama_like(config);
+                for (LayerSpec& layer : spec.layers) layer.attention().qkv_bias = true;
+                return spec;
+              },
+          .absent = {{"num_key_value_heads", 32}}};
 }
 
 }  // namespace twinkle::model

@@ -4,15 +4,20 @@
 namespace twinkle::model {
 
 Family qwen3() {
-  return {.name = "qwen3", .architectures = {"Qwen3ForCausalLM"}, .spec = [](const Json& config) {
-            DecoderSpec spec = llama_like(config);
-            for (LayerSpec& layer : spec.layers) {
-              AttentionSpec& a = layer.attention();
-              a.qk_norm = true;
-              a.qkv_bias = a.o_bias = get_or(config, "attention_bias", false);
-            }
-            return spec;
-          }};
+  return {.name = "qwen3",
+          .architectures = {"Qwen3ForCausalLM"},
+          .keys = {"use_sliding_window"},
+          .spec =
+              [](const Json& config) {
+                DecoderSpec spec = llama_like(config);
+                for (LayerSpec& layer : spec.layers) {
+                  AttentionSpec& a = layer.attention();
+                  a.qk_norm = true;
+                  a.qkv_bias = a.o_bias = get_or(config, "attention_bias", false);
+                }
+                return spec;
+              },
+          .absent = {{"num_key_value_heads", 32}, {"head_dim", 128}}};
 }
 
 }  // namespace twinkle::model

@@ -43,7 +43,8 @@ Family deepseek_v2() {
           .keys = {"kv_lora_rank", "n_routed_experts", "num_experts", "rope_interleave",
                    "scoring_func", "topk_method"},
           .spec = deepseek_v2_spec,
-          .classifier = false};
+          .classifier = false,
+          .absent = {{"q_lora_rank", 1536}}};
 }
 
 }  // namespace twinkle::model

@@ -11,15 +11,17 @@ Family deepseek_v3() {
           .architectures = {"DeepseekV3ForCausalLM"},
           .keys = {"kv_lora_rank", "n_routed_experts", "num_local_experts", "rope_interleave",
                    "scoring_func", "topk_method"},
-          .spec = [](const Json& config) {
-            DecoderSpec spec = latent_like(config);
-            const ExpertsSpec experts =
-                corrected_experts(config, {.groups = 8, .top_groups = 4, .scale = 2.5});
-            route_layers(spec, experts, deepseek_routed(config, 3));
-            spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
-            spec.layout.skipped = layers_behind(config, spec.num_layers());
-            return spec;
-          }};
+          .spec =
+              [](const Json& config) {
+                DecoderSpec spec = latent_like(config);
+                const ExpertsSpec experts =
+                    corrected_experts(config, {.groups = 8, .top_groups = 4, .scale = 2.5});
+                route_layers(spec, experts, deepseek_routed(config, 3));
+                spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
+                spec.layout.skipped = layers_behind(config, spec.num_layers());
+                return spec;
+              },
+          .absent = {{"q_lora_rank", 1536}}};
 }
 
 }  // namespace twinkle::model

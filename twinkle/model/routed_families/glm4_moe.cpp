@@ -24,7 +24,8 @@ Family glm4_moe() {
                 spec.layout.skipped = layers_behind(config, spec.num_layers());
                 return spec;
               },
-          .classifier = false};
+          .classifier = false,
+          .absent = {{"num_key_value_heads", 8}, {"rms_norm_eps", 1e-5}}};
 }
 
 }  // namespace twinkle::model

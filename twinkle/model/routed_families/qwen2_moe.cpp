@@ -19,16 +19,18 @@ void read_windows(const Json& config, DecoderSpec& spec) {
 Family qwen2_moe() {
   return {.name = "qwen2_moe",
           .architectures = {"Qwen2MoeForCausalLM"},
-          .keys = {"num_experts", "num_local_experts"},
-          .spec = [](const Json& config) {
-            DecoderSpec spec = llama_like(config);
-            for (LayerSpec& layer : spec.layers)
-              layer.attention().qkv_bias = get_or(config, "qkv_bias", true);
-            read_windows(config, spec);
-            route_as_qwen(spec, config, get_or(config, "norm_topk_prob", false),
-                          qwen_routed(config));
-            return spec;
-          }};
+          .keys = {"num_experts", "num_local_experts", "use_sliding_window"},
+          .spec =
+              [](const Json& config) {
+                DecoderSpec spec = llama_like(config);
+                for (LayerSpec& layer : spec.layers)
+                  layer.attention().qkv_bias = get_or(config, "qkv_bias", true);
+                read_windows(config, spec);
+                route_as_qwen(spec, config, get_or(config, "norm_topk_prob", false),
+                              qwen_routed(config));
+                return spec;
+              },
+          .absent = {{"num_key_value_heads", 16}}};
 }
 
 }  // namespace twinkle::model

@@ -70,6 +70,16 @@ TEST(Qwen3Moe, LeavesTheNamedLayersAndTheStepsDense) {
             "model: config field 'mlp_only_layers' is \"1\", it must be a list of layers");
 }
 
+TEST(Qwen3Moe, ItsWindowIsThatOfEveryLayer) {
+  JsonObject c = qwen3_moe_config();
+  c["sliding_window"] = 7;
+  c["max_window_layers"] = 2;
+  for (const int64_t window : {0, 7}) {
+    c["use_sliding_window"] = window > 0;
+    for (const LayerSpec& layer : read_spec(c).layers) EXPECT_EQ(layer.attention().window, window);
+  }
+}
+
 TEST(Qwen3Moe, MoreExpertsATokenThanThereAreAreRefused) {
   JsonObject c = qwen3_moe_config();
   c["num_experts_per_tok"] = 9;
