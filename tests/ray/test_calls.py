@@ -69,6 +69,16 @@ def test_ranks_that_share_a_data_rank_get_the_same_piece(run):
     (a, _, _) = made.sliced_dp([1, 2, 3])[0]
     assert a == [1, 2, 3]
     assert made.doubled([1, 2]) == [2, 4]  # once, not from each
+    assert len(made.sliced_dp([1, 2, 3])) == 1  # with collect='none', too
+    assert len(made.facts()) == 2  # where nothing is cut, of every worker
+
+
+def test_a_batch_that_its_workers_cannot_share_is_refused_in_the_driver(monkeypatch):
+    monkeypatch.setattr(twinkle.infra.current_run(), "cluster", object())
+    with pytest.raises(
+        InvalidError, match="batch_size is 3, it must be divisible by 2, the number"
+    ):
+        DataLoader([{}] * 8, batch_size=3, device_mesh=DeviceMesh.from_sizes(dp_size=2))
 
 
 def test_all_gives_everybody_the_same_and_a_callable_what_it_says(eager):

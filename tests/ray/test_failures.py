@@ -3,12 +3,14 @@
 import inspect
 import json
 import os
+import re
 import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
+import tomllib
 import types
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +31,7 @@ from twinkle import (
 from twinkle.engine.group import timeout_seconds
 from twinkle.errors import ConflictError
 from twinkle.logger import get_logger
-from twinkle.remote.cluster import Cluster, _environment
+from twinkle.remote.cluster import VERSION, Cluster, _environment
 
 ENDS, TOKENS = (Path(__file__).with_name(name) for name in ("ends.py", "tokens.py"))
 
@@ -140,11 +142,21 @@ def test_without_the_package_its_version_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     refused(r"needs the package ray 2.60: pip install 'ray==2.60.\*'", NotAvailableError,
             groups=[DeviceGroup("two", 2, "cpu")])  # fmt: skip
+    other = types.ModuleType("ray")
+    other.__version__, other.__file__ = "2.59.1", "/site/ray.py"
+    monkeypatch.setitem(sys.modules, "ray", other)
+    refused(r"the package ray is 2.59.1, it must be 2.60.\*: pip install 'ray==2.60.\*'",
+            NotAvailableError, groups=[DeviceGroup("two", 2, "cpu")])  # fmt: skip
     script = types.ModuleType("ray")
     script.__file__ = "/home/me/ray.py"  # next to the one that runs
     monkeypatch.setitem(sys.modules, "ray", script)
     refused("`import ray` gives /home/me/ray.py, which is not the package ray: give that another",
             groups=[DeviceGroup("two", 2, "cpu")])  # fmt: skip
+
+
+def test_the_version_is_that_of_the_extra():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert project["project"]["optional-dependencies"]["ray"] == [f"ray=={VERSION}.*"]
 
 
 def test_groups_beyond_the_cluster_are_told_what_is_free(cluster):
@@ -181,6 +193,7 @@ def test_a_killed_worker_ends_every_call_of_its_group_and_no_other(driver):
                 call()
             told.append(str(caught.value))
         assert time.monotonic() - began < 30
+        assert re.search(r" \(found in the call of Thing.wait at test_failures.py:\d+\)$", told[0])
         assert len(set(told)) == 1 and f"its process, pid {pids[1]} on " in told[0], told
         assert (
             "(dmesg) tells of a lack of memory, go on with less memory for each worker" in told[0]
@@ -257,12 +270,54 @@ def test_a_worker_that_is_stopped_is_taken_for_lost_and_does_not_stay(
         os.kill(pids[1], signal.SIGSTOP)
         began = time.monotonic()
         told = ""
-        while "rank 1 of group two has not answered for 4 s after another rank" not in told:
+        while "rank 1 of group two is gone: its process, pid" not in told:
             with pytest.raises(InternalError, match="rank 1 ") as caught:
                 model.forward_backward(inputs=batch)()
             told = str(caught.value)
             assert time.monotonic() - began < 40, told
         wait_until(lambda: all(map(gone, pids)), 20)
+
+
+def test_a_process_that_is_stopped_is_ended_by_the_one_next_to_it_and_a_busy_one_not():
+    script = (
+        "import time; from twinkle.remote.stopped import end_when_stopped\n"
+        "end_when_stopped(2); print('looked after', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "looked after\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(timeout=4)
+            process.send_signal(signal.SIGSTOP)
+            assert process.wait(timeout=60) == -signal.SIGKILL
+            said = f"twinkle: infra: worker {process.pid} was stopped for 2 s, and is ended\n"
+            assert process.stdout.read() == said
+        finally:
+            process.kill()
+
+
+def test_a_worker_that_is_stopped_is_ended_where_no_rank_waits_for_it_and_a_busy_one_not(
+    driver, monkeypatch
+):
+    monkeypatch.setenv("TWINKLE_DIST_TIMEOUT_SECONDS", "3")
+    with driver(one=1, other=1):
+        thing, other = Thing(remote_group="one"), Thing(remote_group="other")
+        (pid,) = (fact["pid"] for fact in thing.facts()())
+        assert thing.wait(6)() == [True]
+        waiting = thing.wait(600)
+        of_another = other.same(waiting)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(InternalError, match=rf"^infra: a worker of group one.* pid {pid} "):
+            of_another()
+        told = (
+            rf"^infra: rank 0 of group one is gone: its process, pid {pid} on .* or was stopped "
+            r"for TWINKLE_DIST_TIMEOUT_SECONDS .*\(found in the call of Thing.wait at test_failures"
+        )
+        with pytest.raises(InternalError, match=told):
+            waiting()
+        assert other.step() == 1
 
 
 def test_what_is_of_an_earlier_run_is_refused(driver):

@@ -50,5 +50,8 @@ def _ended(text):
     detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes| There are some|$)", text)
     if not (pid and address and detail):
         return text, False
-    process = f"its process, pid {pid[1]} on {address[1]}, was killed, ran out of memory or crashed"
+    process = (
+        f"its process, pid {pid[1]} on {address[1]}, was killed, ran out of memory, crashed or was "
+        "stopped for TWINKLE_DIST_TIMEOUT_SECONDS"
+    )
     return f"{process} ({detail[1].rstrip('. ')})", True

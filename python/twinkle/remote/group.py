@@ -118,7 +118,7 @@ class WorkerGroup:
             self._count_late()
             pending = pending or Pending(self, {}, what, call_site())
             for rank, ref in self._shipped(calls, pending).items():
-                pending.refs[rank] = self._sent(rank, ref, what)
+                pending.refs[rank] = self._sent(rank, ref, pending)
             self._unseen.append(pending)
             return pending
 
@@ -153,15 +153,16 @@ class WorkerGroup:
         except Exception as error:
             raise self._refusal(call, pending, error) from error
 
-    def _sent(self, rank, ref, what):
+    def _sent(self, rank, ref, pending):
         from ray.exceptions import RayActorError
 
         try:
             return self._actors[rank].run.remote(ref)
         except RayActorError as error:
-            raise self._break(rank, why_gone(error)) from None
+            raise self._break(rank, why_gone(error), pending) from None
         except KeyboardInterrupt:  # others have the call, and would wait for this one
-            self._break(rank, f"may not have got {what}, which was interrupted; {ANEW}")
+            why = f"may not have got {pending.what}, which was interrupted; {ANEW}"
+            self._break(rank, why, pending)
             raise
 
     def _refusal(self, call, pending, error):
@@ -236,7 +237,7 @@ class WorkerGroup:
             cause = not_arrived(error)
             if cause is None:
                 with self._lock:
-                    raise self._break(rank, why_gone(error)) from None
+                    raise self._break(rank, why_gone(error), pending) from None
             if not isinstance(cause, TwinkleError):
                 told = f"infra: what {pending.what} takes or returns cannot be sent: {cause}"
                 cause = InvalidError(told)
@@ -338,6 +339,7 @@ class WorkerGroup:
                     rank,
                     f"has not answered for {timeout_seconds():g} s after another rank has failed "
                     f"in {late.what} at {late.site}: {late.error}; {ANEW}",
+                    late,
                 )
 
     # ---- the end
@@ -346,12 +348,14 @@ class WorkerGroup:
         if self._broken is not None:
             raise InternalError(self._broken)
 
-    def _break(self, rank, why):
-        """The group is of no use any more: ends its workers. Returns the InternalError."""
+    def _break(self, rank, why, pending):
+        """The group is of no use any more: ends its workers. Returns the InternalError. pending: of
+        the call in which that was found."""
         import ray
 
         if self._broken is None:
-            self._broken = f"infra: rank {rank} of group {self.name} {why}"
+            found = f"found in the call of {pending.what} at {pending.site}"
+            self._broken = f"infra: rank {rank} of group {self.name} {why} ({found})"
             for actor in self._actors:
                 ray.kill(actor, no_restart=True)
         return InternalError(self._broken)

@@ -10,6 +10,7 @@ from twinkle.platform import find_free_port
 from twinkle.remote import held
 from twinkle.remote.messages import DROP, KEEP, REFER, Failure, Outcome
 from twinkle.remote.rows import rows_from
+from twinkle.remote.stopped import end_when_stopped
 
 
 class Worker:
@@ -38,9 +39,11 @@ class Worker:
         os.environ.update(environment)
         go_to(folder, environment["WORKER_NAME"])
         from twinkle import infra
+        from twinkle.engine.group import timeout_seconds
 
         infra.initialize(mode="local", **settings)
         infra.current_run().worker_of = environment["CLUSTER_NAME"]
+        end_when_stopped(timeout_seconds())
         return os.getpid()
 
     def run(self, call):
