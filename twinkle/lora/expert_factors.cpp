@@ -135,15 +135,19 @@ void check_stack(std::span<const int64_t> a, std::span<const int64_t> b, const S
                  const std::string& what) {
   const LinearShape& expert = layout.expert;
   const int64_t count = layout.num_experts, rows = count * layout.rank;
-  const bool whole = a.size() == 2 && b.size() == 2 && a[0] == rows && b[1] == rows;
-  require(whole && ((a[1] == expert.inputs && b[0] == expert.outputs) ||
-                    (a[1] == expert.outputs && b[0] == expert.inputs)),
-          Code::kInvalid, "lora: ", what, " has lora_A ", shape_text(a), " and lora_B ",
-          shape_text(b), ", written by peft ",
+  const auto fit = [&](const std::array<int64_t, 2>& a, const std::array<int64_t, 2>& b) {
+    return a[0] == rows && b[1] == rows &&
+           ((a[1] == expert.inputs && b[0] == expert.outputs) ||
+            (a[1] == expert.outputs && b[0] == expert.inputs));
+  };
+  const bool flat = a.size() == 2 && b.size() == 2;
+  require(flat && fit({a[0], a[1]}, {b[0], b[1]}), Code::kInvalid, "lora: ", what, " has lora_A ",
+          shape_text(a), " and lora_B ", shape_text(b), ", written by peft ",
           layout.peft_version.empty() ? "of an unknown version" : layout.peft_version,
           "; this model's ", count, " experts have [", rows, ", ", expert.inputs, "] and [",
           expert.outputs, ", ", rows, "], before peft 0.19 [", rows, ", ", expert.outputs,
-          "] and [", expert.inputs, ", ", rows, "]: is it of another base model?");
+          "] and [", expert.inputs, ", ", rows, "]",
+          remedy_of(flat && fit({a[1], a[0]}, {b[1], b[0]})));
 }
 
 std::vector<Pair> split_pair(const Pair& all, const StackLayout& layout) {

@@ -55,6 +55,12 @@ bool shares_b(const ExpertPath& path);
 // that has the same tensor: itself, unless experts share factors.
 std::vector<size_t> holders(const PeftConfig& config, std::span<const std::string> paths);
 
+// What may be done about factors that do not fit: they are transposed, or of something else.
+constexpr const char* remedy_of(bool transposed) {
+  return transposed ? ": transpose it, or save it again with peft"
+                    : ": is it of another base model?";
+}
+
 struct Pair {
   at::Tensor a, b;  // [r, in], [out, r] of one expert; [E r, in], [out, r E] of all
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <ranges>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -17,6 +18,10 @@ namespace twinkle::lora {
 namespace {
 
 [[noreturn]] void refuse_module(const std::string& path) {
+  require(!path.ends_with("unembed_tokens"), Code::kInvalid, "lora: the saved adapter has module ",
+          path,
+          ", Tinker's name of the head, which is lm_head here: rename its tensors to lm_head "
+          "and name lm_head in target_modules");
   fail(Code::kInvalid, "lora: the saved adapter has module ", path,
        ", which this model does not have or the adapter's config does not target: is it of another "
        "base model?");
@@ -64,7 +69,7 @@ void check_shape(const StoredTensor& view, const std::vector<int64_t>& shape, co
                  const std::string& module) {
   require(view.shape == shape, Code::kInvalid, "lora: ", half, " of ", module, " has shape ",
           shape_text(view.shape), ", this model's is ", shape_text(shape),
-          ": is it of another base model?");
+          remedy_of(std::ranges::equal(view.shape, std::views::reverse(shape))));
 }
 
 at::Tensor read(const StoredTensor& view, const char* half, const std::string& module) {

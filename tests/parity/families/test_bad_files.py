@@ -96,18 +96,59 @@ def test_an_unknown_quantisation_is_refused(name, method, tmp_path):
     expect_refusal(folder, folder, "quantization_config", method, "unquantised checkpoint")
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_an_adapter_whose_factors_are_turned_round_is_refused(name, tmp_path):
-    case = families.case(name)
-    made = ours.engine(case.directory, lora_json=json.dumps(FIELDS))
-    made.save(tenant=ours.TENANT, directory=str(tmp_path)).result()
-    file = tmp_path / "adapter_model.safetensors"
+TRANSPOSE = "transpose it, or save it again with peft"
+
+
+def saved_adapter(case, fields, folder):
+    made = ours.engine(case.directory, lora_json=json.dumps(fields))
+    made.save(tenant=ours.TENANT, directory=str(folder)).result()
+    return folder / "adapter_model.safetensors"
+
+
+def refusal_of_transposed(case, fields, folder):
+    file = saved_adapter(case, fields, folder)
     turned = {key: value.T.contiguous() for key, value in safetensors.torch.load_file(file).items()}
     safetensors.torch.save_file(turned, file)
     with pytest.raises(InvalidError) as refused:
+        ours.engine(case.directory, directory=str(folder))
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_an_adapter_whose_factors_are_turned_round_is_refused(name, tmp_path):
+    case = families.case(name)
+    text = refusal_of_transposed(case, FIELDS, tmp_path)
+    file = str(tmp_path / "adapter_model.safetensors")
+    for word in (file, "lora_A", "4]", "[r, in] with r = 4", TRANSPOSE):
+        assert word in text, text
+
+
+STACKS = {"r": 4, "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
+RANKS = {"r": 4, "target_modules": ["q_proj"], "rank_pattern": {"q_proj": 2}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [(STACKS, ["[24, 32]", "[32, 64]", "before peft 0.19"]), (RANKS, ["[64, 2]", "[2, 64]"])],
+    ids=["a stack", "a rank of its own"],
+)
+def test_factors_whose_ranks_the_config_does_not_say_are_refused_when_turned_round(
+    fields, words, tmp_path
+):
+    case = families.case("qwen3_moe")
+    text = refusal_of_transposed(case, {"peft_type": "LORA", **fields}, tmp_path)
+    for word in (str(tmp_path), *words, TRANSPOSE):
+        assert word in text, text
+
+
+def test_tinkers_name_of_the_head_is_told_from_another_model(tmp_path):
+    case = families.case("qwen3")
+    file = saved_adapter(case, FIELDS | {"target_modules": ["lm_head"]}, tmp_path)
+    tensors = safetensors.torch.load_file(file)
+    other = {key.replace("lm_head", "model.unembed_tokens"): t for key, t in tensors.items()}
+    safetensors.torch.save_file(other, file)
+    with pytest.raises(InvalidError, match=r"model\.unembed_tokens, Tinker's name of the head"):
         ours.engine(case.directory, directory=str(tmp_path))
-    for word in (str(file), "lora_A", "4]", "[r, in] with r = 4"):
-        assert word in str(refused.value), refused.value
 
 
 DELTA = "model.language_model.layers.0.linear_attn."

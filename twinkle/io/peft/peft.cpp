@@ -33,12 +33,14 @@ void check_half(const Tensor& half, size_t rank_dim, const PeftConfig& config,
   require(is_float(half.dtype), Code::kInvalid, module, where, " has the dtype ",
           name_of(half.dtype), ", it must be F32, F16 or BF16");
   const size_t more = is_tinkers(module) ? 1 : 0;
+  const bool turned =
+      half.shape.size() == 2 + more && half.shape[1 - rank_dim + more] == config.rank;
   require(half.shape.size() == 2 + more &&
               (half.shape[rank_dim + more] == config.rank || !config.rank_pattern.empty() ||
                !config.target_parameters.empty()),
           Code::kInvalid, module, where, " has the shape ", shape_text(half.shape),
           ", it must be [", more == 0 ? "" : "experts or 1, ", rank_dim == 0 ? "r, in]" : "out, r]",
-          " with r = ", config.rank);
+          " with r = ", config.rank, turned ? ": transpose it, or save it again with peft" : "");
 }
 
 // The module of a key "base_model.model.<module>.lora_A.weight", empty for another key.

@@ -208,6 +208,10 @@ TEST(Peft, RefusesTensorsThatAreNoPairsOfTheRank) {
   EXPECT_EQ(error({view({4, 3}, Dtype::kF32, a), view({3, 2}, Dtype::kF32, b)}),
             "io: " + file +
                 ": module 'q': lora_A.weight has the shape [4, 3], it must be [r, in] with r = 2");
+  EXPECT_EQ(error({view({3, 2}, Dtype::kF32, a), view({2, 3}, Dtype::kF32, b)}),
+            "io: " + file +
+                ": module 'q': lora_A.weight has the shape [3, 2], it must be [r, in] with r = 2: "
+                "transpose it, or save it again with peft");
   EXPECT_EQ(error({view({2, 3}, Dtype::kF32, a), view({2}, Dtype::kF32, b)}),
             "io: " + file +
                 ": module 'q': lora_B.weight has the shape [2], it must be [out, r] with r = 2");
@@ -232,7 +236,8 @@ TEST(Peft, RefusesToWriteWhatItCouldNotRead) {
   EXPECT_EQ(error(twice), "io: tensor 'base_model.model.q.lora_A.weight' is given twice");
   config.rank = 3;
   EXPECT_EQ(error(twice),
-            "io: module 'q': lora_A.weight has the shape [2, 3], it must be [r, in] with r = 3");
+            "io: module 'q': lora_A.weight has the shape [2, 3], it must be [r, in] with r = 3: "
+            "transpose it, or save it again with peft");
   config.rank = 0;
   EXPECT_EQ(error(twice),
             "io: the adapter's config: field 'r' is 0, it must be an integer of at least 1");
