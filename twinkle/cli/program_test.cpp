@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "twinkle/io/scratch_dir_for_test.h"
+#include "twinkle/store/folder_lock.h"
 
 namespace twinkle::cli {
 namespace {
@@ -95,6 +96,20 @@ TEST(Program, ACopyOfNoFolderOrIntoNoneIsRefusedByName) {
     EXPECT_EQ(run({command, ""}), std::pair(2, "twinkle: cli: folder" + must));
     EXPECT_EQ(run({command, "x", "--state", ""}), std::pair(2, "twinkle: cli: --state" + must));
   }
+}
+
+TEST(Program, TheStateOfAServerThatRunsIsNoBackup) {
+  const ScratchDir dir;
+  const std::string state = (dir / "state").string(), copy = (dir / "copy").string();
+  std::filesystem::create_directories(dir / "state/journal");
+  const FileHandle server = store::lock_folder(dir / "state/journal");
+  EXPECT_EQ(
+      run({"restore", state.c_str(), "--state", copy.c_str()}),
+      std::pair(1, "twinkle: cli: " + state + " is the state of a server that runs, process " +
+                       std::to_string(::getpid()) +
+                       ", and no backup; make one by 'twinkle backup FOLDER --state " + state +
+                       "'\n"));
+  EXPECT_FALSE(std::filesystem::exists(copy));
 }
 
 TEST(Program, AMisspeltOptionIsAnsweredWithTheOneThatWasProbablyMeant) {

@@ -150,7 +150,7 @@ void read_body(Asked& asked) {
   const Request& r = asked.request;
   const bool is_json = !is_protobuf(r);
   if (r.method != "POST" || !is_json || r.body.empty() || !asked.body.is_null()) return;
-  asked.body = parse_json(r.body, "server: the body");
+  asked.body = parse_json(r.body, "the body");
   require(asked.body.is_object(), Code::kInvalid, "server: the body must be an object of JSON");
 }
 

@@ -15,6 +15,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
+#include "twinkle/io/folder/private.h"
 #include "twinkle/store/folder_lock.h"
 #include "twinkle/store/system.h"
 
@@ -67,7 +68,7 @@ bool write_all(int fd, std::span<iovec> parts, int64_t offset) {
 fs::path made(const fs::path& folder) {
   fs::path out = fs::absolute(folder);
   std::error_code error;
-  const bool is_new = fs::create_directories(out, error);
+  const bool is_new = make_private_folders(out, error);
   require(!error, Code::kInvalid, "store: cannot make the folder ", out.string(), ": ",
           error.message());
   if (is_new) require_system(sync_folder(out.parent_path()), "sync", out.parent_path());

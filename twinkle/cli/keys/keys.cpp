@@ -76,7 +76,7 @@ CLI::Validator number(OptionKind kind, const Limits& limits) {
   return CLI::Validator(wrong, "");
 }
 
-// "30d", "12h" from now on, or "2027-01-31", of which the first second is the end. UTC.
+// "30d", "12h", "30m" from now on, or "2027-01-31", of which the first second is the end. UTC.
 int64_t time_of(const std::string& text, int64_t from) {
   constexpr int64_t kMost = 36500;
   int64_t count = 0;
@@ -92,10 +92,10 @@ int64_t time_of(const std::string& text, int64_t from) {
     return out;
   }
   const int read = std::sscanf(text.c_str(), "%5ld%c%c", &count, &unit, &more);
-  require(read == 2 && count >= 1 && count <= kMost && (unit == 'd' || unit == 'h'), Code::kInvalid,
-          "cli: --expires ", text,
-          " must be 1 to 36500 days (30d) or hours (12h), or a day (2027-01-31)");
-  return from + count * (unit == 'd' ? 86400 : 3600);
+  require(read == 2 && count >= 1 && count <= kMost && (unit == 'd' || unit == 'h' || unit == 'm'),
+          Code::kInvalid, "cli: --expires ", text,
+          " must be 1 to 36500 days (30d), hours (12h) or minutes (30m), or a day (2027-01-31)");
+  return from + count * (unit == 'd' ? 86400 : unit == 'h' ? 3600 : 60);
 }
 
 std::string text_of(int64_t time) {
@@ -159,7 +159,7 @@ void warn_of_open_server(const std::string& state) {
     std::fprintf(
         stderr,
         "a server runs there, process %s: if it was started with auth open, it asks for no "
-        "key until it is started again, with --auth keys\n",
+        "key until it is started again, without auth open\n",
         process->c_str());
 }
 
@@ -372,7 +372,8 @@ void keys(CLI::App& app, Action& action) {
           "none until it is started again",
           create, check_create);
   made->add_option("--tenant", o->tenant, "owner of what is made with it")->required();
-  made->add_option("--expires", o->expires, "30d, 12h, or a day (2027-01-31, UTC); else never");
+  made->add_option("--expires", o->expires,
+                   "30d, 12h, 30m, or a day (2027-01-31, UTC); else never");
   made->add_option("--scope", o->scopes, "train, sample or metrics; may be given several times")
       ->capture_default_str();
   add_standing(*made, *o, "its runs'", {"its tenant's", "its tenant's"});

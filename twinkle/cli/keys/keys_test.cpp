@@ -71,22 +71,29 @@ TEST_F(KeysCommand, CreateTellsOfAServerThatMayNotAskForIt) {
   const std::string process = std::to_string(::getpid());
   EXPECT_NE(told_.find("\na server runs there, process " + process +
                        ": if it was started with auth open, it asks for no key until it is started "
-                       "again, with --auth keys\n"),
+                       "again, without auth open\n"),
             std::string::npos)
       << told_;
   run({"create", "--tenant", "bob"});
   EXPECT_EQ(told_.find("a server runs"), std::string::npos) << "bob's first key asks for both";
 }
 
+TEST_F(KeysCommand, AStateThatIsMadeIsItsUsersAlone) {
+  run({"create", "--tenant", "a"});
+  EXPECT_EQ(std::filesystem::status(state_).permissions(), std::filesystem::perms::owner_all);
+}
+
 TEST_F(KeysCommand, ScopesAndEndsAreAsAsked) {
   run({"create", "--tenant", "a", "--scope", "sample", "--expires", "2999-12-31"});
   run({"create", "--tenant", "a", "--expires", "12h"});
+  run({"create", "--tenant", "a", "--expires", "30m"});
   run({"create", "--tenant", "a"});
   const auto keys = read();
   EXPECT_EQ(keys[0].scopes, std::vector<std::string>{"sample"});
   EXPECT_EQ(keys[0].expires, 32503593600);  // as `date -d 2999-12-31T00:00Z +%s` says
   EXPECT_EQ(keys[1].expires - keys[1].created, 12 * 3600);
-  EXPECT_EQ(keys[2].expires, 0);
+  EXPECT_EQ(keys[2].expires - keys[2].created, 30 * 60);
+  EXPECT_EQ(keys[3].expires, 0);
 }
 
 TEST_F(KeysCommand, ListShowsWhatKeysAreForAndTheirStateButNoKey) {
@@ -244,10 +251,11 @@ TEST_F(KeysCommand, MistakesAreNamed) {
   const auto expires = [&](const char* text) {
     return error_of([&] { run({"create", "--tenant", "a", "--expires", text}); });
   };
-  for (const char* text : {"30", "d", "0d", "-1d", "30m", "36501d", "30days", "tomorrow"})
+  for (const char* text : {"30", "d", "0d", "-1d", "30s", "36501d", "30days", "tomorrow"})
     EXPECT_EQ(expires(text),
               std::string("cli: --expires ") + text +
-                  " must be 1 to 36500 days (30d) or hours (12h), or a day (2027-01-31)");
+                  " must be 1 to 36500 days (30d), hours (12h) or minutes (30m), or a day "
+                  "(2027-01-31)");
   EXPECT_EQ(expires("2999-02-30"), "cli: --expires 2999-02-30 is no day of the calendar");
   EXPECT_EQ(expires("2001-01-31"), "cli: --expires 2001-01-31 is past; choose a later day");
   EXPECT_FALSE(std::filesystem::exists(state_));

@@ -1,11 +1,15 @@
 // twinkle backup: a copy of a server's state while it runs.
+#include <sys/stat.h>
+
 #include <array>
 #include <cstdio>
+#include <filesystem>
 #include <utility>
 
 #include "twinkle/base/error.h"
 #include "twinkle/cli/command.h"
 #include "twinkle/server/history/backup.h"
+#include "twinkle/store/folder_lock.h"
 
 namespace twinkle::cli {
 namespace {
@@ -32,6 +36,20 @@ std::string size_of(int64_t bytes) {
   return std::to_string(bytes) + " bytes";
 }
 
+// Folders that are made meanwhile are this user's alone.
+struct Private {
+  const mode_t before = ::umask(077);
+  ~Private() { ::umask(before); }
+};
+
+// What runs changes while it is copied.
+void require_rests(const std::string& folder) {
+  const auto process = store::holder_of(std::filesystem::path(folder) / server::kJournal);
+  require(!process, Code::kConflict, "cli: ", folder,
+          " is the state of a server that runs, process ", process.value_or(""),
+          ", and no backup; make one by 'twinkle backup FOLDER --state ", folder, "'");
+}
+
 void print_copied(const char* what, const std::string& folder, const server::Copied& copied) {
   std::printf("%s %s: %lld files, %s\n", what, folder.c_str(),
               static_cast<long long>(copied.num_files), size_of(copied.num_bytes).c_str());
@@ -48,6 +66,7 @@ void backup(CLI::App& app, Action& action) {
   command->callback([o, &action] {
     require_named(*o);
     action = [o](const std::string&) {
+      const Private copies;
       print_copied("backup in", o->folder, server::backup(o->state, o->folder));
     };
   });
@@ -62,6 +81,8 @@ void restore(CLI::App& app, Action& action) {
   command->callback([o, &action] {
     require_named(*o);
     action = [o](const std::string&) {
+      require_rests(o->folder);
+      const Private copies;
       print_copied("state in", o->state, server::restore(o->folder, o->state));
     };
   });

@@ -60,12 +60,12 @@ class Events {
     return is;
   }
   // The scalar, and whether it is null.
-  std::pair<std::string, bool> scalar(const std::string& what) {
+  std::pair<std::string, bool> scalar(const std::string& what, const std::string& must) {
     if (type() == YAML_MAPPING_START_EVENT)
-      refuse(line(), what +
-                         " must be one word or text: all keys stand at the beginning of a line, "
+      refuse(line(), what + " must be " + must +
+                         ": all keys stand at the beginning of a line, "
                          "in no section");
-    if (type() != YAML_SCALAR_EVENT) refuse(line(), what + " must be one word or text");
+    if (type() != YAML_SCALAR_EVENT) refuse(line(), what + " must be " + must);
     const auto& s = event_.data.scalar;
     std::string text(reinterpret_cast<const char*>(s.value), s.length);
     const bool null = s.style == YAML_PLAIN_SCALAR_STYLE &&
@@ -92,10 +92,12 @@ std::vector<Entry> entries_of(const std::string& text, const std::string& file) 
     events.refuse(events.line(), "this must be lines of `key: value`");
   while (!events.take(YAML_MAPPING_END_EVENT)) {
     const size_t line = events.line();
-    Entry entry{.key = events.scalar("a key").first, .values = {}, .line = line};
+    Entry entry{
+        .key = events.scalar("a key", "one word or text").first, .values = {}, .line = line};
     entry.is_list = events.take(YAML_SEQUENCE_START_EVENT);
     while (!entry.is_list || !events.take(YAML_SEQUENCE_END_EVENT)) {
-      auto [value, is_null] = events.scalar("the value of '" + entry.key + "'");
+      auto [value, is_null] =
+          events.scalar("the value of '" + entry.key + "'", "one word or text, or a list of those");
       entry.is_missing = is_null && value.empty();
       if (entry.is_list || !is_null) entry.values.push_back(std::move(value));
       if (!entry.is_list) break;

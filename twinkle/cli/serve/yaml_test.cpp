@@ -102,13 +102,14 @@ TEST_F(YamlTest, NamesWhatIsWrongAndWhere) {
               "2: '" + std::string(key, 4) +
                   "' has no value; write one, or null for what is taken without it");
   EXPECT_EQ(error("no_quick: true\n").substr(0, 27), "1: 'no_quick' is no key of ");
-  EXPECT_EQ(error("port: {a: 1}\n").substr(0, 47),
-            "1: the value of 'port' must be one word or text");
-  EXPECT_EQ(
-      error("serve:\n  port: 1\n"),
-      "2: the value of 'serve' must be one word or text: all keys stand at the beginning of a "
-      "line, in no section");
-  EXPECT_EQ(error("name: [[a]]\n"), "1: the value of 'name' must be one word or text");
+  EXPECT_EQ(error("port: {a: 1}\n").substr(0, 67),
+            "1: the value of 'port' must be one word or text, or a list of those");
+  EXPECT_EQ(error("serve:\n  port: 1\n"),
+            "2: the value of 'serve' must be one word or text, or a list of those: all keys stand "
+            "at the beginning of a "
+            "line, in no section");
+  EXPECT_EQ(error("name: [[a]]\n"),
+            "1: the value of 'name' must be one word or text, or a list of those");
   EXPECT_EQ(error("- port\n"), "1: this must be lines of `key: value`");
   EXPECT_EQ(error("port: 1\n---\nport: 2\n"), "2: a second document begins, one is read");
   EXPECT_EQ(error("a: [\n").substr(0, 20), "2: this is no YAML: ");

@@ -16,6 +16,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
 #include "twinkle/engine/memory/text_of_error.h"
+#include "twinkle/io/folder/private.h"
 
 namespace twinkle::engine {
 namespace {
@@ -59,7 +60,7 @@ void remove_left_behind(const fs::path& directory) {
 
 fs::path make_folder(const ParkingOptions& options, FileHandle& lock) {
   std::error_code error;
-  fs::create_directories(options.directory, error);
+  make_private_folders(fs::path(options.directory), error);
   // A folder that is made and not yet locked must not look like a dead process's.
   const FileHandle alone(lock_folder(options.directory, LOCK_EX));
   if (alone.get() >= 0) remove_left_behind(options.directory);

@@ -16,8 +16,9 @@ namespace {
 constexpr std::chrono::milliseconds kEvery{500};
 
 // 401 ends the SDK's work at once; RFC 9110, 11.6.1, wants the header.
-Response unauthorized(const std::string& text) {
+Response unauthorized(const char* reason, const std::string& text) {
   Response out = refusal(401, "server: " + text);
+  out.reason = reason;
   out.headers.emplace_back("WWW-Authenticate", "ApiKey");
   return out;
 }
@@ -45,7 +46,8 @@ int64_t system_now() {
 }  // namespace
 
 Response revoked(const Caller& caller) {
-  return unauthorized("the key " + caller.key_id + " is revoked; ask the operator for another");
+  return unauthorized("revoked",
+                      "the key " + caller.key_id + " is revoked; ask the operator for another");
 }
 
 Access::Access(store::KeyFile file, AccessOptions options)
@@ -78,19 +80,24 @@ std::variant<Caller, Response> Access::enter(const std::string& key, Scope scope
           "server: the keys of this server cannot be read at present; its operator was told");
   if (key.empty())
     return unauthorized(
+        "absent",
         "the key is missing; send one of this server, as x-api-key: KEY or Authorization: Bearer "
         "KEY");
   const auto found = known_.find(store::sha256(key));
   if (found == known_.end())
-    return unauthorized("the key is not known here; ask the operator for one");
+    return unauthorized("unknown", "the key is not known here; ask the operator for one");
   const auto& [k, revoked_at] = found->second;
   Caller caller{.owner = k.tenant, .key_id = k.id, .revoked_at = revoked_at};
   if (k.revoked != 0 && !revoked_at) return revoked(caller);
   if (k.expires != 0 && k.expires <= options_.now())
-    return unauthorized("the key " + k.id + " has expired; ask the operator for another");
-  if (const char* const name = lacks(k, scope))
-    return refusal(403, "server: the key " + k.id + " lacks the scope '" + name +
-                            "'; ask the operator for a key that has it");
+    return unauthorized("expired",
+                        "the key " + k.id + " has expired; ask the operator for another");
+  if (const char* const name = lacks(k, scope)) {
+    Response out = refusal(403, "server: the key " + k.id + " lacks the scope '" + name +
+                                    "'; ask the operator for a key that has it");
+    out.reason = "scope";
+    return out;
+  }
   return caller;
 }
 
@@ -118,7 +125,8 @@ Access::Look Access::look(const store::KeyFile& file, const std::optional<State>
 }
 
 void Access::take(const Look& look, int64_t mark) {
-  is_read_ = true;
+  if (!std::exchange(is_read_, true) && options_.warn)
+    options_.warn("server: " + file_->path().string() + " can be read again: keys are let in");
   seen_ = look.state;
   if (!look.table) return;
   std::map<std::string, Known> known;
@@ -140,7 +148,8 @@ void Access::refuse_all(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& e) {
-    options_.warn(std::string(e.what()) + "; all requests are answered 503 until it is mended");
+    options_.warn(std::string(e.what()) +
+                  "; until it is mended nobody comes in: requests are answered 503, polls 429");
   }
 }
 

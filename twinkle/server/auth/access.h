@@ -32,7 +32,8 @@ Response revoked(const Caller& caller);
 
 struct AccessOptions {
   std::function<int64_t()> now;  // seconds since 1970, for expiry; none: the system's clock
-  std::function<void(const std::string&)> warn = {};  // told once when the file can't be read
+  std::function<void(const std::string&)> warn =
+      {};  // once when the file can't be read, and when it can
 };
 
 class Access {

@@ -45,6 +45,11 @@ class AccessTest : public testing::Test {
     const auto& refused = std::get<Response>(in);
     return std::to_string(refused.status) + " " + refused.body;
   }
+  // For the log.
+  static std::string reason(const Access& access, const std::string& key,
+                            Scope scope = Scope::kAny) {
+    return std::get<Response>(access.enter(key, scope)).reason;
+  }
   std::string id(const std::string& tenant) const {
     for (const store::Key& key : file_.read())
       if (key.tenant == tenant) return key.id;
@@ -75,6 +80,9 @@ TEST_F(AccessTest, AKeyIsItsTenantsAndNoOtherTextIs) {
   EXPECT_EQ(enter(in, file_.read()[0].sha256), unknown);
   const auto refused = in.enter("", Scope::kAny);
   EXPECT_EQ(std::get<Response>(refused).headers[0].first, "WWW-Authenticate");
+  EXPECT_EQ(reason(in, ""), "absent");
+  EXPECT_EQ(reason(in, "tml-a"), "unknown");
+  EXPECT_EQ(reason(in, a, Scope::kMetrics), "scope");
 }
 
 TEST_F(AccessTest, AKeyEndsAtTheSecondOfItsExpiry) {
@@ -85,6 +93,7 @@ TEST_F(AccessTest, AKeyEndsAtTheSecondOfItsExpiry) {
   now_ = 1010;
   EXPECT_EQ(enter(in, a), "401 {\"detail\":\"server: the key " + id("alice") +
                               " has expired; ask the operator for another\"}");
+  EXPECT_EQ(reason(in, a), "expired");
 }
 
 TEST_F(AccessTest, AKeyWithoutTheScopeIs403AndSaysWhichItLacks) {
@@ -135,6 +144,7 @@ TEST_F(AccessTest, ARevokedKeyKeepsTheMarkOfItsEndAndIs401AfterARestart) {
   Access later = access();
   EXPECT_EQ(enter(later, a), "401 {\"detail\":\"server: the key " + id("alice") +
                                  " is revoked; ask the operator for another\"}");
+  EXPECT_EQ(reason(later, a), "revoked");
 }
 
 TEST_F(AccessTest, WhileTheFileCannotBeReadNobodyComesInAndTheOperatorIsToldOnce) {
@@ -159,9 +169,15 @@ TEST_F(AccessTest, WhileTheFileCannotBeReadNobodyComesInAndTheOperatorIsToldOnce
     }
     EXPECT_EQ(warnings_.size(), 1u);
     EXPECT_NE(warnings_[0].find("keys.json"), std::string::npos) << warnings_[0];
+    EXPECT_TRUE(warnings_[0].ends_with(
+        "; until it is mended nobody comes in: requests are answered 503, polls 429"))
+        << warnings_[0];
     write_text(file_.path(), good);
     pass(500ms);
     EXPECT_EQ(busy(), "alice");
+    ASSERT_EQ(warnings_.size(), 2u);
+    EXPECT_EQ(warnings_[1],
+              "server: " + file_.path().string() + " can be read again: keys are let in");
     warnings_.clear();
   }
   std::filesystem::remove(file_.path());

@@ -290,6 +290,25 @@ TEST_F(HandlersTest, ErrorsNameTheFieldAndAreNever400) {
   EXPECT_EQ(post("/api/v1/create_model", other).status, 200);
 }
 
+TEST_F(HandlersTest, WhatALossDoesNotGetOrTakeIsNamedByTheSdksFields) {
+  const std::string id = run();
+  const Response missing = train(id, 1, "ppo");
+  EXPECT_EQ(missing.status, 422);
+  EXPECT_EQ(text(missing, "detail"), "server: data[0] has no logprobs, which ppo reads");
+  Request r = request("/api/v1/forward_backward", "", "tml-a");
+  r.headers["content-type"] = "application/x-protobuf";
+  // loss_fn_config {"beta": 1.0}: an entry of 'beta' and a double.
+  r.body = forward_backward_bytes(id, 2, "cross_entropy") + std::string(
+                                                                "\x2a\x0f\x0a\x04"
+                                                                "beta\x11\0\0\0\0\0\0\xf0\x3f",
+                                                                17);
+  const Response refused = answer(r);
+  EXPECT_EQ(refused.status, 422);
+  EXPECT_EQ(text(refused, "detail"),
+            "server: loss_fn_config has 'beta'; cross_entropy takes reduction alone, the text sum "
+            "or mean");
+}
+
 TEST_F(HandlersTest, ASamplerOfTheBaseModelAnswersAndARetryIsTheSameRequest) {
   const std::string s = session();
   const std::string id =

@@ -183,8 +183,8 @@ std::optional<Response> asample(Call& call) {
   const Source source{.sequence = call.sequence,
                       .bytes = std::ssize(call.request.body),
                       .make = [&model = s.backend.model(), of](const Command& command) {
-                        return ready_of(parse_json(command.body, "server: the body"), of,
-                                        command.chance, model);
+                        return ready_of(parse_json(command.body, "the body"), of, command.chance,
+                                        model);
                       }};
   s.decisions.decide([&] {
     const Json* sampling = find(call.body, "sampling_params");

@@ -1,6 +1,7 @@
 // For the operator: whether the service is alive, whether it can work, and what it counts.
 #include <array>
 #include <charconv>
+#include <set>
 
 #include "twinkle/server/routes.h"
 
@@ -29,6 +30,32 @@ std::optional<Response> readyz(Call& call) {
   return json({{"status", "ready"}});
 }
 
+namespace {
+
+// Of tenants with limits of amounts: what they have, next to those. Bytes are known of who is
+// limited in them, as of the last save.
+JsonArray amounts(const Services& s) {
+  std::set<std::string> owners;
+  for (const auto& [id, run] : s.runs.all()) owners.insert(run.owner);
+  JsonArray out;
+  for (const std::string& owner : owners) {
+    const store::Quota quota = s.quota_of(owner);
+    JsonObject line{{"tenant", owner}};
+    const auto add = [&](const char* name, int64_t has, int64_t limit) {
+      if (limit == 0) return;
+      line[name] = has;
+      line[std::string("max_") + name] = limit;
+    };
+    add("runs", s.amounts.num_runs(s, owner), quota.max_runs);
+    add("adapters", s.amounts.num_adapters(s, owner), quota.max_adapters);
+    add("disk", s.amounts.num_bytes(s, owner), quota.max_disk);
+    if (line.size() > 1) out.push_back(std::move(line));
+  }
+  return out;
+}
+
+}  // namespace
+
 std::optional<Response> usage(Call& call) {
   std::string out = R"({"usage":[)";
   for (const UsageLine& line : call.services.usage.lines()) {
@@ -44,7 +71,8 @@ std::optional<Response> usage(Call& call) {
     text.append(R"("compute_seconds":)").append(plain(line.used.seconds));
     out.append(out.back() == '}' ? "," : "").append(text).append("}");
   }
-  return Response{.body = out.append("]}")};
+  out.append("],\"tenants\":").append(boost::json::serialize(amounts(call.services)));
+  return Response{.body = out.append("}")};
 }
 
 std::optional<Response> metrics(Call& call) {

@@ -124,6 +124,20 @@ std::string options_of(const tinker::LossConfig& config) {
   return out.empty() ? "" : boost::json::serialize(out);
 }
 
+// What the engine would find when the request's turn comes, by the names of the wire.
+void require_inputs(const tinker::ForwardBackwardRequest& request) {
+  if (request.loss_fn == "cross_entropy")
+    for (const auto& [name, value] : request.loss_fn_config)
+      require(name == "reduction", Code::kInvalid, "server: loss_fn_config has '", name,
+              "'; cross_entropy takes reduction alone, the text sum or mean");
+  if (reads_weights(request.loss_fn)) return;
+  for (size_t i = 0; i < request.data.size(); ++i)
+    for (const char* name : {"logprobs", "advantages"})
+      require(request.data[i].loss_fn_inputs.contains(name) || width_of(request.data[i]) > 0,
+              Code::kInvalid, "server: data[", i, "] has no ", name, ", which ", request.loss_fn,
+              " reads");
+}
+
 // widths: of each datum's targets.
 Response output(const engine::ForwardResult& result, const std::vector<int64_t>& widths) {
   tinker::ForwardBackwardOutput out;
@@ -256,6 +270,8 @@ std::optional<Response> forward_backward(Call& call) {
   Ready ready;
   try {
     ready = ready_of(request, run.id);
+    if (!run.came(request.seq_id))  // what a journal holds was decided on before
+      call.services.decisions.decide([&] { require_inputs(request); });
   } catch (const Error& e) {
     call.services.runs.refuse(run, request.seq_id, e.what(), !request.forward_only);
     throw;

@@ -83,14 +83,14 @@ TEST_F(UsedUpTest, JsonThatCannotBeReadUsesItsNumberUpThroughAStartToo) {
                                      std::string(R"({"model_id": "another", "seq_id": 1, )")}) {
     const Response told = post_text(step_route, nobodys);
     EXPECT_EQ(told.status, 422) << told.body;
-    EXPECT_NE(text(told, "detail").find("json: server: the body line 1"), std::string::npos);
+    EXPECT_NE(text(told, "detail").find("json: the body line 1"), std::string::npos);
   }
   const Response next = step(id, 3);
   EXPECT_EQ(post_text(step_route, model + "1, \"adam_params\": {\"learning_rate\": NaN}}").status,
             422);
   const Response told = post_text("/api/v1/save_weights", model + "2, \"path\": \"a");
   EXPECT_EQ(told.status, 422);
-  EXPECT_NE(text(told, "detail").find("json: server: the body line 1"), std::string::npos);
+  EXPECT_NE(text(told, "detail").find("json: the body line 1"), std::string::npos);
   EXPECT_TRUE(parse(result(next)).contains("metrics"));
   close();
   open();

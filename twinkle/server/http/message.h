@@ -41,6 +41,7 @@ struct Response {
   std::vector<std::pair<std::string, std::string>> headers = {};  // e.g. {"Retry-After", "5"}
   bool close = false;        // the connection, once it is written
   std::string promise = {};  // for the log: whose id the answer tells, or was asked for
+  std::string reason = {};   // likewise: what is wrong with the key
   // In place of `body`: bytes that other responses have, too, and nobody changes.
   std::shared_ptr<const std::string> shared = {};
 
@@ -107,7 +108,7 @@ using Admit = std::function<void(Admission)>;
 struct Told {
   int status = 0;
   std::chrono::microseconds time{0};  // since the head was read
-  std::string tenant = {}, key_id = {}, promise = {};
+  std::string tenant = {}, key_id = {}, promise = {}, reason = {};
 };
 
 // What the server does with requests. All are called on the server's own thread and must not

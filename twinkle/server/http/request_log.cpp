@@ -37,8 +37,9 @@ void note_request(Log& log, const Head& head, const Told& told) {
   std::string line =
       head.method.substr(0, kMaxPath) + " " + head.path.substr(0, kMaxPath) + end.data();
   for (const auto& [name, value] :
-       {std::pair(" id=", &head.id), std::pair(" tenant=", &told.tenant),
-        std::pair(" key=", &told.key_id), std::pair(" promise=", &told.promise)})
+       {std::pair(" id=", &head.id), std::pair(" peer=", &head.peer),
+        std::pair(" tenant=", &told.tenant), std::pair(" key=", &told.key_id),
+        std::pair(" promise=", &told.promise), std::pair(" reason=", &told.reason)})
     if (!value->empty()) line += name + value->substr(0, kMaxPath);
   log.write(level, line);
 }

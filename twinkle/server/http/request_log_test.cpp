@@ -11,6 +11,7 @@ std::string said(const std::string& method, const std::string& path, Told told) 
   head.method = method;
   head.path = path;
   head.id = "a-1";
+  head.peer = "10.0.0.9";
   head.query = "key=secret";
   head.headers["x-api-key"] = "tml-secret";
   testing::internal::CaptureStderr();
@@ -25,19 +26,21 @@ std::string said(const std::string& method, const std::string& path, Told told) 
 
 TEST(RequestLog, SaysWhatWasAskedAndHowItEndedAndNoSecrets) {
   EXPECT_EQ(said("POST", "/api/v1/create_model", {200}),
-            "info POST /api/v1/create_model 200 1.2 ms id=a-1\n");
+            "info POST /api/v1/create_model 200 1.2 ms id=a-1 peer=10.0.0.9\n");
   EXPECT_EQ(said("GET", "/" + std::string(5000, 'x'), {404}),
-            "info GET /" + std::string(299, 'x') + " 404 1.2 ms id=a-1\n");
+            "info GET /" + std::string(299, 'x') + " 404 1.2 ms id=a-1 peer=10.0.0.9\n");
   EXPECT_EQ(said(std::string(5000, 'G'), "/", {404}),
-            "info " + std::string(300, 'G') + " / 404 1.2 ms id=a-1\n");
+            "info " + std::string(300, 'G') + " / 404 1.2 ms id=a-1 peer=10.0.0.9\n");
 }
 
 TEST(RequestLog, SaysWhoAskedAndForWhichPromise) {
   EXPECT_EQ(
       said("POST", "/api/v1/asample",
            {.status = 200, .tenant = "alice", .key_id = "1f3a5c7e", .promise = "s:sample:0:1"}),
-      "info POST /api/v1/asample 200 1.2 ms id=a-1 tenant=alice key=1f3a5c7e "
+      "info POST /api/v1/asample 200 1.2 ms id=a-1 peer=10.0.0.9 tenant=alice key=1f3a5c7e "
       "promise=s:sample:0:1\n");
+  EXPECT_EQ(said("POST", "/api/v1/asample", {.status = 401, .reason = "unknown"}),
+            "info POST /api/v1/asample 401 1.2 ms id=a-1 peer=10.0.0.9 reason=unknown\n");
 }
 
 TEST(RequestLog, TheLevelIsThatOfTheStatusAndWhatComesAllTheTimeIsDebug) {

@@ -76,6 +76,7 @@ bool is_gone(int socket) {
 Response noted(Response response, const Head& head, Told& told) {
   told.status = response.status;
   told.promise = response.promise;
+  told.reason = response.reason;
   response.headers.emplace_back("X-Request-Id", head.id);
   return response;
 }

@@ -8,6 +8,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
 #include "twinkle/server/replay/brief.h"
+#include "twinkle/server/tinker/fields.h"
 
 namespace twinkle::server {
 namespace {
@@ -18,6 +19,15 @@ void forget_refusals(Run& run) {
   while (!run.refused.empty() && run.refused.begin()->first < run.first_unended()) {
     const auto gone = run.refused.extract(run.refused.begin());
     if (!gone.mapped().is_told) run.refused_before.insert(gone.key());
+  }
+}
+
+// Its errors name the fields of the wire.
+void validate(const Backend& backend, const engine::Operation& operation) {
+  try {
+    backend.validate(operation);
+  } catch (const Error& e) {
+    throw Error(e.code, tinker::by_field(e.what()));
   }
 }
 
@@ -131,7 +141,7 @@ std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source s
       std::make_shared<Pending>(request_id, std::move(ready), std::move(source), std::move(on_end));
   pending->came_before = decisions_.is_decided();
   try {
-    decisions_.decide([&] { backend_.validate(pending->ready->operation); });
+    decisions_.decide([&] { validate(backend_, pending->ready->operation); });
   } catch (const Error& e) {
     // A step that is refused has taken nothing: its window goes on to the next.
     refuse(run, seq_id, e.what(), pending->accumulates && !pending->steps);

@@ -18,7 +18,14 @@ namespace {
 
 std::string refused(const std::string& what, int64_t has, int64_t limit, const char* remedy) {
   return "server: this tenant has " + std::to_string(has) + " " + what + ", its limit is " +
-         std::to_string(limit) + "; " + remedy + ", or ask the operator for a higher limit";
+         std::to_string(limit) + "; " + remedy;
+}
+
+int64_t num_named(const Services& services, const std::string& owner) {
+  return std::ranges::count_if(services.checkpoints, [&](const auto& at) {
+    return at.second.owner == owner &&
+           at.second.folder.parent_path().filename() == "sampler_weights";
+  });
 }
 
 bool is_gone(const std::error_code& error) { return error == std::errc::no_such_file_or_directory; }
@@ -73,19 +80,28 @@ std::string Amounts::refusal(Services& services, const std::string& owner, Amoun
   if (amount == Amount::kRun && quota.max_runs > 0) {
     const int64_t runs = num_runs(services, owner);
     if (is_full(runs, quota.max_runs))
-      return refused("runs", runs, quota.max_runs,
-                     "finish a session whose runs are done (ServiceClient.close(\"success\"))");
+      return refused(
+          "runs", runs, quota.max_runs,
+          "finish a session whose runs are done (ServiceClient.close(\"success\")), or ask "
+          "the operator for a higher limit");
   }
   if (amount == Amount::kAdapter && quota.max_adapters > 0) {
     const int64_t adapters = num_adapters(services, owner);
     if (is_full(adapters, quota.max_adapters))
       return refused("adapters that are kept to be sampled", adapters, quota.max_adapters,
-                     "finish a session whose samplers are done (ServiceClient.close(\"success\"))");
+                     is_full(num_named(services, owner), quota.max_adapters)
+                         ? "named ones, which are never given back, fill it: ask the operator for "
+                           "a higher limit"
+                         : "finish a session whose samplers are done "
+                           "(ServiceClient.close(\"success\")), or ask the operator for a higher "
+                           "limit");
   }
   if ((amount == Amount::kAdapter || amount == Amount::kCheckpoint) && quota.max_disk > 0) {
     const int64_t bytes = num_bytes(services, owner);
     if (is_full(bytes, quota.max_disk))
-      return refused("bytes of checkpoints and snapshots", bytes, quota.max_disk, "save less");
+      return refused("bytes of checkpoints and snapshots", bytes, quota.max_disk,
+                     "ask the operator for a higher limit, or to remove checkpoints, which counts "
+                     "from the next start of the server");
   }
   return "";
 }
@@ -108,10 +124,7 @@ int64_t Amounts::num_runs(const Services& services, const std::string& owner) co
 
 // Named ones, and the versions of runs that have not finished.
 int64_t Amounts::num_adapters(const Services& services, const std::string& owner) const {
-  int64_t out = pending(owner, Amount::kAdapter);
-  for (const auto& [path, checkpoint] : services.checkpoints)
-    out += checkpoint.owner == owner &&
-           checkpoint.folder.parent_path().filename() == "sampler_weights";
+  int64_t out = pending(owner, Amount::kAdapter) + num_named(services, owner);
   for (const auto& [id, run] : services.runs.all())
     if (run.owner == owner && !run.finished) out += run.num_published;
   return out;

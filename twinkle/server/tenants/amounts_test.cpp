@@ -85,8 +85,9 @@ TEST_F(AmountsTest, ARefusalIsOneAfterARestartWithOtherLimitsAndSoIsWhatWasTaken
   EXPECT_EQ(detail(create(s, 1)), kOneRun);
   limit([](store::Quota& q) { q.max_adapters = 1; });
   EXPECT_EQ(result(save("save_weights_for_sampler", run, 1, "a"), key_).status, 200);
-  EXPECT_NE(detail(save("save_weights_for_sampler", run, 2, "b")).find("has 1 adapters"),
-            std::string::npos);
+  EXPECT_EQ(detail(save("save_weights_for_sampler", run, 2, "b")),
+            "server: this tenant has 1 adapters that are kept to be sampled, its limit is 1; named "
+            "ones, which are never given back, fill it: ask the operator for a higher limit");
   limit([](store::Quota& q) { q.max_adapters = q.max_runs = 0; });
   restart();
   EXPECT_EQ(services_->sessions.at(s).runs.size(), 1u);
@@ -140,7 +141,8 @@ TEST_F(AmountsTest, AdaptersAreNamedOnesAndPublishedOnesAndThoseThatAreBeingMade
   EXPECT_EQ(save("save_weights_for_sampler", run, 1, "a").status, 200);
   EXPECT_EQ(save("save_weights_for_sampler", run, 2).status, 200);
   EXPECT_NE(detail(save("save_weights_for_sampler", run, 3))
-                .find("has 2 adapters that are kept to be sampled, its limit is 2"),
+                .find("has 2 adapters that are kept to be sampled, its limit is 2; finish a "
+                      "session whose samplers are done"),
             std::string::npos);
   const Response last = save("save_weights", run, 4, "b");  // is none, and need not wait for 3
   EXPECT_EQ(result(last, key_).status, 200);
@@ -155,9 +157,11 @@ TEST_F(AmountsTest, WhoHasTooManyBytesOnDiskSavesNoMore) {
   std::filesystem::create_directories(folder);
   write_text(folder / "adapter_model.safetensors", std::string(1001, 'x'));
   for (const char* route : {"save_weights", "save_weights_for_sampler"})
-    EXPECT_EQ(detail(save(route, run, route == std::string("save_weights") ? 2 : 3, "c")),
-              "server: this tenant has 1001 bytes of checkpoints and snapshots, its limit is 1000; "
-              "save less, or ask the operator for a higher limit");
+    EXPECT_EQ(
+        detail(save(route, run, route == std::string("save_weights") ? 2 : 3, "c")),
+        "server: this tenant has 1001 bytes of checkpoints and snapshots, its limit is 1000; "
+        "ask the operator for a higher limit, or to remove checkpoints, which counts from the next "
+        "start of the server");
   limit([](store::Quota& q) { q.max_disk = 5000; });
   EXPECT_EQ(result(save("save_weights", run, 4, "d"), key_).status, 200);
 }

@@ -82,12 +82,31 @@ class TenantsTest : public ServiceTest {
     return parse(answer(r)).at("usage").as_array();
   }
 
+  std::string amounts() {
+    Request r = request("/api/v1/usage", "", reader_);
+    r.method = "GET";
+    return boost::json::serialize(parse(answer(r)).at("tenants"));
+  }
+
   std::atomic<double> seconds_ = 0;
   const store::KeyFile keys_{dir_.path()};
   const store::KeyFile::Created alice_ =
       keys_.create({.tenant = "alice", .scopes = {"train", "sample"}});
   const std::string reader_ = keys_.create({.tenant = "op", .scopes = {"metrics"}}).text;
 };
+
+TEST_F(TenantsTest, UsageTellsWhatALimitedTenantHasNextToItsLimits) {
+  const std::string run = this->run(alice_.text);
+  EXPECT_EQ(amounts(), "[]");
+  limit([](store::Quota& q) { q.max_runs = 4, q.max_adapters = 2; });
+  EXPECT_EQ(amounts(),
+            R"([{"tenant":"alice","runs":1,"max_runs":4,"adapters":0,"max_adapters":2}])");
+  result(post("/api/v1/save_weights_for_sampler", {{"model_id", run}, {"seq_id", 1}, {"path", "a"}},
+              alice_.text),
+         alice_.text);
+  limit([](store::Quota& q) { q.max_runs = 0; });
+  EXPECT_EQ(amounts(), R"([{"tenant":"alice","adapters":1,"max_adapters":2}])");
+}
 
 TEST_F(TenantsTest, WhatIsBeyondARateIsTakenAndHeldAndPollsSayWhy) {
   go_on();

@@ -15,6 +15,7 @@
 #include "twinkle/base/fields/json_codec.h"
 #include "twinkle/base/file.h"
 #include "twinkle/io/atomic.h"
+#include "twinkle/io/folder/private.h"
 #include "twinkle/store/keys/sha256.h"
 
 namespace twinkle::store {
@@ -120,7 +121,7 @@ KeyFile::Created KeyFile::create(Key wanted, const ChangeQuota& change,
   check(wanted);
   if (standing.weight) check_weight(*standing.weight);
   std::error_code error;
-  fs::create_directories(path_.parent_path(), error);
+  make_private_folders(path_.parent_path(), error);
   require(!error, Code::kInvalid, "store: cannot make the folder ", path_.parent_path().string(),
           ": ", error.message());
   const FileHandle lock = locked(path_);
