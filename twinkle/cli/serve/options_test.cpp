@@ -104,6 +104,7 @@ TEST(ServeOptions, AreTheseWithTheseDefaults) {
       "keep_read_seconds=600",
       "max_open=32768",
       "max_result_bytes=268435456",
+      "max_sample_bytes=67108864",
       "durability=process",
       "segment_bytes=67108864",
       "sync_seconds=0.005",

@@ -45,6 +45,40 @@ TEST_F(FieldsTest, APromptThatFillsTheContextIsGivenToTheEngineWhichRefusesIt) {
   EXPECT_EQ(outcome(ack).status, 200);
 }
 
+TEST_F(FieldsTest, ASampleThatMayMakeALongerResultThanThereMayBeIsRefusedByWhatMakesItLong) {
+  options_.promises.max_sample_bytes = 1000;
+  open();
+  go_on();
+  const std::string id = text(
+      post("/api/v1/create_sampling_session",
+           {{"session_id", session()}, {"sampling_session_seq_id", 0}, {"base_model", "null"}}),
+      "sampling_session_id");
+  const auto sample = [&](int64_t seq_id, int64_t num_samples, int64_t top, JsonObject params) {
+    return post("/api/v1/asample",
+                {{"sampling_session_id", id},
+                 {"seq_id", seq_id},
+                 {"num_samples", num_samples},
+                 {"topk_sample_logprobs", top},
+                 {"prompt", {{"chunks", {{{"tokens", {1, 2}}, {"type", "encoded_text"}}}}}},
+                 {"sampling_params", std::move(params)}});
+  };
+  const std::string end = " bytes, but max_sample_bytes is 1000; ask for less in one request";
+  EXPECT_EQ(sample(0, 13, 2, {{"max_tokens", 3}}).status, 200) << "13 x 3 x 8 x (1 + 2)";
+  EXPECT_EQ(text(sample(1, 14, 2, {{"max_tokens", 3}}), "detail"),
+            "server: num_samples 14, max_tokens 3 and topk_sample_logprobs 2 may make a result of "
+            "1008" +
+                end);
+  EXPECT_EQ(sample(2, 2, 0, {{"max_tokens", 1'000'000}}).status, 200) << "the room is 62";
+  EXPECT_EQ(text(sample(3, 3, 0, {}), "detail"),
+            "server: num_samples 3, max_tokens 62 and topk_sample_logprobs 0 may make a result of "
+            "1488" +
+                end);
+  options_.promises.max_sample_bytes = 1'000'000;
+  open();
+  go_on();
+  EXPECT_EQ(services_->samplers.at(id).came.ranges().size(), 2U) << "refused when they came";
+}
+
 TEST_F(FieldsTest, AnEmptyPathOfASamplerIsNamed) {
   EXPECT_EQ(text(sampler(session(), 0, "model_path", ""), "detail"),
             "server: model_path is empty; give tinker://RUN/sampler_weights/NAME, or base_model");

@@ -79,6 +79,22 @@ Response answer_of(const engine::Result& r, const engine::SamplingParams& params
   return {.body = tinker::to_protobuf(out), .content_type = "application/x-protobuf"};
 }
 
+// The thread that serves makes the whole of it at once. Each token is 4 bytes and has a
+// log-probability of 4; so has each of the likeliest beside it.
+void require_result_fits(const engine::Sample& sample, const Services& services) {
+  const engine::SamplingParams& params = sample.params[0];
+  const int64_t length = std::ssize(sample.prompts[0]);
+  const int64_t room = std::max<int64_t>(0, services.backend.model().max_positions - length);
+  const int64_t tokens = std::clamp<int64_t>(params.max_tokens, 0, room);
+  const int64_t bytes = params.num_samples * tokens * 8 * (1 + params.top_logprobs) +
+                        (params.prompt_logprobs ? 4 * length : 0);
+  const int64_t most = services.promises.max_sample_bytes();
+  require(bytes <= most, Code::kInvalid, "server: num_samples ", params.num_samples,
+          ", max_tokens ", tokens, " and topk_sample_logprobs ", params.top_logprobs,
+          " may make a result of ", bytes, " bytes, but max_sample_bytes is ", most,
+          "; ask for less in one request");
+}
+
 int64_t num_samples_of(const Json& body) {
   const auto out = get_or<int64_t>(body, "num_samples", 1);
   require(out >= 1 && out <= kMaxSamples, Code::kInvalid, "server: num_samples is ", out,
@@ -192,6 +208,7 @@ std::optional<Response> asample(Call& call) {
             "server: sampling_params must be an object, such as {\"max_tokens\": 16}");
   });
   Ready ready = ready_of(call.body, of, call.chance, s.backend.model());
+  s.decisions.decide([&] { require_result_fits(std::get<engine::Sample>(ready.operation), s); });
   try {
     s.sample(call.owner, call.key_id,
              std::make_shared<Pending>(request_id, std::move(ready), source));

@@ -278,6 +278,16 @@ TEST_F(PutOffTest, ANumberThatComesAgainOrHasNothingBehindItIsNotUsedUp) {
   EXPECT_EQ(result(behind).status, 200);
 }
 
+TEST_F(PutOffTest, ANumberForWhichOthersWaitIsTakenThoughTheyAreAsManyAsMayBe) {
+  const std::string id = run();
+  std::vector<Response> acks;
+  for (const int64_t seq_id : {3, 4, 6, 7}) acks.push_back(step(id, seq_id));
+  EXPECT_EQ(step(id, 8).status, 503);
+  EXPECT_EQ(train(id, 2).status, 503) << "nothing waits for it alone";
+  for (const int64_t seq_id : {1, 2, 5}) acks.push_back(train(id, seq_id));
+  for (const Response& ack : acks) EXPECT_EQ(result(ack).status, 200);
+}
+
 TEST_F(PutOffTest, AForwardLeavesItsWindowWhole) {
   const std::string id = run(), s = full();
   Request forward =

@@ -1,6 +1,7 @@
 #include "twinkle/server/history/backup.h"
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -8,10 +9,12 @@
 #include <vector>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/fault/fault.h"
 #include "twinkle/base/file.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/server/history/state_file.h"
 #include "twinkle/store/keys/keys.h"
+#include "twinkle/store/segment.h"
 
 namespace twinkle::server {
 
@@ -66,15 +69,16 @@ bool is_copied(const fs::path& from, const fs::path& to) {
 // one.
 enum class How { kCopied, kLinked };
 
-// Nothing, if it is not there.
-void copy_file(const fs::path& from, const fs::path& to, Copied& copied, How how = How::kCopied) {
+// False, and nothing, if it is not there.
+bool copy_file(const fs::path& from, const fs::path& to, Copied& copied, How how = How::kCopied) {
   std::error_code error;
   fs::create_directories(to.parent_path(), error);
   done(error, "make", to.parent_path());
   if (how == How::kLinked) fs::create_hard_link(from, to, error);
-  if ((how == How::kCopied || error) && !is_copied(from, to)) return;
+  if ((how == How::kCopied || error) && !is_copied(from, to)) return false;
   ++copied.num_files;
   copied.num_bytes += static_cast<int64_t>(fs::file_size(to, error));
+  return true;
 }
 
 // What goes while it is copied is left out; whoever needs it sees that it is not there. So are
@@ -97,6 +101,23 @@ void copy_tree(const fs::path& from, const fs::path& to, Copied& copied,
     }
     copy_file(entry.path(), to / name, copied, how);
   }
+}
+
+// The state first: what follows it is there, unless another takes its place meanwhile. Then
+// segments go, and where they are the last, no gap tells it. False: so it was, and the copy may
+// lack what was acknowledged before it began.
+bool copy_journal(const fs::path& from, const fs::path& to, Copied& copied) {
+  const auto state = [&]() -> std::optional<uint64_t> {
+    if (!is_there(state_file(from))) return std::nullopt;
+    return StateReader(from).state().sequence;
+  };
+  const std::optional<uint64_t> before = state();
+  copy_file(state_file(from), state_file(to), copied);
+  for (const store::Segment& segment : store::segments_in(from)) {
+    fault("before a segment's copy");
+    if (!copy_file(segment.path, to / segment.path.filename(), copied)) return false;
+  }
+  return state() == before;
 }
 
 // A journal that was copied while its records gave way to a state lacks some.
@@ -189,10 +210,8 @@ Copied backup(const fs::path& state, const fs::path& to) {
     AtomicDirectory copy(to);
     Copied copied;
     // The journal first: what it names is there, and stays but for snapshots that were replaced.
-    // Of it, the state first: what follows it is there, unless another takes its place meanwhile.
-    const fs::path from = state / kJournal, journal = copy.staging() / kJournal;
-    copy_file(state_file(from), state_file(journal), copied);
-    copy_tree(from, journal, copied, {state_file(from).filename().string()});
+    const fs::path journal = copy.staging() / kJournal;
+    if (!copy_journal(state / kJournal, journal, copied)) continue;
     if (tries + 1 < kMaxTries && !is_whole_journal(journal)) continue;
     copy_tree(state / kSnapshots, copy.staging() / kSnapshots, copied, {}, How::kLinked);
     const History::Summary copied_journal = summary_of(journal);
@@ -201,7 +220,8 @@ Copied backup(const fs::path& state, const fs::path& to) {
     copy.commit();
     return copied;
   }
-  fail(Code::kBusy, "server: snapshots in ", state.string(), " were replaced ", kMaxTries,
+  fail(Code::kBusy, "server: the journal or snapshots in ", state.string(), " were replaced ",
+       kMaxTries,
        " times while they were copied; try again, or serve with a longer --snapshot-seconds and "
        "more --journal-bytes");
 }

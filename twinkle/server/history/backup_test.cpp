@@ -5,6 +5,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/io/limit_for_test.h"
+#include "twinkle/server/history/truncation_for_test.h"
 #include "twinkle/server/service_for_test.h"
 
 namespace twinkle::server {
@@ -62,6 +63,41 @@ TEST_F(BackupTest, OfAServerThatRunsGoesOnElsewhereWithWhatItHad) {
   EXPECT_EQ(std::ssize(done(id)), 3);
   result(step(id, 4));
   EXPECT_EQ(std::ssize(done(id)), 4);
+}
+
+// The segments that are left to copy go when the first has been: no gap tells it, in the copy.
+TEST_F(BackupTest, AJournalThatGivesWayToAStateMeanwhileLosesNothingThatWasAcknowledged) {
+  options_.journal.segment_bytes = 1;
+  open();
+  go_on();
+  const std::vector<std::string> sessions{session(), session(), session()};
+  fs::copy(dir_ / "journal", beside("early"));
+  options_.truncation.journal_bytes = 1;
+  open();
+  go_on();
+  ASSERT_TRUE(truncate());
+  close();
+  const auto put_journal = [&](const char* name) {
+    fs::remove_all(dir_ / "journal");
+    fs::copy(beside(name), dir_ / "journal");
+  };
+  fs::copy(dir_ / "journal", beside("late"));
+  for (const int at : {1, 2}) {
+    put_journal("early");
+    set_fault_point([&, n = 0](std::string_view name) mutable {
+      if (name == "before a segment's copy" && ++n == at) put_journal("late");
+    });
+    backup(dir_.path(), beside("backup"));
+    set_fault_point({});
+    fs::remove_all(dir_ / "journal");
+    fs::copy(beside("backup") / "journal", dir_ / "journal");
+    fs::remove_all(beside("backup"));
+    open();
+    go_on();
+    for (const std::string& id : sessions)
+      EXPECT_EQ(post("/api/v1/session_heartbeat", {{"session_id", id}}).status, 200) << at;
+    close();
+  }
 }
 
 TEST_F(BackupTest, WhatIsThereIsNotReplacedAndWhatIsNoStateIsNamed) {

@@ -141,7 +141,7 @@ TEST_F(DecisionsTest, WhatWasAcceptedIsThereThoughFewerMayBeOpenNow) {
   options_.promises.max_open = 1;
   restart();
   EXPECT_EQ(create(s, "null").status, 503) << "the limit holds for what comes";
-  EXPECT_EQ(train(id, 1).status, 503);
+  EXPECT_EQ(train(id, 5).status, 503);
   close();
   options_.promises.max_open = 4;
   restart();

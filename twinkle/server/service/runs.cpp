@@ -147,7 +147,10 @@ std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source s
     refuse(run, seq_id, e.what(), pending->accumulates && !pending->steps);
     throw;
   }
-  decisions_.decide([&] { promises_.require_room(run.owner); });
+  // What waits for this number keeps its room until it has come: it is taken beyond the limit.
+  const bool is_waited_for =
+      seq_id == run.first_missing && run.waiting.upper_bound(seq_id) != run.waiting.end();
+  if (!is_waited_for) decisions_.decide([&] { promises_.require_room(run.owner); });
   decisions_.change([&] {
     promises_.open(request_id, run.owner, number.key_id);
     run.last_ms = std::max(run.last_ms, number.time_ms);
