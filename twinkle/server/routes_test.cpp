@@ -52,6 +52,11 @@ TEST_F(RoutesTest, APollThatFailsIs429SoThatItsClientPauses) {
   EXPECT_EQ(post("/api/v1/retrieve_future", {{"request_id", "a:410"}}).status, 410);
 }
 
+TEST_F(RoutesTest, AFailureThatQuotesWhatIsNoUtf8IsJson) {
+  EXPECT_EQ(text(server::failure("no loss '\xff\xfe'", true), "error"), "no loss '\?\?'");
+  EXPECT_EQ(text(server::failure("no loss 'é'", true), "error"), "no loss 'é'");
+}
+
 TEST_F(RoutesTest, ABodyThatIsNotJsonIs422) {
   EXPECT_EQ(answer(request("/api/v1/create_session", "{\"tags\": [", "tml-a")).status, 422);
   EXPECT_EQ(answer(request("/api/v1/create_session", "[]", "tml-a")).status, 422);
