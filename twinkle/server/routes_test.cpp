@@ -60,6 +60,11 @@ TEST_F(RoutesTest, AFailureThatQuotesWhatIsNoUtf8IsJson) {
 TEST_F(RoutesTest, ABodyThatIsNotJsonIs422) {
   EXPECT_EQ(answer(request("/api/v1/create_session", "{\"tags\": [", "tml-a")).status, 422);
   EXPECT_EQ(answer(request("/api/v1/create_session", "[]", "tml-a")).status, 422);
+  Request zeros = request("/api/v1/create_session", std::string(100, '\0'), "tml-a");
+  zeros.headers["content-type"] = "application/x-protobuf";
+  EXPECT_EQ(text(answer(zeros), "detail"),
+            "server: the Content-Type of the body is 'application/x-protobuf', "
+            "/api/v1/create_session takes application/json alone");
 }
 
 TEST_F(RoutesTest, HowLongABodyMayBeDependsOnItsRouteAndKind) {
@@ -73,6 +78,8 @@ TEST_F(RoutesTest, HowLongABodyMayBeDependsOnItsRouteAndKind) {
   EXPECT_EQ(most("POST", "/api/v1/forward_backward", "application/x-protobuf"), 256 << 20);
   EXPECT_EQ(most("POST", "/api/v1/asample", "application/json"), 8 << 20);
   EXPECT_EQ(most("GET", "/api/v1/healthz", "application/x-protobuf"), 64 << 10);
+  EXPECT_EQ(most("POST", "/api/v1/create_session", "application/json"), 64 << 10);
+  EXPECT_EQ(most("POST", "/api/v1/create_session", "application/x-protobuf"), 64 << 10);
 }
 
 TEST_F(RoutesTest, ARefusalIsToldOfTheTenantWhoseKeyItWas) {
