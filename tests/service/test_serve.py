@@ -205,14 +205,14 @@ def test_options_of_the_engine_and_of_the_service_have_their_effect(
 ):
     """A queue of one operation, bodies of at most 1 MiB, and no prefix cache."""
     long = b" " * 1100000
-    assert Wire(server.url).post("create_session", long).status == 422, "it is no JSON"
+    assert Wire(server.url).post("asample", long).status == 422, "it is no JSON"
     statuses, shared = sampled(server)
     assert statuses == {200} and shared > 0
     queue = ["--max-queued", "1", "--max-given", "1"]
     small = [*queue, "--max-body-bytes", "1048576", "--no-prefix-cache"]
     other = Server(tiny_llama_dir, tmp_path / "state", *small)
     try:
-        assert Wire(other.url).post("create_session", long).status == 413
+        assert Wire(other.url).post("asample", long).status == 413
         assert sampled(other) == ({200, 429}, 0)
     finally:
         assert other.stop() == 0

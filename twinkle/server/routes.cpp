@@ -31,7 +31,7 @@ constexpr std::array kRoutes = {
 #undef ROUTE
 };
 
-constexpr int64_t kMostPublicBytes = int64_t{64} << 10;
+constexpr int64_t kMostShortBytes = int64_t{64} << 10;
 constexpr int64_t kMostJsonBytes = int64_t{8} << 20;
 constexpr int64_t kLongBytes = int64_t{64} << 10;  // of a body
 // Of JSON, beside a prompt's tokens: each takes memory, and the thread's time.
@@ -114,7 +114,7 @@ bool is_numbered(const Route& route) {
   return route.kind == Kind::kJournalled && (route.touches & kRun);
 }
 
-// In which a route takes its body.
+// In which a route takes its body, if it takes one.
 tinker::Form form_of(const Route& route) {
   return route.run == forward_backward ? tinker::Form::kProtobuf : tinker::Form::kJson;
 }
@@ -134,7 +134,7 @@ std::shared_ptr<Finder> finder_of(const Route& route, const Head& head) {
 // not in the form of its route, or has too many values.
 void require_readable(const Asked& asked, const Services& services) {
   const Request& r = asked.request;
-  require(!is_numbered(*asked.route) || form_of(r) == form_of(*asked.route), Code::kInvalid,
+  require(r.method != "POST" || form_of(r) == form_of(*asked.route), Code::kInvalid,
           "server: the Content-Type of the body is '", beginning(r.header("content-type"), 80),
           "', ", asked.route->path, " takes ", content_type_of(*asked.route), " alone");
   if (r.method != "POST" || is_protobuf(r) || std::ssize(r.body) <= kLongBytes) return;
@@ -161,7 +161,8 @@ void let_go_of_long(Json& body, const Request& request) {
 
 // Of a body. What is no protobuf is JSON, or is not read, and JSON takes many times its bytes.
 int64_t most_bytes(const Route& route, const Head& head) {
-  if (route.scope == Scope::kPublic) return kMostPublicBytes;
+  const bool is_short = route.scope == Scope::kPublic || route.run == create_session;
+  if (is_short) return kMostShortBytes;
   return !is_protobuf(head) ? kMostJsonBytes : std::numeric_limits<int64_t>::max();
 }
 

@@ -52,9 +52,19 @@ TEST_F(RoutesTest, APollThatFailsIs429SoThatItsClientPauses) {
   EXPECT_EQ(post("/api/v1/retrieve_future", {{"request_id", "a:410"}}).status, 410);
 }
 
+TEST_F(RoutesTest, AFailureThatQuotesWhatIsNoUtf8IsJson) {
+  EXPECT_EQ(text(server::failure("no loss '\xff\xfe'", true), "error"), "no loss '\?\?'");
+  EXPECT_EQ(text(server::failure("no loss 'é'", true), "error"), "no loss 'é'");
+}
+
 TEST_F(RoutesTest, ABodyThatIsNotJsonIs422) {
   EXPECT_EQ(answer(request("/api/v1/create_session", "{\"tags\": [", "tml-a")).status, 422);
   EXPECT_EQ(answer(request("/api/v1/create_session", "[]", "tml-a")).status, 422);
+  Request zeros = request("/api/v1/create_session", std::string(100, '\0'), "tml-a");
+  zeros.headers["content-type"] = "application/x-protobuf";
+  EXPECT_EQ(text(answer(zeros), "detail"),
+            "server: the Content-Type of the body is 'application/x-protobuf', "
+            "/api/v1/create_session takes application/json alone");
 }
 
 TEST_F(RoutesTest, HowLongABodyMayBeDependsOnItsRouteAndKind) {
@@ -68,6 +78,8 @@ TEST_F(RoutesTest, HowLongABodyMayBeDependsOnItsRouteAndKind) {
   EXPECT_EQ(most("POST", "/api/v1/forward_backward", "application/x-protobuf"), 256 << 20);
   EXPECT_EQ(most("POST", "/api/v1/asample", "application/json"), 8 << 20);
   EXPECT_EQ(most("GET", "/api/v1/healthz", "application/x-protobuf"), 64 << 10);
+  EXPECT_EQ(most("POST", "/api/v1/create_session", "application/json"), 64 << 10);
+  EXPECT_EQ(most("POST", "/api/v1/create_session", "application/x-protobuf"), 64 << 10);
 }
 
 TEST_F(RoutesTest, ARefusalIsToldOfTheTenantWhoseKeyItWas) {

@@ -48,6 +48,10 @@ struct Response {
   const std::string& text() const { return shared ? *shared : body; }
 };
 
+// A text that may quote what was sent, as JSON can have it: if it is no UTF-8, `?` for each byte
+// above 127.
+std::string readable(std::string text);
+
 // An error's response, with the body {"detail": text} that clients of this protocol expect.
 Response refusal(int status, const std::string& text);
 

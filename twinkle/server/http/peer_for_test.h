@@ -58,6 +58,7 @@ class Peer {
     const ssize_t count = ::recv(socket_, more.data(), bytes, 0);
     if (count > 0) text_.append(more.data(), static_cast<size_t>(count));
   }
+  const std::string& taken() const { return text_; }  // and not received
   std::string ask(const std::string& text) {
     send(text);
     return receive();

@@ -19,6 +19,7 @@
 #include <boost/beast/http.hpp>
 #include <cerrno>
 #include <condition_variable>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -61,6 +62,12 @@ Head head_of(const Parser& parser, const std::string& peer) {
   return head;
 }
 
+// Of a transfer: chunked alone, once.
+bool has_known_codings(const Parser& parser) {
+  const auto [begin, end] = parser.get().equal_range(http::field::transfer_encoding);
+  return begin == end || (std::next(begin) == end && beast::iequals(begin->value(), "chunked"));
+}
+
 // Behind the head; a connection can go on without reading more.
 bool has_whole_body(const Parser& parser, const beast::flat_buffer& buffer) {
   return parser.is_done() || (parser.content_length() && *parser.content_length() <= buffer.size());
@@ -83,17 +90,19 @@ Response noted(Response response, const Head& head, Told& told) {
 
 }  // namespace
 
+std::string readable(std::string text) {
+  if (!json_in(boost::json::serialize(Json(text))))
+    for (char& c : text)
+      if (static_cast<unsigned char>(c) >= 0x80) c = '?';
+  return text;
+}
+
 // Texts quote what was sent, however long it was and whether or not it was UTF-8.
 Response refusal(int status, const std::string& text) {
   constexpr size_t kMost = 4096;
-  std::string detail = text.size() <= kMost ? text : text.substr(0, kMost) + "...";
-  std::string body = boost::json::serialize(JsonObject{{"detail", detail}});
-  if (!json_in(body)) {
-    for (char& c : detail)
-      if (static_cast<unsigned char>(c) >= 0x80) c = '?';
-    body = boost::json::serialize(JsonObject{{"detail", detail}});
-  }
-  return {.status = status, .body = std::move(body)};
+  const std::string detail = text.size() <= kMost ? text : text.substr(0, kMost) + "...";
+  return {.status = status,
+          .body = boost::json::serialize(JsonObject{{"detail", readable(detail)}})};
 }
 
 bool is_address(const std::string& text) {
@@ -234,8 +243,7 @@ class HttpServer::Impl {
     if (error) co_return co_await refuse_head(stream, error);
 
     // Where its body ends is not known: what follows must not be taken for another request.
-    if (parser.get().find(http::field::transfer_encoding) != parser.get().end() &&
-        !parser.chunked())
+    if (!has_known_codings(parser))
       co_return co_await write(
           stream,
           refusal(422,
@@ -271,7 +279,8 @@ class HttpServer::Impl {
       if (!parser.is_done()) buffer.consume(*parser.content_length());
       co_return co_await write(stream, std::move(refused), keep_alive, head.method == "HEAD");
     }
-    if (parser.get()[http::field::expect] == "100-continue") {
+    if (parser.get().version() >= 11 &&
+        beast::iequals(parser.get()[http::field::expect], "100-continue")) {
       http::response<http::empty_body> go_on{http::status::continue_, 11};
       co_await http::async_write(stream, go_on, asio::redirect_error(use_awaitable, error));
       if (error) co_return false;
@@ -290,7 +299,7 @@ class HttpServer::Impl {
         refused = co_await told_why(stream, head, admission.finder->found(), std::move(*refused));
       Response why = noted(std::move(*refused), head, told);
       if (!is_read) co_return co_await refuse_unread(stream, std::move(why));
-      co_return co_await write(stream, std::move(why), keep_alive);
+      co_return co_await write(stream, std::move(why), keep_alive, head.method == "HEAD");
     }
     Response response = noted(co_await answered(stream, std::move(request)), head, told);
     if (response.status == kGone) co_return false;

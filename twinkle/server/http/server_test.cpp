@@ -219,6 +219,38 @@ TEST_F(HttpServerTest, ARefusedPeerReadsWhyAlthoughItStillSends) {
   EXPECT_EQ(peer.receive(), "");
 }
 
+TEST_F(HttpServerTest, ATransferThatIsMoreThanChunkedIsRefused) {
+  start();
+  for (const char* codings :
+       {"gzip, chunked", "chunked, chunked", "gzip\r\nTransfer-Encoding: chunked"})
+    EXPECT_TRUE(begins(Peer(port()).ask("POST /1 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: " +
+                                        std::string(codings) + "\r\n\r\n0\r\n\r\n"),
+                       "HTTP/1.1 422"))
+        << codings;
+}
+
+TEST_F(HttpServerTest, ABodyIsAskedForInAnyCaseOfLettersAndOfNoOldPeer) {
+  start();
+  const auto ask = [&](const std::string& version, const std::string& expect) {
+    return Peer(port()).ask("POST /1 HTTP/" + version + "\r\nHost: x\r\nExpect: " + expect +
+                            "\r\nContent-Length: 1\r\n\r\nx");
+  };
+  EXPECT_TRUE(begins(ask("1.1", "100-Continue"), "HTTP/1.1 100 "));
+  const std::string old = ask("1.0", "100-continue");
+  EXPECT_FALSE(old.empty());
+  EXPECT_EQ(old.find(" 100 "), std::string::npos) << old;
+}
+
+TEST_F(HttpServerTest, ARefusedHeadHasNoBody) {
+  start();
+  Peer peer(port());
+  peer.send("HEAD /1 HTTP/1.1\r\nHost: x\r\nContent-Encoding: br\r\nConnection: close\r\n\r\n");
+  peer.take(1 << 16);
+  const std::string head = peer.taken();
+  EXPECT_TRUE(begins(head, "HTTP/1.1 422")) << head;
+  EXPECT_TRUE(head.ends_with("\r\n\r\n")) << head;
+}
+
 TEST_F(HttpServerTest, AnUnknownTransferEncodingEndsTheConnection) {
   start();
   Peer peer(port());

@@ -24,7 +24,7 @@ Outcome cancelled() {
 
 Response failure(const std::string& text, bool is_users) {
   return {.body = boost::json::serialize(
-              JsonObject{{"error", text}, {"category", is_users ? "user" : "server"}})};
+              JsonObject{{"error", readable(text)}, {"category", is_users ? "user" : "server"}})};
 }
 
 Operations::Operations(const LineOptions& lines, Backend& backend, Threads threads,
