@@ -15,7 +15,7 @@ inline constexpr int64_t kMaxEmpty = 5;  // lanes: beyond, transposing weights c
 template <class T>
 inline bool is_few(const RunProduct<T>& p) {
   constexpr int n = kLanes<float>;
-  if (n != 16 || p.rows > kFewRows || p.outputs % n != 0) return false;
+  if (n != 16 || !p.may_be_few() || p.outputs % n != 0) return false;
   return p.transposed || (sizeof(T) == sizeof(float) && (n - p.rows % n) % n <= kMaxEmpty);
 }
 
@@ -159,7 +159,7 @@ inline void column_loop(const RunProduct<T>& p, const float* packed, int64_t fir
     const bool ends = begin + depth == p.inputs;
     FewAhead ahead{reinterpret_cast<const char*>(ends ? p.w + last
                                                       : p.w + (begin + depth) * p.outputs + first),
-                   p.outputs * kSize, (last - first) * kSize / 64};
+                   p.outputs * kSize, ((last - first) * kSize + 63) / 64};
     if (ends && last == end) ahead = {ahead.row, 0, 1};
     float* to = sums;
     for (int64_t o = first; o < last; o += n) {

@@ -2,7 +2,7 @@
 // simd.h). The lanes of a vector are outputs: each lane is one output's chain. Weights whose inputs
 // are contiguous are transposed in registers, a square at a time. Few rows: a square is used at
 // once, and memory bandwidth is the limit. Many: a panel of a run of inputs is kept in the first
-// cache for all rows.
+// cache for all rows. In between: linear_f32_few.h.
 #pragma once
 #include "twinkle/kernels/linear/linear_f32_few.h"
 #include "twinkle/kernels/linear/linear_f32_product.h"

@@ -15,8 +15,10 @@ inline constexpr int64_t kWideRows = 512;
 inline constexpr int64_t kWideGroup = 4 * kSumRun;
 inline constexpr int64_t kWideOutputs = 6 * kWideTile;
 
-// Of one whose rows may be few: the most, and the outputs of which a thread keeps sums at a time.
+// Of one whose rows may be few: the most, the floats of them that each thread transposes for itself,
+// and the outputs of which it keeps sums at a time.
 inline constexpr int64_t kFewRows = 48;
+inline constexpr int64_t kFewFloats = int64_t{1} << 18;
 inline constexpr int64_t kFewOutputs = 128;
 
 // T: float, or bfloat16, which is widened where it is read and rounded where it is written.
@@ -35,9 +37,10 @@ struct RunProduct {
   // Floats that a thread needs unless it is thin.
   int64_t scratch_size() const {
     const int64_t wide = (rows < kWideRows ? rows : kWideRows) * kWideOutputs;
-    const int64_t few = rows <= kFewRows ? packed_size() + kFewRows * kFewOutputs : 0;
+    const int64_t few = may_be_few() ? packed_size() + kFewRows * kFewOutputs : 0;
     return few > wide ? few : wide;
   }
+  bool may_be_few() const { return rows <= kFewRows && packed_size() <= kFewFloats; }
   // Floats of few rows that are transposed.
   int64_t packed_size() const { return (rows + 15) / 16 * 16 * inputs; }
 };
