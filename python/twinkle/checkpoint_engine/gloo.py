@@ -1,6 +1,7 @@
 """GlooCheckpointEngine: weights over a Gloo group of their own, in buckets, by twinkle/sync."""
 
 import os
+import re
 import time
 from contextlib import contextmanager
 from datetime import timedelta
@@ -85,27 +86,18 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     @contextmanager
     def _naming(self, what):
-        """In its block Gloo's errors, which tell of a connection, become those of a rank."""
+        """In its block Gloo's errors, which tell of a connection, become those of a rank. What a
+        rank has told of itself (sync: rank ...) stays."""
+        watch = self._watch
         try:
             yield
         except InternalError as error:
-            why = self._why_after()
+            why = None if _is_told(error) else _why_after(watch)
             if why is None:
                 raise
             raise InternalError(
                 f"checkpoint_engine: {what} of rank {self._rank} of {self._size}: {why}"
             ) from error
-
-    def _why_after(self):
-        """Why the ranks cannot go on, as the watch tells it soon after; None: they can."""
-        end = time.monotonic() + _NEWS_S
-        while time.monotonic() < end:
-            try:
-                self._watch.check()
-            except InternalError as error:
-                return error
-            time.sleep(0.02)
-        return None
 
     def finalize(self):
         """Closes the group and, on rank 0, the store."""
@@ -148,6 +140,22 @@ def _store(host, port, timeout, is_master):
     except (RuntimeError, ValueError) as error:
         where = f"open a port on {host}" if is_master else f"reach {host}:{port}"
         raise NotAvailableError(f"checkpoint_engine: cannot {where}: {error}") from error
+
+
+def _is_told(error):
+    return re.match(r"sync: rank \d+( \(the \w+\))?: ", str(error)) is not None
+
+
+def _why_after(watch):
+    """Why the ranks cannot go on, as the watch tells it soon after; None: they can."""
+    end = time.monotonic() + _NEWS_S
+    while time.monotonic() < end:
+        try:
+            watch.check()
+        except InternalError as error:
+            return error
+        time.sleep(0.02)
+    return None
 
 
 CheckpointEngineRegistry.register("gloo", GlooCheckpointEngine)

@@ -180,7 +180,7 @@ def _listen(store, name, host, place):
     """The connections of the other ranks, in their order."""
     _, size, timeout = place
     secret = secrets.token_bytes(16)
-    with socket.create_server((_own_address(host), 0)) as server:
+    with _listener(host) as server:
         server.settimeout(timeout)
         host, port = server.getsockname()[:2]
         store.set(name, f"{host} {port} {secret.hex()}")
@@ -188,7 +188,10 @@ def _listen(store, name, host, place):
         while len(found) < size - 1:
             connection, _ = server.accept()
             connection.settimeout(timeout)
-            said = connection.makefile("rb", buffering=0).readline(64)
+            try:
+                said = connection.makefile("rb", buffering=0).readline(64)
+            except OSError:  # a stranger that has gone, or says nothing
+                said = b""
             rank = int(said[32:] or 0) if said[:32] == secret.hex().encode() else 0
             if rank in range(1, size) and rank not in found:
                 found[rank] = connection
@@ -206,9 +209,13 @@ def _connect(store, name, place):
     return connection
 
 
-def _own_address(host):
-    """Where other ranks reach this one: as they reach the store, which they know by this name."""
-    return "127.0.0.1" if socket.gethostbyname(host).startswith("127.") else find_node_ip()
+def _listener(host):
+    """A socket where other ranks reach this one: as they reach the store, which they know by this
+    name; on another machine than the store's where its own address leads outside."""
+    try:
+        return socket.create_server((socket.gethostbyname(host), 0))
+    except OSError:
+        return socket.create_server((find_node_ip(), 0))
 
 
 def _store(timeout):

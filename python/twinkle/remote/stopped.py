@@ -18,19 +18,32 @@ def end_when_stopped(seconds):
     subprocess.Popen(command, stdin=subprocess.DEVNULL)  # ends with this process
 
 
-def _is_stopped(pid):
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+def _state(pid):
+    """Whether the process is stopped, and the time on processors that it has had."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0] == "T", fields[11:13]
+
+
+def _is_gone_after(pid, seconds):
+    end = time.monotonic() + seconds
+    while os.getppid() == pid:
+        if (left := end - time.monotonic()) <= 0:
+            return False
+        time.sleep(min(left, 1.0))
+    return True
 
 
 def _look_after(pid, seconds):
-    found = 0
+    found, before = 0, None
     while found < _LOOKS:
-        time.sleep(seconds / (_LOOKS + 1))
-        if os.getppid() != pid:
+        if _is_gone_after(pid, seconds / (_LOOKS - 1)):
             return
-        found = found + 1 if _is_stopped(pid) else 0
-    print(f"twinkle: infra: worker {pid} was stopped for {seconds:g} s, and is ended", flush=True)
+        is_stopped, used = _state(pid)
+        # One that was let go on in between, as by a limiter of its share, has used time.
+        found = (found + 1 if used == before else 1) if is_stopped else 0
+        before = used
     os.kill(pid, signal.SIGKILL)
+    print(f"twinkle: infra: worker {pid} was stopped for {seconds:g} s, and is ended", flush=True)
 
 
 if __name__ == "__main__":
