@@ -154,9 +154,11 @@ server::Access access_of(const ServeOptions& o) {
 void log_recovery(server::Loop& loop, const server::Services& services, Log& log) {
   constexpr std::chrono::seconds kEach{10};
   loop.after(kEach, [&loop, &services, &log] {
-    if (!services.history.is_replaying()) return;
-    log.write(Level::kInfo, "recovery goes on: " + std::to_string(services.operations.num_again()) +
-                                " operations left");
+    if (services.history.keeps()) return;
+    const int64_t left = services.operations.num_again();
+    log.write(Level::kInfo,
+              "recovery goes on: " + (left > 0 ? std::to_string(left) + " operations left"
+                                               : std::string("it reads what there is")));
     log_recovery(loop, services, log);
   });
 }

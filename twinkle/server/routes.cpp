@@ -485,8 +485,7 @@ void route(Request request, Services& services, Reply answer) {
 
 void replay(uint64_t sequence, const Command& command, Services& services) {
   Request request;
-  request.method = command.method;
-  request.path = command.path;
+  request.method = command.method, request.path = command.path;
   request.headers["content-type"] = command.content_type;
   request.body = command.body;
   const std::shared_ptr<Asked> a = asked(std::move(request));
@@ -494,7 +493,8 @@ void replay(uint64_t sequence, const Command& command, Services& services) {
           "server: the journal holds a request to ", command.path,
           ", which changes nothing; it is damaged");
   read_body(*a);
-  run(*a, {.owner = command.owner}, command, sequence, services, [](Response) {});
+  const auto told = run(*a, {.owner = command.owner}, command, sequence, services, [](Response) {});
+  if (told && told->status == 503) fail(Code::kBusy, told->text());  // nobody sends it again
 }
 
 }  // namespace twinkle::server

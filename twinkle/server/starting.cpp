@@ -9,8 +9,8 @@ void Starting::admit(const Head& head, const std::string& path, const Admit& adm
   if (path == "/healthz" || path == "/api/v1/healthz")
     return admit({-1, {.body = R"({"status":"ok"})"}});
   if (path == "/readyz") {
-    const std::string left =
-        num_left_ ? "; operations left: " + std::to_string(num_left_()) : std::string();
+    const int64_t num = num_left_ ? num_left_() : 0;  // none yet, while it reads
+    const std::string left = num > 0 ? "; operations left: " + std::to_string(num) : "";
     Response later =
         refusal(503, "server: it starts, and does again what its journal holds" + left);
     later.headers.emplace_back("Retry-After", "1");

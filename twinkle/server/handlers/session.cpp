@@ -12,8 +12,9 @@ std::optional<Response> create_session(Call& call) {
   Services& s = call.services;
   const std::string& id = call.chance;
   s.decisions.decide([&] { s.kept.require_room(Kept::What::kSession, call.owner); });
+  Response told = json({{"session_id", id}, {"type", "create_session"}});
   s.decisions.change([&] { s.add(Session{.id = id, .owner = call.owner}); });
-  return json({{"session_id", id}, {"type", "create_session"}});
+  return told;
 }
 
 std::optional<Response> session_heartbeat(Call& call) {

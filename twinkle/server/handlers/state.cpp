@@ -41,14 +41,14 @@ JsonArray amounts(const Services& s) {
   for (const std::string& owner : owners) {
     const store::Quota quota = s.quota_of(owner);
     JsonObject line{{"tenant", owner}};
-    const auto add = [&](const char* name, int64_t has, int64_t limit) {
+    const auto add = [&](const char* name, const auto& has, int64_t limit) {
       if (limit == 0) return;
-      line[name] = has;
+      line[name] = has();
       line[std::string("max_") + name] = limit;
     };
-    add("runs", s.amounts.num_runs(s, owner), quota.max_runs);
-    add("adapters", s.amounts.num_adapters(s, owner), quota.max_adapters);
-    add("disk", s.amounts.num_bytes(s, owner), quota.max_disk);
+    add("runs", [&] { return s.amounts.num_runs(s, owner); }, quota.max_runs);
+    add("adapters", [&] { return s.amounts.num_adapters(s, owner); }, quota.max_adapters);
+    add("disk", [&] { return s.amounts.num_bytes(s, owner); }, quota.max_disk);
     if (line.size() > 1) out.push_back(std::move(line));
   }
   return out;

@@ -108,6 +108,11 @@ Sampler& Services::add(Sampler sampler) {
 }
 
 void Services::save_runs(const std::function<void()>& done) {
+  // Twice: the first may have found an older one on its way. Not more: the disk may refuse.
+  save_once([this, done] { save_once(done); });
+}
+
+void Services::save_once(const std::function<void()>& done) {
   for (const auto& [id, run] : runs.all()) snapshots.catch_up(run);
   wait_for_saves(done);
 }
@@ -156,26 +161,33 @@ void Services::prepare(const std::string& tenant,
                        std::function<void(const std::string& refused)> then) {
   const engine::Create* const create = unmade(tenant);
   if (!create || create->directory.empty()) return then("");
-  preparing_[tenant].push_back(std::move(then));
-  if (preparing_[tenant].size() > 1) return;  // it is being read
+  if (const auto found = preparing_.find(tenant); found != preparing_.end())
+    return found->second.push_back(std::move(then));  // it is being read
   const auto checked = std::make_shared<std::optional<engine::Accepted>>();
-  disk.run([this, checked, create = *create] { checked->emplace(backend.check(create)); }, loop,
-           [this, checked, tenant](const std::exception_ptr& error) {
-             std::string refused;
-             try {
-               if (error) std::rethrow_exception(error);
-               give(tenant, std::move(**checked));
-             } catch (const Error& e) {
-               if (e.code == Code::kBusy)
-                 made_.erase(tenant);  // make() says it
-               else
-                 refused = brief(e.what());
-             } catch (const std::exception&) {
-               made_.erase(tenant);  // no memory, which is no room
-             }
-             const auto waiting = preparing_.extract(tenant);
-             for (const auto& next : waiting.mapped()) next(refused);
-           });
+  const auto told = [this, checked, tenant](const std::exception_ptr& error) {
+    std::string refused;
+    try {
+      if (error) std::rethrow_exception(error);
+      give(tenant, std::move(**checked));
+    } catch (const Error& e) {
+      if (e.code == Code::kBusy)
+        made_.erase(tenant);  // make() says it
+      else
+        refused = brief(e.what());
+    } catch (const std::exception&) {
+      made_.erase(tenant);  // no memory, which is no room
+    }
+    const auto waiting = preparing_.extract(tenant);
+    for (const auto& next : waiting.mapped()) next(refused);
+  };
+  preparing_[tenant].push_back(std::move(then));
+  try {
+    disk.run([this, checked, create = *create] { checked->emplace(backend.check(create)); }, loop,
+             told);
+  } catch (...) {  // no memory: who comes meanwhile would wait for ever
+    preparing_.erase(tenant);
+    throw;
+  }
 }
 
 void Services::make(const std::string& tenant) {

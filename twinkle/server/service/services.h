@@ -192,6 +192,7 @@ class Services {
   void give(const std::string& tenant, engine::Accepted create);
   // Makes them one after another, and takes away those that are made; false: there is no room yet.
   bool make_all(std::set<std::string>& tenants);
+  void save_once(const std::function<void()>& done);
   void wait_for_saves(const std::function<void()>& done);
   void used(const Promises::Made& of, const Ended& ended);
   // Samplers of versions that a snapshot holds sample its folders from here on, and the engine lets

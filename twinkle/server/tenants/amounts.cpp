@@ -162,16 +162,23 @@ void Amounts::measure(Services& services, const std::string& owner, Amount amoun
     runs->push_back({id, has.is_walked, std::exchange(has.changed, {})});
   }
   if (runs->empty()) return then();
-  waiting_[owner];
   const auto work = [runs, state = state_] {
     for (Measured& m : *runs) m.measure(state);
   };
-  services.disk.run(work, services.loop, [this, owner, then = std::move(then), runs](const auto&) {
-    for (const Measured& m : *runs) take(m);
-    const auto others = waiting_.extract(owner);
-    then();
-    for (const auto& go_on : others.mapped()) go_on();
-  });
+  waiting_[owner];
+  try {
+    services.disk.run(work, services.loop,
+                      [this, owner, then = std::move(then), runs](const auto&) {
+                        for (const Measured& m : *runs) take(m);
+                        const auto others = waiting_.extract(owner);
+                        then();
+                        for (const auto& go_on : others.mapped()) go_on();
+                      });
+  } catch (...) {  // no memory: what comes again begins anew
+    waiting_.erase(owner);
+    for (const Measured& m : *runs) on_disk_[m.run].is_walked = false;
+    throw;
+  }
 }
 
 // What could not be read is left to the next save.

@@ -36,6 +36,7 @@ void Silence::check() {
   for (const auto& [id, run] : runs_.all()) {
     int64_t& quiet = quiet_[id];
     quiet = heard_.contains(session_of(id)) ? 0 : quiet + 1;
+    if (quiet == kChecks) snapshots_.catch_up(run);  // once: the disk may refuse
     if (quiet >= kChecks) park(run);
   }
   heard_.clear();
@@ -45,7 +46,6 @@ void Silence::check() {
 // that is parked it does nothing.
 void Silence::park(const Run& run) {
   if (!run.is_made || !run.running.empty()) return;
-  snapshots_.catch_up(run);
   try {
     backend_.submit(backend_.check(engine::Park{run.id}), [](const engine::Outcome&) {});
   } catch (const Error&) {
