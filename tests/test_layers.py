@@ -138,6 +138,7 @@ CATCHES = {
     "twinkle/server/service/services.cpp": "is a version that stays for now, or closes a promise",
     "twinkle/server/service/snapshots.cpp": "is a snapshot that is not taken, or names its run",
     "twinkle/server/service/runs.cpp": "uses up the number of its request, or gets its fields",
+    "twinkle/server/tenants/amounts.cpp": "goes on; who comes next measures anew",
     "twinkle/server/tenants/silence.cpp": "is a run that stays in memory for now",
     "twinkle/server/tinker/forward_backward_request.cpp": "protozero tells of broken bytes by it",
     "twinkle/text/rows.cpp": "gets the row's number, likewise",
