@@ -148,10 +148,9 @@ std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source s
     throw;
   }
   // What waits for this number keeps its room until it has come: it is taken beyond the limit.
-  const bool is_waited_for =
-      seq_id == run.first_missing &&
-      std::any_of(run.waiting.upper_bound(seq_id), run.waiting.end(),
-                  [](const auto& waits) { return waits.second != nullptr; });
+  const bool is_waited_for = seq_id == run.first_missing &&
+                             std::any_of(run.waiting.upper_bound(seq_id), run.waiting.end(),
+                                         [](const auto& waits) { return waits.second != nullptr; });
   if (!is_waited_for) decisions_.decide([&] { promises_.require_room(run.owner); });
   decisions_.change([&] {
     promises_.open(request_id, run.owner, number.key_id);
