@@ -75,8 +75,9 @@ def datum(row):
     )
 
 
-def teach(url, model, name, batches, bar):
-    """Trains one tenant's adapter, saves it, and returns its answer."""
+def teach(url, model, name, batches, stepped):
+    """Trains one tenant's adapter, saves it, and returns its answer. Calls stepped(text) after each
+    step."""
     with tinker.ServiceClient(base_url=url, api_key=f"tml-{name}") as service:
         training = service.create_lora_training_client(base_model=model, rank=16, seed=1)
         for batch in batches:
@@ -84,8 +85,7 @@ def teach(url, model, name, batches, bar):
             passed = training.forward_backward(data, "cross_entropy")
             training.optim_step(ADAM).result()
             answers = sum(sum(d.loss_fn_inputs["weights"].data) for d in data)
-            bar.set_postfix_str(f"{name}: loss {passed.result().metrics['loss:sum'] / answers:.3f}")
-            bar.update()
+            stepped(f"{name}: loss {passed.result().metrics['loss:sum'] / answers:.3f}")
         training.save_state("end").result()
         sampler = training.save_weights_and_get_sampling_client()
         template = Template(model_id=model)
@@ -103,24 +103,29 @@ def run(title, model, data, state, kill):
     server = Server(model, state)
     steps = sum(map(len, data.values()))
     bar = tqdm(total=steps, desc=title, unit="step")
-    done = threading.Event()
+    done, killed, lock = threading.Event(), threading.Event(), threading.Lock()
 
-    def disturb():
-        while not done.wait(0.05):
-            if bar.n >= steps // 2:
-                break
-        else:
-            return
-        server.stop(signal.SIGKILL)
-        bar.write(f"the server was killed at step {bar.n} of {steps}")
+    def stepped(text):
+        with lock:
+            bar.set_postfix_str(text)
+            bar.update()
+            if kill and bar.n == steps // 2:  # the other tenant waits for an answer, mostly
+                server.stop(signal.SIGKILL)
+                bar.write(f"the server was killed at step {bar.n} of {steps}")
+                killed.set()
+
+    def start_again():
+        while not killed.wait(0.05):
+            if done.is_set():
+                return
         begun = time.monotonic()
         server.start()
         bar.write(f"and serves again after {time.monotonic() - begun:.1f} s")
 
     with ThreadPoolExecutor(3) as pool:
-        killer = pool.submit(disturb) if kill else None
+        starter = pool.submit(start_again) if kill else None
         work = [
-            pool.submit(teach, server.url, model, name, batches, bar)
+            pool.submit(teach, server.url, model, name, batches, stepped)
             for name, batches in data.items()
         ]
         try:
@@ -128,8 +133,8 @@ def run(title, model, data, state, kill):
         finally:
             done.set()
     bar.close()
-    if killer:
-        killer.result()
+    if starter:
+        starter.result()
     server.stop(signal.SIGTERM)
     files = state.glob("checkpoints/*/weights/end/adapter_model.safetensors")
     return answers, sorted(hashlib.sha256(f.read_bytes()).hexdigest() for f in files)
