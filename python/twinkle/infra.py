@@ -154,13 +154,8 @@ def check_mesh(mesh, what):
 def check_axes(mesh, what):
     """Refuses axes that no engine has. NotAvailableError: as check_mesh."""
     sizes = dict(zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True))
-    for axis in (
-        "ep",
-        "etp",
-        "ep_fsdp",
-        "ulysses",
-        "vpp",
-    ):  # ep and ep_fsdp may be of the mesh, too
+    # These may be axes of the mesh, or sizes beside it.
+    for axis in ("ep", "etp", "ep_fsdp", "ulysses", "vpp"):
         sizes[axis] = max(sizes.get(axis, 1), getattr(mesh, f"{axis}_size") or 1)
     for axis, size in sizes.items():
         if axis not in ("dp", "fsdp") and size > 1:
