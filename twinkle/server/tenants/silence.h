@@ -1,7 +1,7 @@
 // Runs of sessions from which nothing is heard: they lose nothing but their place in the engine's
 // memory, which their next request brings back, bit for bit. That changes no number, so it is not
-// written down. They are saved before, so that a start has nothing of theirs to do again. Silence is
-// counted while the server is up. Used by the service's thread alone.
+// written down. They are saved before, so that a start has nothing of theirs to do again. Silence
+// is counted while the server is up. Used by the service's thread alone.
 #pragma once
 #include <chrono>
 #include <cstdint>
