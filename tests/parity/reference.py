@@ -54,6 +54,12 @@ def num_tokens(sequences):
     return sum(label != IGNORED for sequence in sequences for label in sequence["labels"])
 
 
+def routers(model):
+    """Of the layers that have experts."""
+    found = (getattr(x.mlp, "gate", getattr(x.mlp, "router", None)) for x in model.model.layers)
+    return [router for router in found if router is not None]
+
+
 def gradients(model, sequences):
     """d loss / d parameter of every parameter that learns, by its name."""
     model.zero_grad()

@@ -7,6 +7,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/io/checkpoint_source.h"
 #include "twinkle/io/fp8/fp8.h"
+#include "twinkle/io/mxfp4/mxfp4.h"
 #include "twinkle/io/safetensors.h"
 
 namespace twinkle {
@@ -134,6 +135,7 @@ Checkpoint Checkpoint::open(const fs::path& dir_or_file) {
   std::unique_ptr<Source> source = open_source(dir_or_file);
   source->path = dir_or_file;
   dequantise_fp8(*source);
+  dequantise_mxfp4(*source);
   std::sort(source->names.begin(), source->names.end());
   return Checkpoint(std::move(source));
 }

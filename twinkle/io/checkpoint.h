@@ -26,8 +26,8 @@ class Checkpoint {
   const std::vector<std::string>& names() const;
   bool contains(std::string_view name) const;
 
-  // Valid as long as this Checkpoint or a copy of it. A quantised GGUF tensor is read as BF16, an
-  // FP8 one with its scales (fp8.h) as F32.
+  // Valid as long as this Checkpoint or a copy of it. A quantised GGUF tensor is read as BF16, so
+  // are gpt-oss's of mxfp4 (mxfp4.h), an FP8 one with its scales (fp8.h) as F32.
   // Error kNotFound: no tensor of that name.
   const StoredTensor& at(std::string_view name) const;
 
@@ -35,8 +35,8 @@ class Checkpoint {
   const std::map<std::string, std::string>& metadata() const;
 
   // The model's config.json as an object: the file next to the weights, or the GGUF's metadata in
-  // its place; of FP8 weights without the quantization_config, as which they are not seen. Error
-  // kNotFound: safetensors without config.json next to them.
+  // its place; of FP8 and mxfp4 weights without the quantization_config, as which they are not
+  // seen. Error kNotFound: safetensors without config.json next to them.
   Json config() const;
 
   // As given to open.

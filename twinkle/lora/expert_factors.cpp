@@ -153,8 +153,10 @@ void check_stack(std::span<const int64_t> a, std::span<const int64_t> b, const S
 std::vector<Pair> split_pair(const Pair& all, const StackLayout& layout) {
   const LinearShape& expert = layout.expert;
   const int64_t in = all.a.size(1), out = all.b.size(0);
+  const bool square = expert.inputs == expert.outputs;
+  // A stack [E, in, out] is what it was taken for, by peft 0.19 and later since its module says so.
   const bool turned =
-      expert.inputs == expert.outputs ? is_turned(layout.peft_version) : in != expert.inputs;
+      square ? !expert.turned && is_turned(layout.peft_version) : in != expert.inputs;
   const at::Tensor a = all.a.view({layout.num_experts, layout.rank, in});
   const at::Tensor b = all.b.view({out, layout.rank, layout.num_experts});
   std::vector<Pair> pairs;

@@ -179,6 +179,18 @@ TEST(ExpertFactors, OfSquareExpertsTheVersionDecides) {
   }
 }
 
+// gpt-oss's stacks are [E, in, out], which peft's 0.18 took them for, and later ones are told.
+TEST(ExpertFactors, OfSquareExpertsInTurnedStacksNoVersionIsTurnedRound) {
+  at::manual_seed(4);
+  const Pair all{at::randn({4, 6}), at::randn({6, 4})};
+  for (const char* version : {"0.18.0", "0.21.2", ""}) {
+    StackLayout layout = layout_of(6, 6, version);
+    layout.expert.turned = true;
+    const auto pairs = split_pair(all, layout);
+    EXPECT_TRUE(at::allclose(pairs[1].b.matmul(pairs[1].a), by_peft(all)[1])) << version;
+  }
+}
+
 TEST(ExpertFactors, ShapesOfAnotherModelAreRefusedWithTheVersion) {
   const StackLayout layout = layout_of(kInner, kWidth, "0.21.2");
   EXPECT_EQ(

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
@@ -24,6 +25,17 @@ Names parts_of(std::string_view name) {
 bool is_stacks(const Factors& factors, const std::set<std::string>& stacks) {
   const auto expert = expert_path(factors.path);
   return expert && stacks.contains(expert->parameter());
+}
+
+// The rows of B that are the parts' of an expert, in memory that the view owns: one after the other,
+// or in turn.
+TensorView part_of(const at::Tensor& b, size_t part, size_t num, bool in_turn) {
+  const auto i = static_cast<int64_t>(part), n = static_cast<int64_t>(num);
+  if (!in_turn || n == 1) return model::view_of("b", b.chunk(n)[part]);
+  const auto rows = std::make_shared<at::Tensor>(b.slice(0, i, b.size(0), n).contiguous());
+  TensorView out = model::view_of("b", *rows);
+  if (!out.owner) out.owner = rows;
+  return out;
 }
 
 std::string path_of(const ExpertPath& expert, const std::string& name) {
@@ -110,6 +122,7 @@ PeftConfig config_of(const Adapter& adapter, const std::set<std::string>& stacks
 
 PerExpert per_expert(const Adapter& adapter, std::span<const LinearShape> linears) {
   const std::set<std::string> stacks = stacks_of(adapter, linears);
+  const bool in_turn = std::ranges::any_of(linears, &LinearShape::turned);
   PerExpert out{config_of(adapter, stacks, linears), {}};
   for (const Factors& factors : adapter.factors()) {
     const TensorView a = model::view_of("a", factors.f.a);
@@ -124,9 +137,10 @@ PerExpert per_expert(const Adapter& adapter, std::span<const LinearShape> linear
     }
     const ExpertPath expert = *expert_path(factors.path);
     const Names parts = parts_of(expert.name);
-    const std::vector<at::Tensor> rows = factors.f.b.chunk(std::ssize(parts));
-    for (size_t i = 0; i < parts.size(); ++i)
-      out.entries.push_back({path_of(expert, parts[i]), a, model::view_of("b", rows[i])});
+    for (size_t i = 0; i < parts.size(); ++i) {
+      out.entries.push_back(
+          {path_of(expert, parts[i]), a, part_of(factors.f.b, i, parts.size(), in_turn)});
+    }
   }
   return out;
 }

@@ -307,5 +307,29 @@ TEST_P(PerExpertTest, ForksShareAmongTheirExpertsAndGradientsJoinTheFirstOnes) {
   }
 }
 
+// gpt-oss's, whose gates and ups take turns in a stack's rows.
+TEST(PerExpertOfTurnedStacks, HasEveryOtherRowOfB) {
+  JsonObject c = model::tiny_config("gpt_oss");
+  c["num_local_experts"] = kExperts;
+  c["num_experts_per_tok"] = 2;
+  const model::TinyModel model(c);
+  model::Decoder decoder(model::read_spec(c), Checkpoint::open(model.path()), at::kFloat);
+  const auto shapes = shapes_of(decoder.linears());
+  const Drawn from(stacks(), decoder.linears());
+  std::map<std::string, at::Tensor> of_stacks;
+  for (const Factors& factors : from.factors()) of_stacks[factors.path] = factors.f.b;
+  const ScratchDir scratch;
+  const auto [config, entries] = per_expert(from, shapes);
+  write_peft(scratch.path(), config, entries);
+  std::map<std::string, at::Tensor> each;
+  for (const auto& module : read_adapter(scratch.path(), shapes).modules)
+    each[module.path] = module.b;
+  const std::string stem = kRouted + ".2.";
+  const at::Tensor& both = of_stacks.at(stem + "gate_up_proj");
+  EXPECT_TRUE(at::equal(each.at(stem + "gate_proj"), both.slice(0, 0, both.size(0), 2)));
+  EXPECT_TRUE(at::equal(each.at(stem + "up_proj"), both.slice(0, 1, both.size(0), 2)));
+  EXPECT_TRUE(at::equal(each.at(stem + "down_proj"), of_stacks.at(stem + "down_proj")));
+}
+
 }  // namespace
 }  // namespace twinkle::lora

@@ -201,7 +201,7 @@ std::string other_path(std::string_view path) {
 std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linears) {
   std::vector<LinearShape> out;
   for (const auto& l : linears)
-    out.push_back({l.path, l.linear->weight.size(1), l.linear->weight.size(0)});
+    out.push_back({l.path, l.linear->weight.size(1), l.linear->weight.size(0), l.turned});
   return out;
 }
 

@@ -16,6 +16,7 @@ namespace twinkle::lora {
 struct LinearShape {
   std::string path;
   int64_t inputs, outputs;
+  bool turned = false;  // as of model::NamedLinear
 };
 // The module's path in the other one of the two classes that transformers has of some models: of
 // text alone ("model.layers.0"), and with pictures ("model.language_model.layers.0"). Adapters are

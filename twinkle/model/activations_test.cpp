@@ -22,7 +22,7 @@ JsonObject four_layers(const std::string& family) {
 // Four layers alike, of what the family has besides llama's.
 JsonObject four_equal_layers(const std::string& family) {
   const bool delta = family == "qwen3_next", latent = family == "deepseek_v3";
-  if (!delta && !latent && family != "qwen3_moe") return four_layers(family);
+  if (!delta && !latent && family != "qwen3_moe" && family != "gpt_oss") return four_layers(family);
   JsonObject config = tiny_family(family);
   config["num_hidden_layers"] = kLayers;
   if (latent) config["first_k_dense_replace"] = 0;
@@ -125,7 +125,8 @@ INSTANTIATE_TEST_SUITE_P(All, Activations,
                                          Case{"internlm2", at::kBFloat16},
                                          Case{"qwen3_moe", at::kFloat},
                                          Case{"deepseek_v3", at::kBFloat16},
-                                         Case{"qwen3_next", at::kFloat}));
+                                         Case{"qwen3_next", at::kFloat},
+                                         Case{"gpt_oss", at::kBFloat16}));
 
 // Half of each weight's sides, but for the vocabulary's and a head's: a decoder of half the width
 // with half the heads, whose spec says otherwise.

@@ -81,6 +81,8 @@ constexpr Option kOptions[] = {
     {"original_rope", 1},
     {"rope_interleave", 0},
     {"use_sliding_window", 0},
+    {"swiglu_limit", kNone},
+    {"swiglu_alpha", kNone},
 };
 
 // `rope_scaling`, or `rope_parameters`, or null. Both: transformers takes the first.

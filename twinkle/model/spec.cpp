@@ -47,6 +47,7 @@ void compare(const AttentionSpec& a, const AttentionSpec& b, const Check& check)
   check("q_norm", a.qk_norm, b.qk_norm);
   check("sliding_window", a.window, b.window);
   check("attn_output_gate", a.output_gate, b.output_gate);
+  check("sinks", a.sinks, b.sinks);
   check("fused q, k and v", static_cast<int64_t>(a.projections),
         static_cast<int64_t>(b.projections));
 }
@@ -95,6 +96,10 @@ void compare(const ExpertsSpec& a, const ExpertsSpec& b, const Check& check) {
   check("shared_expert_intermediate_size", a.shared_size, b.shared_size);
   check("shared experts' name", std::string(a.shared_name), std::string(b.shared_name));
   check("shared_expert_gate", a.shared_gate, b.shared_gate);
+  check("clamped experts", a.clamped.has_value(), b.clamped.has_value());
+  if (!a.clamped || !b.clamped) return;
+  check("swiglu_limit", a.clamped->limit, b.clamped->limit);
+  check("swiglu_alpha", a.clamped->alpha, b.clamped->alpha);
 }
 
 template <class Check>

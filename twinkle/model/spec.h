@@ -45,6 +45,7 @@ struct AttentionSpec {
   // q_proj has twice the rows, of each head its query and then the gate of its output, which is
   // multiplied by the gate's sigmoid. Separate projections only.
   bool output_gate = false;
+  bool sinks = false;  // a number of each head, "self_attn.sinks", among its scores
 };
 
 // Latent attention: keys and values of all heads are linear in one vector a token, and one rotated

@@ -58,13 +58,7 @@ at::Tensor linear_backward(AutogradContext* ctx, const at::Tensor& grad, const a
   if (needs_dx) dx = transposed_product(dy, w.weight, w.exact);
   if (w.delta) w.delta->backward(dy, x, call.saved, rows, dx);
   if (w.weight_grad) add_weight_grad(dy, x, w.weight, rows, *w.weight_grad);
-  if (w.bias_grad) {
-    at::Tensor& sum = w.bias_grad->buffer(w.weight.select(1, 0));
-    for (int64_t s = 0; s < rows.num_segments(); ++s) {
-      if (!rows.segments[s].learn) continue;
-      sum += dy.slice(0, rows.cu_seqlens[s], rows.cu_seqlens[s + 1]).to(sum.scalar_type()).sum(0);
-    }
-  }
+  if (w.bias_grad) add_bias_grad(dy, rows, w.bias_grad->buffer(w.weight.select(1, 0)));
   return dx;
 }
 
@@ -86,6 +80,13 @@ void add_weight_grad(const at::Tensor& dy, const at::Tensor& x, const Rows& rows
     if (!rows.segments[s].learn) continue;
     const int64_t begin = rows.cu_seqlens[s], end = rows.cu_seqlens[s + 1];
     add_thread_invariant_product(sum, dy.slice(0, begin, end).t(), x.slice(0, begin, end));
+  }
+}
+
+void add_bias_grad(const at::Tensor& dy, const Rows& rows, at::Tensor sum) {
+  for (int64_t s = 0; s < rows.num_segments(); ++s) {
+    if (!rows.segments[s].learn) continue;
+    sum += dy.slice(0, rows.cu_seqlens[s], rows.cu_seqlens[s + 1]).to(sum.scalar_type()).sum(0);
   }
 }
 

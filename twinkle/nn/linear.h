@@ -57,5 +57,7 @@ void add_weight_grad(const at::Tensor& dy_TO, const at::Tensor& x_TI, const at::
                      const Rows& rows, WeightGrad& grad);
 void add_weight_grad(const at::Tensor& dy_TO, const at::Tensor& x_TI, const Rows& rows,
                      at::Tensor sum_OI);  // contiguous
+// sum += dy's sum over the rows of each learning segment, in order. dy [T, O].
+void add_bias_grad(const at::Tensor& dy_TO, const Rows& rows, at::Tensor sum_O);
 
 }  // namespace twinkle::nn

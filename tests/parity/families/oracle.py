@@ -86,8 +86,10 @@ class Oracle:
             def pair(turns):  # that turns so often over the original length
                 return size * math.log(original / (turns * 2 * pi)) / (2 * math.log(theta))
 
-            low = max(math.floor(pair(rope.get("beta_fast") or 32)), 0)
-            high = min(math.ceil(pair(rope.get("beta_slow") or 1)), size - 1)
+            low, high = (pair(rope.get(k) or n) for k, n in (("beta_fast", 32), ("beta_slow", 1)))
+            if rope.get("truncate", True):
+                low, high = math.floor(low), math.ceil(high)
+            low, high = max(low, 0), min(high, size - 1)
             ramp = (torch.arange(size // 2, dtype=torch.float64) - low) / max(high - low, 1e-3)
             ramp = ramp.clamp(0, 1)
             frequency = frequency / factor * ramp + frequency * (1 - ramp)
@@ -117,14 +119,21 @@ class Oracle:
 
     # Mixers: x [T, D] and the layer's prefix
 
-    def attend(self, q, k, v, scale, window=None):
-        """q [T, H, d], k [T, K, d], v [T, K, any]."""
+    def attend(self, q, k, v, scale, window=None, sinks=None):
+        """q [T, H, d], k [T, K, d], v [T, K, any]; sinks [H]: each one more score without a
+        value."""
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         scores = torch.einsum("ihd,jhd->hij", q, k) * scale
         i, j = torch.arange(len(q))[:, None], torch.arange(len(q))[None]
         seen = (j <= i) if window is None else (j <= i) & (j > i - window)
-        return torch.einsum("hij,jhd->ihd", scores.masked_fill(~seen, -math.inf).softmax(-1), v)
+        scores = scores.masked_fill(~seen, -math.inf)
+        if sinks is not None:
+            column = sinks[:, None, None].expand(-1, len(q), 1)
+            return torch.einsum(
+                "hij,jhd->ihd", torch.cat([scores, column], -1).softmax(-1)[..., :-1], v
+            )
+        return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v)
 
     def window(self, layer):
         size, kinds = self.fields.get("sliding_window"), self.fields.get("layer_types")
@@ -156,7 +165,8 @@ class Oracle:
             q = self.norm(q, at + "self_attn.q_norm")
             keys = self.norm(keys, at + "self_attn.k_norm")
         q, keys = self.rotated(q), self.rotated(keys)
-        y = self.attend(q, keys, values, d**-0.5, self.window(layer)).flatten(1)
+        sinks = self.weights.get(at + "self_attn.sinks")
+        y = self.attend(q, keys, values, d**-0.5, self.window(layer), sinks).flatten(1)
         return self.linear(y if gate is None else y * gate.flatten(1).sigmoid(), output)
 
     def latent_attention(self, x, at):
@@ -250,7 +260,12 @@ class Oracle:
 
     def route(self, x, at):
         """Weights and ids of the chosen experts, [T, chosen] each."""
-        logits, count = self.linear(x, at + "gate"), self.fields["num_experts_per_tok"]
+        count = self.fields["num_experts_per_tok"]
+        logits = self.linear(x, at + ("router" if self.kind == "gpt_oss" else "gate"))
+        if self.kind == "gpt_oss":  # softmax of the chosen logits alone
+            self.near(logits, count)
+            best = logits.topk(count, -1)
+            return best.values.softmax(-1), best.indices
         scores = logits.sigmoid() if self.kind in SIGMOID else logits.softmax(-1)
         choice = scores
         if self.kind in SIGMOID:
@@ -283,12 +298,25 @@ class Oracle:
         down = self.weights[at + "experts.down_proj"][number]
         return (functional.silu(gate) * up) @ down.T
 
+    def clamped(self, x, at, number):
+        """An expert of gpt-oss: stacks [E, in, out], a gate and its up in turn."""
+        stacks = {
+            name: self.weights[f"{at}experts.{name}"][number]
+            for name in ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+        }
+        limit, alpha = self.fields["swiglu_limit"], self.fields.get("swiglu_alpha", 1.702)
+        y = x @ stacks["gate_up_proj"] + stacks["gate_up_proj_bias"]
+        gate, up = y[:, 0::2].clamp(max=limit), y[:, 1::2].clamp(-limit, limit)
+        held = (up + 1) * gate * torch.sigmoid(alpha * gate)
+        return held @ stacks["down_proj"] + stacks["down_proj_bias"]
+
     def experts(self, x, at):
         weights, ids = self.route(x, at)
+        expert = self.clamped if self.kind == "gpt_oss" else self.expert
         out = torch.zeros_like(x)
         for number in ids.unique().tolist():
             row, place = torch.where(ids == number)
-            given = self.expert(x[row], at, number) * weights[row, place, None]
+            given = expert(x[row], at, number) * weights[row, place, None]
             out = out.index_add(0, row, given)
         for name in ("shared_expert.", "shared_experts."):
             if self.has(at + name + "gate_proj"):
@@ -316,7 +344,7 @@ class Oracle:
         y = self.norm(x, at + after)
         y = (
             self.experts(y, at + block)
-            if self.has(at + block + "gate")
+            if self.has(at + block + "gate") or self.has(at + block + "router")
             else self.mlp(y, at + block)
         )
         if self.has(at + "post_mlp_layernorm"):

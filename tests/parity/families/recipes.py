@@ -42,7 +42,7 @@ HALF = {**ROPE, "partial_rotary_factor": 0.5}
 MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
 LATENT = ("deepseek_v2_lite", "deepseek_v2", "deepseek_v3")
 ROUTED = ("qwen3_moe", "qwen2_moe", "mixtral", "deepseek", "glm4_moe", "qwen3_next", "qwen3_5_moe")
-ROUTED = (*ROUTED, *LATENT, "qwen3_moe_windowed")
+ROUTED = (*ROUTED, *LATENT, "qwen3_moe_windowed", "gpt_oss")
 ON_CPU_ALONE = (*ROUTED, "qwen3_5")  # refused on a GPU by name
 DELTA = {
     "linear_num_key_heads": 2,
@@ -215,6 +215,12 @@ FAMILIES = {
         | {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
         hub=latent_config,
         more=PREDICTORS,
+    ),
+    "gpt_oss": Family(
+        transformers.GptOssConfig,
+        {"intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 2}
+        | {"sliding_window": 8, "swiglu_limit": 1.25, "swiglu_alpha": 1.5}  # a fifth is held
+        | {"rope_parameters": {**YARN, "rope_theta": 1.5e5, "truncate": False}},
     ),
 }
 

@@ -17,7 +17,8 @@ from twinkle.errors import InvalidError
 from twinkle.model import RouterReplayAction, TransformersModel
 from twinkle.sampler import TorchSampler
 
-SOFTMAX = {"qwen3_moe": True, "qwen2_moe": False, "mixtral": True}  # whether its weights sum to 1
+# Whether its weights sum to 1.
+SOFTMAX = {"qwen3_moe": True, "qwen2_moe": False, "mixtral": True, "gpt_oss": True}
 SIGMOID = {"deepseek_v3": True, "glm4_moe": True}  # whose choice groups and corrections make
 NORMED = SOFTMAX | SIGMOID
 
@@ -38,7 +39,7 @@ def told(model, ids, name):
 
         return hook
 
-    gates = [layer.mlp.gate for layer in model.model.layers if hasattr(layer.mlp, "gate")]
+    gates = reference.routers(model)
     hooks = [g.register_forward_hook(replace(ids[:, i])) for i, g in enumerate(gates)]
     yield
     for hook in hooks:
@@ -47,7 +48,7 @@ def told(model, ids, name):
 
 def shape_of(model):
     config = model.config
-    layers = sum(hasattr(layer.mlp, "gate") for layer in model.model.layers)
+    layers = len(reference.routers(model))
     num = getattr(config, "num_experts", None) or config.num_local_experts
     return layers, config.num_experts_per_tok, num
 

@@ -19,11 +19,15 @@ struct AttentionOptions {
   int64_t window = 0;  // token i sees i - window < j <= i; 0: every j <= i
   // On a device: the backward adds in a fixed order, at about half the speed.
   bool deterministic = true;
+  // [H] of any float type, or undefined: of each head one more score in the softmax' sum, of a key
+  // that has no value (Xiao et al. 2024, section 3.3; a learned one). On the CPU.
+  at::Tensor sinks = {};
 };
 
 struct AttentionResult {
   at::Tensor out;  // [T, H, d], of q's type
-  at::Tensor lse;  // [T, H] float32 (float64): log of the sum of exp of the scaled scores
+  // [T, H] float32 (float64): log of the sum of exp of the scaled scores, and of a head's sink
+  at::Tensor lse;
 };
 
 // q [T, H, d], k and v [T, K, d]; cu_seqlens [S + 1] rises from 0 to T: sequence s is rows [s] ..<
@@ -44,6 +48,7 @@ struct AttentionGrads {
   at::Tensor q, k, v;  // each like its tensor; undefined when not needed
 };
 
+// With sinks they are in the results that the forward pass gave: nothing else of them is read.
 AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const int64_t> cu_seqlens,
                                   const AttentionOptions& options, const AttentionNeeds& needs = {},
                                   const Simd& simd = best_simd());

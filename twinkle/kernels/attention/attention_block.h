@@ -43,6 +43,7 @@ struct AttentionBlock {
   T* out = nullptr;                    // laid out as q
   Wide<T>* lse = nullptr;              // [num_positions][lse_stride]; null: not wanted
   int64_t lse_stride = 0;
+  const Wide<T>* sinks = nullptr;  // [group]; null: none
 };
 
 // The backward pass of one whole sequence and key head. Null gradients are not computed.

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "twinkle/kernels/attention/attention.h"
+#include "twinkle/kernels/attention/attention_sinks.h"
 #include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/simd/dispatch.h"
 #include "twinkle/kernels/simd/tasks.h"
@@ -33,6 +34,7 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
               std::is_sorted(cu_seqlens.begin(), cu_seqlens.end()),
           Code::kInvalid, "kernels: attention's cu_seqlens must rise from 0 to ", q.size(0),
           ", the number of tokens");
+  check_sinks(q, options.sinks);
 }
 
 AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k, const AttentionOptions& options) {
@@ -81,6 +83,7 @@ AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Te
                           const Simd& simd) {
   check(q, k, v, cu_seqlens, options);
   if (cuda::takes(q)) return cuda::attention(q, k, v, cu_seqlens, options);
+  const at::Tensor sinks = wide_sinks(q, options.sinks);
   const at::Tensor qc = q.contiguous(), kc = k.contiguous(), vc = v.contiguous();
   AttentionResult result{.out = at::empty_like(qc), .lse = {}};
   const AttentionShape shape = shape_of(q, k, options);
@@ -105,7 +108,8 @@ AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Te
                                          .positions = positions.data() + task.first,
                                          .out = to + row * shape.head_dim,
                                          .lse = lse + row,
-                                         .lse_stride = heads},
+                                         .lse_stride = heads,
+                                         .sinks = sinks_of<A>(sinks, task.head * shape.group)},
                                         scratch);
     });
   });

@@ -2,6 +2,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "twinkle/kernels/attention/attention.h"
+#include "twinkle/kernels/attention/attention_sinks.h"
 #include "twinkle/kernels/cuda/cuda.h"
 #include "twinkle/kernels/simd/dispatch.h"
 #include "twinkle/kernels/simd/tasks.h"
@@ -115,6 +116,7 @@ at::Tensor attention_paged(const at::Tensor& q, const PagedKeys& pages, const Pa
   check_pages(pages, q, "q");
   require(options.window >= 0, Code::kInvalid, "kernels: attention's window is ", options.window,
           ", it must be at least 1 token, or 0 for none");
+  check_sinks(q, options.sinks);
   if (cuda::takes(q)) {
     if (!cuda::takes(rows.positions)) check_rows(rows, q.size(0), pages.v.size(0), options.window);
     return cuda::attention_paged(q, pages, rows, options);
@@ -133,6 +135,7 @@ at::Tensor attention_paged(const at::Tensor& q, const PagedKeys& pages, const Pa
   const int64_t num_blocks = at.size() == 0 ? 0 : static_cast<int64_t>(starts.size());
   starts.push_back(at.size());
   const at::Tensor qc = q.contiguous(), out = at::empty_like(qc);
+  const at::Tensor sinks = wide_sinks(q, options.sinks);
   with_type(q, "q", [&]<class T>(T) {
     using A = Wide<T>;
     for_each_task<A>({num_blocks * heads, forward_scratch(shape)}, [&](int64_t i, A* scratch) {
@@ -149,7 +152,8 @@ at::Tensor attention_paged(const at::Tensor& q, const PagedKeys& pages, const Pa
            .q_stride = q.size(1) * shape.head_dim,
            .num_positions = starts[block + 1] - row,
            .positions = at.positions.data() + row,
-           .out = out.mutable_data_ptr<T>() + offset},
+           .out = out.mutable_data_ptr<T>() + offset,
+           .sinks = sinks_of<A>(sinks, head * shape.group)},
           scratch);
     });
   });

@@ -124,12 +124,26 @@ void widen_tile(const AttentionShape& shape, const KeyTiles<T>& keys, int64_t ti
   widen_rows<A>(keys.v + offset, keys.stride, used, width, A{1}, v, shape.padded_dim());
 }
 
+// One more score in a row's sum, of a key whose value is 0. Returns the new sum.
+template <class A>
+inline A add_sink(A sink, A total, int64_t dim, A* top, A* out) {
+  const A old_top = *top;
+  *top = sink > old_top ? sink : old_top;
+  const A factor = exp(splat(old_top - *top))[0];
+  rescale(out, dim, factor);
+  return total * factor + exp(splat(sink - *top))[0];
+}
+
 template <class T, class A>
 void finish_rows(const AttentionBlock<T>& block, int64_t rows, const RowStates<A>& states) {
   const auto& shape = block.shape;
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t token = r / shape.group, head = r % shape.group;
-    const A total = sum<A>(load<A>(states.sums + r * 16));
+    A total = sum<A>(load<A>(states.sums + r * 16));
+    if (block.sinks != nullptr) {
+      total = add_sink(block.sinks[head], total, shape.padded_dim(), states.top + r,
+                       states.out + r * shape.padded_dim());
+    }
     T* out = block.out + token * block.q_stride + head * shape.head_dim;
     const A* row = states.out + r * shape.padded_dim();
     for (int64_t i = 0; i < shape.head_dim; i += kLanes<A>) {

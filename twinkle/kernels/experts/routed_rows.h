@@ -42,4 +42,30 @@ struct RoutedSwigluGrads {
 RoutedSwigluGrads routed_swiglu_backward(const at::Tensor& grad, const at::Tensor& gate_up,
                                          const at::Tensor& weights, const RoutedRows& rows);
 
+// The activation of gpt-oss (OpenAI 2025, section 2.2): (u + 1) g sigmoid(alpha g), with g =
+// min(gate, limit) and u = up, held from -limit to limit.
+struct ClampedSwiglu {
+  double limit = 7, alpha = 1.702;
+
+  bool operator==(const ClampedSwiglu&) const = default;
+};
+
+// [R, F]: weights[t, j] times it, rounded once, of gate_up [R, 2 F], in which a gate and its up
+// take turns, plus the expert's bias [E, 2 F] of any float type.
+at::Tensor routed_clamped_swiglu(const at::Tensor& gate_up, const at::Tensor& bias,
+                                 const at::Tensor& weights, const RoutedRows& rows,
+                                 const ClampedSwiglu& options);
+// The bias' gradient is the sum of gate_up's over each expert's rows.
+RoutedSwigluGrads routed_clamped_swiglu_backward(const at::Tensor& grad, const at::Tensor& gate_up,
+                                                 const at::Tensor& bias, const at::Tensor& weights,
+                                                 const RoutedRows& rows,
+                                                 const ClampedSwiglu& options);
+
+// As sum_rows(), of each routed row plus weights[t, j] times its expert's bias [E, D].
+at::Tensor sum_biased_rows(const at::Tensor& y, const at::Tensor& bias, const at::Tensor& weights,
+                           const RoutedRows& rows);
+// [T, k]: what the biases add to d loss / d weights, given the gradient of each routed row [R, D].
+at::Tensor biased_rows_backward(const at::Tensor& grad, const at::Tensor& bias,
+                                const RoutedRows& rows);
+
 }  // namespace twinkle::kernels

@@ -47,6 +47,13 @@ void scale(double* x, int64_t count, double factor) {
   for (int64_t i = 0; i < count; ++i) x[i] *= factor;
 }
 
+TWINKLE_CLONES void add_scaled(const float* from, float factor, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] += factor * from[i];
+}
+void add_scaled(const double* from, double factor, int64_t count, double* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] += factor * from[i];
+}
+
 // Sixteen sums, then theirs.
 template <class A>
 inline __attribute__((always_inline)) A dot_of(const A* x, const A* y, int64_t count) {
@@ -95,6 +102,59 @@ std::vector<A> by_row(const at::Tensor& weights, const RoutedRows& rows) {
   for (size_t i = 0; i < rows.places.size(); ++i)
     out[static_cast<size_t>(rows.places[i])] = weight[i];
   return out;
+}
+
+// The expert of each routed row.
+std::vector<int64_t> experts_of(const RoutedRows& rows) {
+  std::vector<int64_t> out;
+  for (size_t e = 0; e + 1 < rows.offsets.size(); ++e)
+    out.insert(out.end(), static_cast<size_t>(rows.offsets[e + 1] - rows.offsets[e]),
+               static_cast<int64_t>(e));
+  return out;
+}
+
+template <class A>
+at::Tensor wide(const at::Tensor& bias) {
+  return bias.to(c10::CppTypeToScalarType<A>::value).contiguous();
+}
+
+// A row's clamped inputs, as the plain SwiGLU takes them: with g' = alpha g and u' = u + 1 it is
+// silu(g') u' / alpha. Comparisons keep a NaN.
+template <class A>
+inline __attribute__((always_inline)) void clamp_of(const A* row, int64_t width, A limit, A alpha,
+                                                    A* gate, A* up) {
+  for (int64_t i = 0; i < width; ++i) {
+    const A g = row[2 * i], u = row[2 * i + 1];
+    const A low = u < -limit ? -limit : u;
+    gate[i] = (g > limit ? limit : g) * alpha;
+    up[i] = (low > limit ? limit : low) + 1;
+  }
+}
+TWINKLE_CLONES void clamp(const float* row, int64_t width, float limit, float alpha, float* gate,
+                          float* up) {
+  clamp_of(row, width, limit, alpha, gate, up);
+}
+void clamp(const double* row, int64_t width, double limit, double alpha, double* gate, double* up) {
+  clamp_of(row, width, limit, alpha, gate, up);
+}
+
+// The slopes by g' and u' as those by a row's gates and ups; 0 where they were held.
+template <class A>
+inline __attribute__((always_inline)) void unclamp_of(const A* row, int64_t width, A limit, A alpha,
+                                                      const A* gate, const A* up, A* to) {
+  for (int64_t i = 0; i < width; ++i) {
+    const A g = row[2 * i], u = row[2 * i + 1];
+    to[2 * i] = g > limit ? 0 : gate[i];
+    to[2 * i + 1] = u > limit || u < -limit ? 0 : up[i] / alpha;
+  }
+}
+TWINKLE_CLONES void unclamp(const float* row, int64_t width, float limit, float alpha,
+                            const float* gate, const float* up, float* to) {
+  unclamp_of(row, width, limit, alpha, gate, up, to);
+}
+void unclamp(const double* row, int64_t width, double limit, double alpha, const double* gate,
+             const double* up, double* to) {
+  unclamp_of(row, width, limit, alpha, gate, up, to);
 }
 
 }  // namespace
@@ -199,6 +259,121 @@ RoutedSwigluGrads routed_swiglu_backward(const at::Tensor& grad, const at::Tenso
     A* dweight = out.weights.mutable_data_ptr<A>();
     for (size_t i = 0; i < rows.places.size(); ++i)
       dweight[i] = dots[static_cast<size_t>(rows.places[i])];
+  });
+  return out;
+}
+
+at::Tensor routed_clamped_swiglu(const at::Tensor& gate_up, const at::Tensor& bias,
+                                 const at::Tensor& weights, const RoutedRows& rows,
+                                 const ClampedSwiglu& options) {
+  const int64_t width = gate_up.size(1) / 2;
+  const at::Tensor out = at::empty({rows.num_rows(), width}, gate_up.options());
+  const std::vector<int64_t> expert = experts_of(rows);
+  with_type(gate_up, "the experts' gate_up", [&]<class T>(T) {
+    using A = Wide<T>;
+    const auto& loops = best_simd().loops<A>();
+    const auto limit = static_cast<A>(options.limit), alpha = static_cast<A>(options.alpha);
+    const std::vector<A> weight = by_row<A>(weights, rows);
+    const at::Tensor biases = wide<A>(bias);
+    const A* add_to = biases.const_data_ptr<A>();
+    const T* from = gate_up.const_data_ptr<T>();
+    T* to = out.mutable_data_ptr<T>();
+    each_row<A>(rows.num_rows(), 4 * width, 5 * width, [&](int64_t r, A* row) {
+      const auto at = static_cast<size_t>(r);
+      A *const gate = row + 2 * width, *const up = row + 3 * width, *const h = row + 4 * width;
+      read(from + r * 2 * width, 2 * width, row);
+      add(add_to + expert[at] * 2 * width, 2 * width, row);
+      clamp(row, width, limit, alpha, gate, up);
+      loops.swiglu(gate, up, width, h);
+      scale(h, width, weight[at] / alpha);
+      write(h, width, to + r * width);
+    });
+  });
+  return out;
+}
+
+RoutedSwigluGrads routed_clamped_swiglu_backward(const at::Tensor& grad, const at::Tensor& gate_up,
+                                                 const at::Tensor& bias, const at::Tensor& weights,
+                                                 const RoutedRows& rows,
+                                                 const ClampedSwiglu& options) {
+  const int64_t width = gate_up.size(1) / 2;
+  RoutedSwigluGrads out{at::empty_like(gate_up), at::empty_like(weights)};
+  const std::vector<int64_t> expert = experts_of(rows);
+  with_type(gate_up, "the experts' gate_up", [&]<class T>(T) {
+    using A = Wide<T>;
+    const auto& loops = best_simd().loops<A>();
+    const auto limit = static_cast<A>(options.limit), alpha = static_cast<A>(options.alpha);
+    const std::vector<A> weight = by_row<A>(weights, rows);
+    std::vector<A> dots(weight.size());
+    const at::Tensor biases = wide<A>(bias);
+    const A* add_to = biases.const_data_ptr<A>();
+    const T *from = gate_up.const_data_ptr<T>(), *slope = grad.const_data_ptr<T>();
+    T* to = out.gate_up.mutable_data_ptr<T>();
+    each_row<A>(rows.num_rows(), 8 * width, 10 * width, [&](int64_t r, A* row) {
+      const auto at = static_cast<size_t>(r);
+      A *const gate = row + 2 * width, *const up = row + 3 * width, *const d = row + 4 * width;
+      A *const h = row + 5 * width, *const slopes = row + 6 * width, *const both = row + 8 * width;
+      read(from + r * 2 * width, 2 * width, row);
+      add(add_to + expert[at] * 2 * width, 2 * width, row);
+      read(slope + r * width, width, d);
+      clamp(row, width, limit, alpha, gate, up);
+      loops.swiglu(gate, up, width, h);
+      dots[at] = dot(d, h, width) / alpha;
+      scale(d, width, weight[at]);
+      loops.swiglu_backward(d, gate, up, width, slopes, slopes + width);
+      unclamp(row, width, limit, alpha, slopes, slopes + width, both);
+      write(both, 2 * width, to + r * 2 * width);
+    });
+    A* dweight = out.weights.mutable_data_ptr<A>();
+    for (size_t i = 0; i < rows.places.size(); ++i)
+      dweight[i] = dots[static_cast<size_t>(rows.places[i])];
+  });
+  return out;
+}
+
+at::Tensor sum_biased_rows(const at::Tensor& y, const at::Tensor& bias, const at::Tensor& weights,
+                           const RoutedRows& rows) {
+  const int64_t width = y.size(1), k = rows.top_k;
+  const at::Tensor out = at::empty({rows.num_tokens(), width}, y.options());
+  const std::vector<int64_t> expert = experts_of(rows);
+  with_type(y, "the experts' output", [&]<class T>(T) {
+    using A = Wide<T>;
+    const at::Tensor biases = wide<A>(bias);
+    const A *add_to = biases.const_data_ptr<A>(), *weight = weights.const_data_ptr<A>();
+    const T* from = y.const_data_ptr<T>();
+    T* to = out.mutable_data_ptr<T>();
+    each_row<A>(rows.num_tokens(), 2 * k * width, 2 * width, [&](int64_t t, A* sum) {
+      const int64_t* place = rows.places.data() + t * k;
+      for (int64_t j = 0; j < k; ++j) {
+        A* const mine = sum + (j == 0 ? 0 : width);
+        read(from + place[j] * width, width, mine);
+        const int64_t e = expert[static_cast<size_t>(place[j])];
+        add_scaled(add_to + e * width, weight[t * k + j], width, mine);
+        if (j > 0) add(mine, width, sum);
+      }
+      write(sum, width, to + t * width);
+    });
+  });
+  return out;
+}
+
+at::Tensor biased_rows_backward(const at::Tensor& grad, const at::Tensor& bias,
+                                const RoutedRows& rows) {
+  const int64_t width = grad.size(1);
+  at::Tensor out;
+  const std::vector<int64_t> expert = experts_of(rows);
+  with_type(grad, "the experts' gradient", [&]<class T>(T) {
+    using A = Wide<T>;
+    out = at::empty({rows.num_tokens(), rows.top_k}, c10::CppTypeToScalarType<A>::value);
+    const at::Tensor biases = wide<A>(bias);
+    const A* with = biases.const_data_ptr<A>();
+    const T* from = grad.const_data_ptr<T>();
+    A* to = out.mutable_data_ptr<A>();
+    each_row<A>(std::ssize(rows.places), width, width, [&](int64_t i, A* row) {
+      const int64_t place = rows.places[static_cast<size_t>(i)];
+      read(from + place * width, width, row);
+      to[i] = dot(row, with + expert[static_cast<size_t>(place)] * width, width);
+    });
   });
   return out;
 }

@@ -98,6 +98,93 @@ TEST(RoutedRows, SwiglusGradientsEqualTorchs) {
   EXPECT_TRUE(at::allclose(short_.gate_up.to(at::kDouble), gu.grad(), 0.05, 0.03));
 }
 
+// Of each routed row its expert's.
+at::Tensor of_experts(const at::Tensor& bias, const RoutedRows& rows) {
+  std::vector<int64_t> ids;
+  for (size_t e = 0; e + 1 < rows.offsets.size(); ++e)
+    ids.insert(ids.end(), static_cast<size_t>(rows.offsets[e + 1] - rows.offsets[e]),
+               static_cast<int64_t>(e));
+  return bias.index_select(0, at::tensor(ids, at::kLong));
+}
+
+at::Tensor clamped_by_torch(const at::Tensor& gate_up, const at::Tensor& bias,
+                            const RoutedRows& rows, const ClampedSwiglu& options) {
+  const at::Tensor y = gate_up + of_experts(bias, rows);
+  const at::Tensor g = y.slice(1, 0, y.size(1), 2).clamp_max(options.limit),
+                   u = y.slice(1, 1, y.size(1), 2).clamp(-options.limit, options.limit);
+  return (u + 1) * g * at::sigmoid(options.alpha * g);
+}
+
+constexpr ClampedSwiglu kClamp{.limit = 0.8, .alpha = 1.7};  // a third is held
+
+TEST(RoutedRows, TheClampedSwigluWithBiasesIsTorchsTimesTheWeightRoundedOnce) {
+  at::manual_seed(5);
+  const RoutedRows rows = routed_rows(drawn_ids(50, 2, 7), 7);
+  for (const at::ScalarType type : {at::kBFloat16, at::kFloat, at::kDouble}) {
+    const at::Tensor gu = at::randn({100, 2 * 21}).to(type), bias = at::randn({7, 2 * 21}).to(type);
+    const at::Tensor w = at::rand({50, 2}, type == at::kDouble ? at::kDouble : at::kFloat);
+    const at::Tensor truth =
+        clamped_by_torch(gu.to(at::kDouble), bias.to(at::kDouble), rows, kClamp) *
+        by_row(w, rows).to(at::kDouble).unsqueeze(1);
+    const double eps = type == at::kBFloat16 ? 1.0 / 256 : type == at::kFloat ? 1e-5 : 1e-12;
+    const at::Tensor got = routed_clamped_swiglu(gu, bias, w, rows, kClamp);
+    EXPECT_EQ(got.scalar_type(), type);
+    EXPECT_TRUE(at::allclose(got.to(at::kDouble), truth, eps, eps / 100)) << type;
+  }
+}
+
+TEST(RoutedRows, TheClampedSwiglusGradientsEqualTorchs) {
+  at::manual_seed(6);
+  const RoutedRows rows = routed_rows(drawn_ids(50, 2, 7), 7);
+  const at::Tensor gu = leaf({100, 2 * 21}), bias = leaf({7, 2 * 21}), w = leaf({50, 2}),
+                   grad = at::randn({100, 21}, at::kDouble);
+  (clamped_by_torch(gu, bias, rows, kClamp) * by_row(w, rows).unsqueeze(1)).backward(grad);
+  const auto got =
+      routed_clamped_swiglu_backward(grad, gu.detach(), bias.detach(), w.detach(), rows, kClamp);
+  EXPECT_TRUE(at::allclose(got.gate_up, gu.grad(), 1e-11, 1e-12));
+  EXPECT_TRUE(at::allclose(got.weights, w.grad(), 1e-11, 1e-12));
+  for (int64_t e = 0; e < 7; ++e) {
+    const auto begin = rows.offsets[static_cast<size_t>(e)],
+               end = rows.offsets[static_cast<size_t>(e) + 1];
+    EXPECT_TRUE(
+        at::allclose(got.gate_up.slice(0, begin, end).sum(0), bias.grad()[e], 1e-11, 1e-12));
+  }
+  const at::Tensor narrow_bias = bias.detach().to(at::kFloat);
+  const auto narrow =
+      routed_clamped_swiglu_backward(grad.to(at::kFloat), gu.detach().to(at::kFloat), narrow_bias,
+                                     w.detach().to(at::kFloat), rows, kClamp);
+  EXPECT_TRUE(at::allclose(narrow.gate_up.to(at::kDouble), gu.grad(), 1e-4, 1e-5));
+  EXPECT_TRUE(at::allclose(narrow.weights.to(at::kDouble), w.grad(), 1e-4, 1e-5));
+}
+
+TEST(RoutedRows, SumsOfBiasedRowsHaveTheBiasesByWeight) {
+  at::manual_seed(8);
+  const RoutedRows rows = routed_rows(drawn_ids(70, 3, 9), 9);
+  for (const at::ScalarType type : {at::kBFloat16, at::kFloat, at::kDouble}) {
+    const at::Tensor y = at::randn({210, 37}).to(type), bias = at::randn({9, 37}).to(type);
+    const at::Tensor w = at::rand({70, 3}, type == at::kDouble ? at::kDouble : at::kFloat);
+    const at::Tensor biases = of_experts(bias.to(at::kDouble), rows);
+    const at::Tensor all = y.to(at::kDouble) + biases * by_row(w, rows).to(at::kDouble).unsqueeze(1);
+    const at::Tensor truth = at::zeros({70, 37}, at::kDouble).index_add(0, index_of(rows), all);
+    const double eps = type == at::kBFloat16 ? 1.0 / 256 : 1e-5;
+    EXPECT_TRUE(at::allclose(sum_biased_rows(y, bias, w, rows).to(at::kDouble), truth, eps, 1e-5));
+    const at::Tensor places = at::tensor(rows.places, at::kLong);
+    const at::Tensor slopes =
+        (y.to(at::kDouble) * biases).sum(1).index_select(0, places).view({70, 3});
+    EXPECT_TRUE(
+        at::allclose(biased_rows_backward(y, bias, rows).to(at::kDouble), slopes, 1e-4, 1e-5));
+  }
+}
+
+TEST(RoutedRows, ANaNOfARowStaysInIt) {
+  const RoutedRows rows = routed_rows(at::tensor({0, 1}, at::kInt).view({1, 2}), 2);
+  const at::Tensor gu = at::ones({2, 8}), w = at::ones({1, 2}), bias = at::zeros({2, 8});
+  gu[1].fill_(std::nanf(""));
+  const at::Tensor h = routed_clamped_swiglu(gu, bias, w, rows, kClamp);
+  EXPECT_TRUE(at::isfinite(h[0]).all().item<bool>());
+  EXPECT_TRUE(at::isnan(h[1]).all().item<bool>());
+}
+
 TEST(RoutedRows, ARowHasItsBitsInAnyCompany) {
   at::manual_seed(4);
   for (const at::ScalarType type : {at::kBFloat16, at::kFloat}) {
@@ -106,6 +193,9 @@ TEST(RoutedRows, ARowHasItsBitsInAnyCompany) {
     const RoutedRows rows = routed_rows(ids, 7);
     const at::Tensor h = routed_swiglu(gu, w, rows), y = sum_rows(h, rows);
     const auto slopes = routed_swiglu_backward(grad, gu, w, rows);
+    const at::Tensor bias = at::randn({7, 2 * 37}).to(type), down_bias = at::randn({7, 37}).to(type);
+    const at::Tensor clamped = routed_clamped_swiglu(gu, bias, w, rows, kClamp),
+                     biased = sum_biased_rows(clamped, down_bias, w, rows);
     for (const int64_t t : {0, 131, 299}) {
       const RoutedRows alone = routed_rows(ids.narrow(0, t, 1), 7);
       const at::Tensor mine = at::tensor(
@@ -117,6 +207,9 @@ TEST(RoutedRows, ARowHasItsBitsInAnyCompany) {
       const auto slope = routed_swiglu_backward(grad.index_select(0, mine), one, weight, alone);
       EXPECT_TRUE(at::equal(slope.gate_up, slopes.gate_up.index_select(0, mine)));
       EXPECT_TRUE(at::equal(slope.weights, slopes.weights.narrow(0, t, 1)));
+      const at::Tensor c = routed_clamped_swiglu(one, bias, weight, alone, kClamp);
+      EXPECT_TRUE(at::equal(c, clamped.index_select(0, mine)));
+      EXPECT_TRUE(at::equal(sum_biased_rows(c, down_bias, weight, alone), biased.narrow(0, t, 1)));
     }
   }
 }

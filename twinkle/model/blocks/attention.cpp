@@ -27,6 +27,12 @@ Attention::Attention(const DecoderSpec& decoder, const AttentionSpec& spec, Part
   require(!spec.output_gate || o_.weight.is_cpu(), Code::kInvalid, "model: device is ",
           o_.weight.device(), ", but attention with a gate on its output (", decoder.family,
           ") runs on the CPU only in this version; set the device to cpu");
+  if (spec.sinks) {
+    parts.weight("self_attn.sinks", {spec.num_heads}, false, sinks_, sinks_grad_);
+    require(sinks_.is_cpu(), Code::kInvalid, "model: device is ", sinks_.device(),
+            ", but attention with sinks (", decoder.family,
+            ") runs on the CPU only in this version; set the device to cpu");
+  }
   if (!spec.qk_norm) return;
   parts.norm("self_attn.q_norm", head_dim_, decoder.norm, q_norm_);
   parts.norm("self_attn.k_norm", head_dim_, decoder.norm, k_norm_);
@@ -73,9 +79,9 @@ at::Tensor Attention::forward(const at::Tensor& x, const Context& context) const
   }
   std::tie(q, k) = nn::apply_rope(q, k, context.rope, rows.position_ids);
   const nn::AttentionOptions options{1.0 / std::sqrt(static_cast<double>(head_dim_)), spec_.window,
-                                     o_.exact};
+                                     o_.exact, sinks_};
   at::Tensor mixed = context.kv ? context.kv->attend(context.layer, q, k, v, rows, options)
-                                : nn::attention(q, k, v, rows, options);
+                                : nn::attention(q, k, v, rows, options, sinks_grad_);
   if (gate.defined()) mixed = nn::sigmoid_gate(mixed, gate);
   return nn::linear(mixed.reshape({x.size(0), -1}), o_, rows);
 }

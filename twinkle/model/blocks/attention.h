@@ -1,5 +1,5 @@
 // The mixer of llama-like models: causal softmax attention with grouped key heads, rope, and,
-// where the spec asks for it, a norm of every query and key head and a gate on the output. When it
+// where the spec asks for it, a norm of every query and key head, sinks and a gate on the output. When it
 // samples, keys and values go to the cache (kv_cache.h) and the past comes from there.
 #pragma once
 #include "twinkle/model/blocks/block.h"
@@ -28,6 +28,8 @@ class Attention final : public Mixer {
   // Either three or the one that holds their rows; it is never cut up, its output is.
   nn::Linear q_, k_, v_, qkv_, o_;
   nn::RmsNorm q_norm_, k_norm_;  // undefined weight: none
+  at::Tensor sinks_;             // [heads] or undefined
+  nn::WeightGrad* sinks_grad_ = nullptr;
   AttentionSpec spec_;
   int64_t head_dim_;
 };

@@ -17,9 +17,19 @@ RoutedExperts::RoutedExperts(const DecoderSpec& decoder, const ExpertsSpec& spec
   router_.aux_loss = spec.aux_loss;
   parts.weight("mlp.gate.weight", {e, d}, true, router_.weight, router_.weight_grad);
   if (spec.correction) parts.constant("mlp.gate.e_score_correction_bias", {e}, router_.correction);
-  parts.weight("mlp.experts.gate_up_proj", {e, 2 * f, d}, true, experts_.gate_up,
-               experts_.gate_up_grad);
-  parts.weight("mlp.experts.down_proj", {e, d, f}, true, experts_.down, experts_.down_grad);
+  if (spec.clamped) {
+    experts_.clamped = spec.clamped;
+    parts.weight("mlp.gate.bias", {e}, false, router_.bias, router_.bias_grad);
+    parts.weight("mlp.experts.gate_up_proj_bias", {e, 2 * f}, false, experts_.gate_up_bias,
+                 experts_.gate_up_bias_grad);
+    parts.weight("mlp.experts.down_proj_bias", {e, d}, false, experts_.down_bias,
+                 experts_.down_bias_grad);
+  }
+  using Sizes = std::vector<int64_t>;
+  parts.weight("mlp.experts.gate_up_proj", spec.clamped ? Sizes{e, d, 2 * f} : Sizes{e, 2 * f, d},
+               true, experts_.gate_up, experts_.gate_up_grad);
+  parts.weight("mlp.experts.down_proj", spec.clamped ? Sizes{e, f, d} : Sizes{e, d, f}, true,
+               experts_.down, experts_.down_grad);
   require(experts_.down.is_cpu(), Code::kInvalid, "model: device is ", experts_.down.device(),
           ", but routed experts (", decoder.family,
           ") run on the CPU only in this version; set the device to cpu");
@@ -30,10 +40,13 @@ RoutedExperts::RoutedExperts(const DecoderSpec& decoder, const ExpertsSpec& spec
   for (size_t i = 0; i < experts_.each.size(); ++i) {
     const std::string path = modules.name(parts.path + "mlp.experts." + std::to_string(i)) + ".";
     nn::Expert& expert = experts_.each[i];
-    parts.linears.push_back({path + "gate_up_proj", &expert.gate_up});
-    parts.linears.push_back({path + "gate_proj", &expert.gate});
-    parts.linears.push_back({path + "up_proj", &expert.up});
-    parts.linears.push_back({path + "down_proj", &expert.down});
+    const auto add = [&](const char* name, nn::Linear& linear) {
+      parts.linears.push_back({path + name, &linear, true, spec.clamped.has_value()});
+    };
+    add("gate_up_proj", expert.gate_up);
+    add("gate_proj", expert.gate);
+    add("up_proj", expert.up);
+    add("down_proj", expert.down);
   }
   if (spec.shared_size == 0) return;
   const std::string path = "mlp." + std::string(spec.shared_name);

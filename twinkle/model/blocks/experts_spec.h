@@ -1,9 +1,11 @@
 // The MLP of a model with routed experts, as data.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "twinkle/kernels/experts/route.h"
+#include "twinkle/kernels/experts/routed_rows.h"
 #include "twinkle/nn/experts/balance.h"
 
 namespace twinkle::model {
@@ -22,6 +24,8 @@ struct ExpertsSpec {
   std::string_view shared_name =
       "shared_expert";       // a literal; in the checkpoint, or "shared_experts"
   bool shared_gate = false;  // its output is multiplied by the sigmoid of a linear of one output
+  // gpt-oss's form of experts (nn/experts/experts.h), whose router has a bias, too.
+  std::optional<kernels::ClampedSwiglu> clamped = {};
 
   bool operator==(const ExpertsSpec&) const = default;
 };

@@ -21,6 +21,8 @@ struct NamedLinear {
   std::string path;  // "model.layers.0.self_attn.q_proj"
   nn::Linear* linear;
   bool drops = true;  // false: adapters have no dropout here
+  // Of an expert: its stack is [E, inputs, outputs], and gates and ups take turns in gate_up_proj.
+  bool turned = false;
 };
 
 struct NamedWeight {

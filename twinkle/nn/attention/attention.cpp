@@ -1,6 +1,10 @@
 #include "twinkle/nn/attention/attention.h"
 
+#include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/custom_class.h>
+
+#include "twinkle/nn/linear.h"
 
 namespace twinkle::nn {
 namespace {
@@ -8,16 +12,39 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+// What the backward pass of trained sinks needs besides tensors.
+struct TrainedSinks : torch::CustomClassHolder {
+  TrainedSinks(const at::Tensor& of, const Rows& batch, WeightGrad* to)
+      : sinks(of), rows(batch), grad(to) {}
+  at::Tensor sinks;
+  Rows rows;
+  WeightGrad* grad;
+
+  // A head's sink has p = exp(sink - lse) of a row's sum and no value: d loss / d its score is
+  // -p <d loss / d out, out>.
+  void backward(const at::Tensor& slope, const at::Tensor& out, const at::Tensor& lse) const {
+    const auto type = lse.scalar_type();
+    const at::Tensor p = (sinks.to(type) - lse).exp();
+    const at::Tensor by_row = p * (slope.to(type) * out.to(type)).sum(-1);
+    add_bias_grad(by_row.neg(), rows, grad->buffer(sinks));
+  }
+};
+
 struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, const std::vector<int64_t>& cu_seqlens,
-                            const AttentionOptions& options) {
+                            const at::Tensor& v, const Rows& rows, const AttentionOptions& options,
+                            WeightGrad* sinks_grad) {
+    const std::vector<int64_t>& cu_seqlens = rows.cu_seqlens;
     auto result = kernels::attention(q, k, v, cu_seqlens, options);
     context->save_for_backward({q, k, v, result.out, result.lse});
     context->saved_data["cu_seqlens"] = cu_seqlens;
     context->saved_data["scale"] = options.scale;
     context->saved_data["window"] = options.window;
     context->saved_data["deterministic"] = options.deterministic;
+    if (sinks_grad) {
+      context->saved_data["sinks"] = c10::IValue::make_capsule(
+          c10::make_intrusive<TrainedSinks>(options.sinks, rows, sinks_grad));
+    }
     return result.out;
   }
 
@@ -30,18 +57,22 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     const kernels::AttentionNeeds needs{.q = context->needs_input_grad(0),
                                         .k = context->needs_input_grad(1),
                                         .v = context->needs_input_grad(2)};
+    if (const auto sinks = data.find("sinks"); sinks != data.end()) {
+      const auto capsule = sinks->second.toCapsule();
+      static_cast<const TrainedSinks&>(*capsule).backward(grads[0], saved[3], saved[4]);
+    }
     auto out =
         kernels::attention_backward({grads[0], saved[0], saved[1], saved[2], {saved[3], saved[4]}},
                                     data["cu_seqlens"].toIntVector(), options, needs);
-    return {std::move(out.q), std::move(out.k), std::move(out.v), {}, {}};
+    return {std::move(out.q), std::move(out.k), std::move(out.v), {}, {}, {}};
   }
 };
 
 }  // namespace
 
 at::Tensor attention(const at::Tensor& q_THd, const at::Tensor& k_TKd, const at::Tensor& v_TKd,
-                     const Rows& rows, const AttentionOptions& options) {
-  return AttentionFunction::apply(q_THd, k_TKd, v_TKd, rows.cu_seqlens, options);
+                     const Rows& rows, const AttentionOptions& options, WeightGrad* sinks_grad) {
+  return AttentionFunction::apply(q_THd, k_TKd, v_TKd, rows, options, sinks_grad);
 }
 
 }  // namespace twinkle::nn

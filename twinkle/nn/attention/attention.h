@@ -7,13 +7,16 @@
 
 #include "twinkle/kernels/attention/attention.h"
 #include "twinkle/nn/rows.h"
+#include "twinkle/nn/weight_grad.h"
 
 namespace twinkle::nn {
 
-using kernels::AttentionOptions;  // scale, window, deterministic
+using kernels::AttentionOptions;  // scale, window, deterministic, sinks
 
 // q [T, H, d], k and v [T, K, d] of one dtype (bf16, float32, float64); returns [T, H, d] of it.
+// Trained sinks' gradient goes to `sinks_grad`, not owned, per segment that learns and in order.
 at::Tensor attention(const at::Tensor& q_THd, const at::Tensor& k_TKd, const at::Tensor& v_TKd,
-                     const Rows& rows, const AttentionOptions& options);
+                     const Rows& rows, const AttentionOptions& options,
+                     WeightGrad* sinks_grad = nullptr);
 
 }  // namespace twinkle::nn

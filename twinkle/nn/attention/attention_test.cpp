@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "twinkle/kernels/finite_difference_for_test.h"
+#include "twinkle/nn/rows_for_test.h"
 
 namespace twinkle::nn {
 namespace {
@@ -17,6 +18,40 @@ TEST(Attention, gradients_equal_finite_differences) {
     kernels::expect_gradients(
         [&] { return attention(q, k, v, rows, {.scale = 0.5, .window = window}); }, {q, k, v});
   }
+}
+
+TEST(Attention, gradients_with_sinks_and_theirs_equal_finite_differences) {
+  Rows rows = pack(std::vector<int64_t>{4, 1, 3});
+  for (Segment& segment : rows.segments) segment.learn = true;
+  for (const int64_t window : {0, 2}) {
+    const auto q = kernels::leaf({8, 4, 6}), k = kernels::leaf({8, 2, 6}),
+               v = kernels::leaf({8, 2, 6}), sinks = at::randn({4}, at::kDouble);
+    const AttentionOptions options{.scale = 0.5, .window = window, .sinks = sinks};
+    kernels::expect_gradients([&] { return attention(q, k, v, rows, options); }, {q, k, v});
+    WeightGrad sum;
+    const auto weights = at::randn({8, 4, 6}, at::kDouble);
+    const auto value = [&] {
+      return (attention(q, k, v, rows, options, &sum) * weights).sum();
+    };
+    value().backward();
+    const auto slope = kernels::finite_difference(value, sinks);
+    EXPECT_TRUE(at::allclose(sum.sum, slope, 1e-6, 1e-8)) << sum.sum << slope;
+  }
+}
+
+TEST(Attention, sinks_learn_of_the_sequences_that_learn_alone) {
+  const auto q = at::randn({8, 4, 6}), k = at::randn({8, 2, 6}), v = at::randn({8, 2, 6}),
+             g = at::randn({8, 4, 6});
+  const AttentionOptions options{.scale = 0.5, .sinks = at::randn({4})};
+  const auto learned = [&](int64_t begin, int64_t end, const Rows& rows) {
+    WeightGrad sum;
+    const auto part = [&](const at::Tensor& x) { return x.slice(0, begin, end).contiguous(); };
+    const at::Tensor in = part(q).requires_grad_();
+    attention(in, part(k), part(v), rows, options, &sum).backward(part(g));
+    return sum.sum;
+  };
+  const auto among = learned(0, 8, rows_of({3, 4, 1}, {-1, -1, -1}, {0, 0, 0}, {0, 1, 0}));
+  EXPECT_TRUE(at::equal(among, learned(3, 7, rows_of({4}, {-1}, {0}, {1}))));
 }
 
 // One sequence by ATen's own attention, heads repeated.

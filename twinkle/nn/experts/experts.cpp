@@ -41,14 +41,23 @@ struct RoutedCall : torch::CustomClassHolder {
   at::Tensor gate_up_of(const at::Tensor& x);
   at::Tensor down_of(const at::Tensor& gate_up, const at::Tensor& weights);
   at::Tensor down_backward(const at::Tensor& dy, const at::Tensor& gate_up,
-                           const at::Tensor& weights);
+                           const at::Tensor& weights, at::Tensor& dweights);
   at::Tensor gate_up_backward(const at::Tensor& grad, const at::Tensor& x, bool needs_dx);
   bool reads_x() const;
   bool reads_h() const;
+  bool turned() const { return clamped.has_value(); }
+  bool trains() const { return gate_up_grad || down_grad || gate_up_bias_grad || down_bias_grad; }
+  at::Tensor activation(const at::Tensor& gate_up, const at::Tensor& weights) const;
+  kernels::RoutedSwigluGrads activation_backward(const at::Tensor& grad, const at::Tensor& gate_up,
+                                                 const at::Tensor& weights) const;
+  void add_down_bias_grad(const at::Tensor& dy, const at::Tensor& weights) const;
 
   at::Tensor gate_up, down;  // the stacks
   bool exact;
   WeightGrad *gate_up_grad, *down_grad;
+  std::optional<kernels::ClampedSwiglu> clamped;
+  at::Tensor gate_up_bias, down_bias;
+  WeightGrad *gate_up_bias_grad, *down_bias_grad;
   RoutedRows routed;
   std::vector<Seams> seams;  // of the experts that have rows, and adapters or weights that learn
 };
@@ -59,6 +68,11 @@ RoutedCall::RoutedCall(const at::Tensor& ids, const Experts& of, const Rows& bat
       exact(of.each.front().down.exact),
       gate_up_grad(of.gate_up_grad),
       down_grad(of.down_grad),
+      clamped(of.clamped),
+      gate_up_bias(of.gate_up_bias),
+      down_bias(of.down_bias),
+      gate_up_bias_grad(of.gate_up_bias_grad),
+      down_bias_grad(of.down_bias_grad),
       routed(kernels::routed_rows(ids, of.count())) {
   for (size_t e = 0; e < of.each.size(); ++e) {
     const int64_t begin = routed.offsets[e], count = routed.offsets[e + 1] - begin;
@@ -69,7 +83,7 @@ RoutedCall::RoutedCall(const at::Tensor& ids, const Experts& of, const Rows& bat
     its.gate.delta = expert.gate.delta;
     its.up.delta = expert.up.delta;
     its.down.delta = expert.down.delta;
-    if (!its.any() && !gate_up_grad && !down_grad) continue;
+    if (!its.any() && !trains()) continue;
     const std::span<const int64_t> tokens(routed.tokens);
     its.rows = batch.gather_sequences(
         tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(count)));
@@ -87,9 +101,10 @@ bool RoutedCall::reads_h() const {
   return down_grad || std::ranges::any_of(seams, [](const Seams& its) { return its.down.delta; });
 }
 
-// x W^T of each expert's rows with its own, or with the transposed view.
+// x W^T of each expert's rows with its own; backward x W.
 at::Tensor products(const RoutedCall& call, const at::Tensor& x, const at::Tensor& stack,
-                    bool transposed) {
+                    bool backward) {
+  const bool transposed = backward != call.turned();
   std::vector<RowGroup> groups;
   const auto& offsets = call.routed.offsets;
   for (size_t e = 0; e + 1 < offsets.size(); ++e) {
@@ -121,9 +136,44 @@ void delta_backward(const Seams::Seam& seam, const at::Tensor& dy, const at::Ten
 }
 
 // The gate's half of an expert's rows, and the up's.
-at::Tensor half(const at::Tensor& gate_up, int64_t which) {
+at::Tensor half(const RoutedCall& call, const at::Tensor& gate_up, int64_t which) {
   const int64_t width = gate_up.size(1) / 2;
+  if (call.turned()) return gate_up.slice(1, which, 2 * width, 2);
   return gate_up.narrow(1, which * width, width);
+}
+
+// sum += dy^T x of the learning segments, at the expert's place in the stack.
+void add_stack_grad(const RoutedCall& call, const at::Tensor& dy, const at::Tensor& x,
+                    const Seams& its, const at::Tensor& sum) {
+  const at::Tensor mine = sum.select(0, static_cast<int64_t>(its.expert));
+  if (call.turned()) return add_weight_grad(x, dy, its.rows, mine);
+  add_weight_grad(dy, x, its.rows, mine);
+}
+
+at::Tensor RoutedCall::activation(const at::Tensor& gates, const at::Tensor& weights) const {
+  if (!clamped) return kernels::routed_swiglu(gates, weights, routed);
+  return kernels::routed_clamped_swiglu(gates, gate_up_bias, weights, routed, *clamped);
+}
+
+kernels::RoutedSwigluGrads RoutedCall::activation_backward(const at::Tensor& grad,
+                                                           const at::Tensor& gates,
+                                                           const at::Tensor& weights) const {
+  if (!clamped) return kernels::routed_swiglu_backward(grad, gates, weights, routed);
+  return kernels::routed_clamped_swiglu_backward(grad, gates, gate_up_bias, weights, routed,
+                                                 *clamped);
+}
+
+// Of dy of the routed rows: a row has its expert's bias times its weight.
+void RoutedCall::add_down_bias_grad(const at::Tensor& dy, const at::Tensor& weights) const {
+  const at::Tensor by_row =
+      at::empty({routed.num_rows(), 1}, weights.options())
+          .index_put_({at::tensor(routed.places, at::kLong)}, weights.reshape({-1, 1}));
+  const at::Tensor sum = down_bias_grad->buffer(down_bias);
+  for (const Seams& its : seams) {
+    const at::Tensor mine = dy.narrow(0, its.begin, its.count).to(by_row.scalar_type()) *
+                            by_row.narrow(0, its.begin, its.count);
+    add_bias_grad(mine, its.rows, sum.select(0, static_cast<int64_t>(its.expert)));
+  }
 }
 
 at::Tensor RoutedCall::gate_up_of(const at::Tensor& x) {
@@ -133,38 +183,38 @@ at::Tensor RoutedCall::gate_up_of(const at::Tensor& x) {
     const at::Tensor mine = rows.narrow(0, its.begin, its.count);
     const at::Tensor y = out.narrow(0, its.begin, its.count);
     add_delta(its.gate_up, mine, its.rows, y);
-    add_delta(its.gate, mine, its.rows, half(y, 0));
-    add_delta(its.up, mine, its.rows, half(y, 1));
+    add_delta(its.gate, mine, its.rows, half(*this, y, 0));
+    add_delta(its.up, mine, its.rows, half(*this, y, 1));
   }
   return out;
 }
 
 at::Tensor RoutedCall::down_of(const at::Tensor& gates, const at::Tensor& weights) {
-  const at::Tensor h = kernels::routed_swiglu(gates, weights, routed);
+  const at::Tensor h = activation(gates, weights);
   const at::Tensor out = products(*this, h, down, false);
   for (Seams& its : seams) {
     add_delta(its.down, h.narrow(0, its.begin, its.count), its.rows,
               out.narrow(0, its.begin, its.count));
   }
+  if (clamped) return kernels::sum_biased_rows(out, down_bias, weights, routed);
   return kernels::sum_rows(out, routed);
 }
 
-// d loss / d the input of down.
+// d loss / d the input of down; `dweights` gets what biases add to d loss / d weights.
 at::Tensor RoutedCall::down_backward(const at::Tensor& grad, const at::Tensor& gates,
-                                     const at::Tensor& weights) {
+                                     const at::Tensor& weights, at::Tensor& dweights) {
   const at::Tensor dy = kernels::gather_rows(grad, routed);
   const at::Tensor dh = products(*this, dy, down, true);
+  if (clamped) dweights = kernels::biased_rows_backward(dy, down_bias, routed);
+  if (down_bias_grad) add_down_bias_grad(dy, weights);
   if (!reads_h()) return dh;
-  const at::Tensor h = kernels::routed_swiglu(gates, weights, routed);
+  const at::Tensor h = activation(gates, weights);
   for (const Seams& its : seams) {
     const at::Tensor mine = dy.narrow(0, its.begin, its.count),
                      x = h.narrow(0, its.begin, its.count);
     at::Tensor dx = dh.narrow(0, its.begin, its.count);
     delta_backward(its.down, mine, x, its.rows, dx);
-    if (down_grad) {
-      add_weight_grad(mine, x, its.rows,
-                      down_grad->buffer(down).select(0, static_cast<int64_t>(its.expert)));
-    }
+    if (down_grad) add_stack_grad(*this, mine, x, its, down_grad->buffer(down));
   }
   return dh;
 }
@@ -180,12 +230,16 @@ at::Tensor RoutedCall::gate_up_backward(const at::Tensor& grad, const at::Tensor
                        in = rows.narrow(0, its.begin, its.count);
       at::Tensor to = needs_dx ? dx.narrow(0, its.begin, its.count) : at::Tensor();
       delta_backward(its.gate_up, dy, in, its.rows, to);
-      delta_backward(its.gate, half(dy, 0), in, its.rows, to);
-      delta_backward(its.up, half(dy, 1), in, its.rows, to);
-      if (gate_up_grad) {
-        add_weight_grad(dy, in, its.rows,
-                        gate_up_grad->buffer(gate_up).select(0, static_cast<int64_t>(its.expert)));
-      }
+      delta_backward(its.gate, half(*this, dy, 0), in, its.rows, to);
+      delta_backward(its.up, half(*this, dy, 1), in, its.rows, to);
+      if (gate_up_grad) add_stack_grad(*this, dy, in, its, gate_up_grad->buffer(gate_up));
+    }
+  }
+  if (gate_up_bias_grad) {
+    const at::Tensor sum = gate_up_bias_grad->buffer(gate_up_bias);
+    for (const Seams& its : seams) {
+      add_bias_grad(grad.narrow(0, its.begin, its.count), its.rows,
+                    sum.select(0, static_cast<int64_t>(its.expert)));
     }
   }
   return needs_dx ? kernels::sum_rows(dx, routed) : dx;
@@ -218,9 +272,10 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
     auto& call = static_cast<RoutedCall&>(*capsule);
     at::Tensor dx, dweights;
     in_team(gates, [&] {
-      const at::Tensor dh = call.down_backward(grads[0].contiguous(), gates, weights);
-      auto slopes = kernels::routed_swiglu_backward(dh, gates, weights, call.routed);
-      dweights = std::move(slopes.weights);
+      at::Tensor of_biases;
+      const at::Tensor dh = call.down_backward(grads[0].contiguous(), gates, weights, of_biases);
+      auto slopes = call.activation_backward(dh, gates, weights);
+      dweights = of_biases.defined() ? slopes.weights + of_biases : std::move(slopes.weights);
       dx = call.gate_up_backward(slopes.gate_up, x, ctx->needs_input_grad(0));
     });
     return {dx, dweights, {}, {}, {}};
@@ -232,8 +287,16 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
 void Experts::cut() {
   each.clear();
   for (int64_t e = 0; e < count(); ++e) {
-    const at::Tensor both = gate_up.select(0, e);
     Expert& expert = each.emplace_back();
+    if (clamped) {
+      const at::Tensor both = gate_up.select(0, e).t();
+      expert.gate_up.weight = both;
+      expert.gate.weight = both.slice(0, 0, 2 * width(), 2);
+      expert.up.weight = both.slice(0, 1, 2 * width(), 2);
+      expert.down.weight = down.select(0, e).t();
+      continue;
+    }
+    const at::Tensor both = gate_up.select(0, e);
     expert.gate_up.weight = both;
     expert.gate.weight = both.narrow(0, 0, width());
     expert.up.weight = both.narrow(0, width(), width());

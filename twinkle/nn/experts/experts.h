@@ -5,11 +5,17 @@
 // bits depend on it alone. Knows neither adapters nor tenants: each expert's linears have the seam
 // of any linear. Differentiable in x and the weights; the activation is computed again in backward.
 // On the CPU. T tokens, E experts, D width, F inner width.
+//
+// gpt-oss has another form of them, in which its checkpoints are used as they are: both products
+// have a bias, the activation is ClampedSwiglu, the stacks are turned, and an expert's gates and
+// ups take turns.
 #pragma once
 #include <ATen/core/Tensor.h>
 
 #include <deque>
+#include <optional>
 
+#include "twinkle/kernels/experts/routed_rows.h"
 #include "twinkle/nn/experts/router.h"
 #include "twinkle/nn/linear.h"
 
@@ -27,11 +33,16 @@ struct Experts {
   at::Tensor down;     // [E, D, F]
   WeightGrad *gate_up_grad = nullptr, *down_grad = nullptr;  // not owned; nullptr: frozen
   std::deque<Expert> each = {};                              // [E]; they stay where they are
+  // gpt-oss's form, if set: gate_up is [E, D, 2 F], gates at even places and ups at odd ones, and
+  // down [E, F, D].
+  std::optional<kernels::ClampedSwiglu> clamped = {};
+  at::Tensor gate_up_bias = {}, down_bias = {};  // [E, 2 F], [E, D]
+  WeightGrad *gate_up_bias_grad = nullptr, *down_bias_grad = nullptr;
 
   // Makes `each` of the stacks.
   void cut();
   int64_t count() const { return gate_up.size(0); }
-  int64_t width() const { return down.size(2); }  // F
+  int64_t width() const { return down.size(clamped ? 1 : 2); }  // F
   // Bytes that the forward of these rows keeps for backward, without x and the result; of adapters
   // what it is where all experts get as many rows.
   int64_t saved_bytes(const Rows& rows, int64_t top_k) const;

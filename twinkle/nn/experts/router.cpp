@@ -19,7 +19,7 @@ at::ScalarType wide_type(const at::Tensor& x) {
 // What backward needs besides tensors.
 struct RouterCall : torch::CustomClassHolder {
   RouterCall(const Router& from, const Rows& of, const RoutingOf& in) : router(from), routing(in) {
-    if (router.weight_grad) rows = of;
+    if (router.weight_grad || router.bias_grad) rows = of;
   }
   Router router;
   Rows rows;
@@ -43,7 +43,9 @@ Routes forward(const at::Tensor& x, const Router& router, const RoutingOf& routi
                at::Tensor& scores) {
   const at::ScalarType type = wide_type(x);
   const at::Tensor logits =
-      product(x.to(type), {.weight = router.weight.to(type), .exact = router.exact});
+      product(x.to(type), {.weight = router.weight.to(type),
+                           .bias = router.bias.defined() ? router.bias.to(type) : router.bias,
+                           .exact = router.exact});
   scores = kernels::route_scores(logits, router.options.score);
   const at::Tensor correction =
       router.correction.defined() ? router.correction.to(type) : router.correction;
@@ -79,6 +81,7 @@ struct RouterFunction : torch::autograd::Function<RouterFunction> {
       add_weight_grad(dlogits, x.to(scores.scalar_type()), router.weight, call.rows,
                       *router.weight_grad);
     }
+    if (router.bias_grad) add_bias_grad(dlogits, call.rows, router.bias_grad->buffer(router.bias));
     at::Tensor dx;
     if (ctx->needs_input_grad(0)) {
       dx = transposed_product(dlogits, router.weight.to(scores.scalar_type()), router.exact)

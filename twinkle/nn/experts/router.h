@@ -20,6 +20,8 @@ struct Router {
   kernels::RouteOptions options;
   bool exact = true;  // false: a row's bits may depend on the other rows
   AuxLoss aux_loss = AuxLoss::kNone;
+  at::Tensor bias = {};             // [E], added to the logits, or undefined
+  WeightGrad* bias_grad = nullptr;  // not owned; nullptr: frozen
 };
 
 struct Routes {
