@@ -95,8 +95,9 @@ def test_a_save_in_bfloat16_has_the_very_values(both, tmp_path):
     made = ours.engine(packed, precision="bf16")
     made.save(tenant=ours.TENANT, directory=str(tmp_path / "saved")).result()
     saved = tensors_in(tmp_path / "saved")
-    for name, value in values.items():
-        assert torch.equal(saved[name], value.bfloat16()), name
+    for name, value in values.items():  # norms are float32, as in transformers
+        expected = value if name.endswith("norm.weight") else value.bfloat16()
+        assert torch.equal(saved[name], expected), name
 
 
 def test_an_adapter_on_mxfp4_weights_is_read_by_peft_over_their_values(both, tmp_path):

@@ -68,6 +68,9 @@ Family gpt_oss() {
                 experts.clamped = read_clamp(config);
                 route_layers(spec, experts, [](int64_t) { return true; });
                 spec.layout.layer = {{"mlp.gate", "mlp.router"}};
+                // As in transformers, whatever the model's type is.
+                spec.layout.in_float32 = {"input_layernorm.weight",
+                                          "post_attention_layernorm.weight", "norm.weight"};
                 return spec;
               },
           .absent = {{"num_key_value_heads", 8},

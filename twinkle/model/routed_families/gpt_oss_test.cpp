@@ -98,6 +98,9 @@ TEST(GptOss, ItsRoutersHaveANameOfTheirOwnAndItsStacksAreWhole) {
   const Layout layout = read_spec(gpt_oss_config()).layout;
   EXPECT_EQ(layout.name("model.layers.1.mlp.gate.bias"), "model.layers.1.mlp.router.bias");
   EXPECT_TRUE(layout.parts_of("model.layers.1.mlp.experts.gate_up_proj", 8).empty());
+  for (const char* norm : {"model.norm.weight", "model.layers.3.input_layernorm.weight"})
+    EXPECT_TRUE(layout.is_in_float32(norm)) << norm;
+  EXPECT_FALSE(layout.is_in_float32("model.layers.3.self_attn.sinks"));
 }
 
 TEST(GptOss, WeightsAreOfTheShapesThatItsFilesHave) {
