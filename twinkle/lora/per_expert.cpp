@@ -27,8 +27,8 @@ bool is_stacks(const Factors& factors, const std::set<std::string>& stacks) {
   return expert && stacks.contains(expert->parameter());
 }
 
-// The rows of B that are the parts' of an expert, in memory that the view owns: one after the other,
-// or in turn.
+// The rows of B that are the parts' of an expert, in memory that the view owns: one after the
+// other, or in turn.
 TensorView part_of(const at::Tensor& b, size_t part, size_t num, bool in_turn) {
   const auto i = static_cast<int64_t>(part), n = static_cast<int64_t>(num);
   if (!in_turn || n == 1) return model::view_of("b", b.chunk(n)[part]);

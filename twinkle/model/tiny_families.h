@@ -41,10 +41,10 @@ inline JsonObject tiny_family(const std::string& family) {
   if (latent) set_fields(config, latent_fields());
   if (delta) set_fields(config, delta_fields());
   if (family != "qwen3_5")
-    set_fields(config, expert_fields(deepseek || family == "glm4_moe" ? "n_routed_experts"
-                                     : family == "mixtral" || family == "gpt_oss"
-                                         ? "num_local_experts"
-                                                                      : "num_experts"));
+    set_fields(config,
+               expert_fields(deepseek || family == "glm4_moe"             ? "n_routed_experts"
+                             : family == "mixtral" || family == "gpt_oss" ? "num_local_experts"
+                                                                          : "num_experts"));
   if (latent) config["first_k_dense_replace"] = 1;
   if (family == "gpt_oss") set_fields(config, {{"sliding_window", 9}, {"swiglu_limit", 1.5}});
   if (family == "deepseek_v3") set_fields(config, {{"n_group", 4}, {"topk_group", 2}});

@@ -86,7 +86,8 @@ TEST_P(FamilySchedules, GiveEachTenantWhatASerialReferenceGivesIt) {
   EXPECT_GT(pinned, kSchedules / 8);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, FamilySchedules, testing::Values("deepseek_v3", "qwen3_next", "gpt_oss"));
+INSTANTIATE_TEST_SUITE_P(All, FamilySchedules,
+                         testing::Values("deepseek_v3", "qwen3_next", "gpt_oss"));
 
 }  // namespace
 }  // namespace twinkle::engine

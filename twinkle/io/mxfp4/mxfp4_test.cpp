@@ -27,7 +27,8 @@ TEST(Mxfp4, EveryValueOfEveryScaleIsThatOfTheFormatAndExactInBf16) {
   for (int scale = 0; scale < 255; ++scale) {
     for (int bits = 0; bits < 16; ++bits) {
       const double want = by_the_formula(bits, scale);
-      const float got = as_float(mxfp4_value(static_cast<uint8_t>(bits), static_cast<uint8_t>(scale)));
+      const float got =
+          as_float(mxfp4_value(static_cast<uint8_t>(bits), static_cast<uint8_t>(scale)));
       EXPECT_EQ(std::signbit(got), bits >= 8) << bits << " " << scale;
       if (std::abs(want) < std::ldexp(1.0, 128)) {
         EXPECT_EQ(got, want) << bits << " " << scale;
@@ -36,7 +37,8 @@ TEST(Mxfp4, EveryValueOfEveryScaleIsThatOfTheFormatAndExactInBf16) {
       }
     }
   }
-  for (uint8_t bits = 0; bits < 16; ++bits) EXPECT_TRUE(std::isnan(as_float(mxfp4_value(bits, 255))));
+  for (uint8_t bits = 0; bits < 16; ++bits)
+    EXPECT_TRUE(std::isnan(as_float(mxfp4_value(bits, 255))));
 }
 
 // Two matrices of 64 inputs and 3 outputs, whose bytes and scales take all values.
@@ -81,7 +83,8 @@ struct Pair {
   }
   // Of matrix e its input i and output o.
   double at(int e, int i, int o) const {
-    const int block = (e * 3 + o) * 2 + i / 32, byte = blocks[static_cast<size_t>(block * 16 + i % 32 / 2)];
+    const int block = (e * 3 + o) * 2 + i / 32,
+              byte = blocks[static_cast<size_t>(block * 16 + i % 32 / 2)];
     return by_the_formula(i % 2 ? byte >> 4 : byte & 15, scales[static_cast<size_t>(block)]);
   }
 };

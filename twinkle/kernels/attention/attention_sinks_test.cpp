@@ -45,8 +45,7 @@ Truth spelled_out(const Input& in, const at::Tensor& q, const at::Tensor& k, con
                           .masked_fill(hidden, -std::numeric_limits<double>::infinity());
     const auto sink = in.options.sinks.to(at::kDouble).view({-1, 1, 1}).expand({-1, length, 1});
     const auto scores = at::cat({seen, sink}, -1);
-    outs.push_back(
-        at::matmul(scores.softmax(-1).narrow(-1, 0, length), heads(v)).transpose(0, 1));
+    outs.push_back(at::matmul(scores.softmax(-1).narrow(-1, 0, length), heads(v)).transpose(0, 1));
     sums.push_back(scores.logsumexp(-1).t());
   }
   return {at::cat(outs), at::cat(sums)};
@@ -127,9 +126,10 @@ TEST(Sinks, far_above_all_scores_they_take_everything_and_far_below_nothing) {
 TEST(Sinks, mistakes_are_named) {
   Input in(at::kFloat, 0);
   in.options.sinks = at::zeros({4});
-  expect_error("kernels: attention's sinks are Float [4], they must be one number for each of q's "
-               "6 heads",
-               [&] { attention(in.q, in.k, in.v, in.cu_seqlens, in.options); });
+  expect_error(
+      "kernels: attention's sinks are Float [4], they must be one number for each of q's "
+      "6 heads",
+      [&] { attention(in.q, in.k, in.v, in.cu_seqlens, in.options); });
   const PagedRows rows{at::zeros({1, 1}, at::kInt), at::zeros({1}, at::kLong),
                        at::zeros({1}, at::kLong)};
   const PagedKeys pages = make_pages(1, kKeyHeads, kDim, at::kFloat);

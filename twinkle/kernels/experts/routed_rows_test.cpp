@@ -164,7 +164,8 @@ TEST(RoutedRows, SumsOfBiasedRowsHaveTheBiasesByWeight) {
     const at::Tensor y = at::randn({210, 37}).to(type), bias = at::randn({9, 37}).to(type);
     const at::Tensor w = at::rand({70, 3}, type == at::kDouble ? at::kDouble : at::kFloat);
     const at::Tensor biases = of_experts(bias.to(at::kDouble), rows);
-    const at::Tensor all = y.to(at::kDouble) + biases * by_row(w, rows).to(at::kDouble).unsqueeze(1);
+    const at::Tensor all =
+        y.to(at::kDouble) + biases * by_row(w, rows).to(at::kDouble).unsqueeze(1);
     const at::Tensor truth = at::zeros({70, 37}, at::kDouble).index_add(0, index_of(rows), all);
     const double eps = type == at::kBFloat16 ? 1.0 / 256 : 1e-5;
     EXPECT_TRUE(at::allclose(sum_biased_rows(y, bias, w, rows).to(at::kDouble), truth, eps, 1e-5));
@@ -193,7 +194,8 @@ TEST(RoutedRows, ARowHasItsBitsInAnyCompany) {
     const RoutedRows rows = routed_rows(ids, 7);
     const at::Tensor h = routed_swiglu(gu, w, rows), y = sum_rows(h, rows);
     const auto slopes = routed_swiglu_backward(grad, gu, w, rows);
-    const at::Tensor bias = at::randn({7, 2 * 37}).to(type), down_bias = at::randn({7, 37}).to(type);
+    const at::Tensor bias = at::randn({7, 2 * 37}).to(type),
+                     down_bias = at::randn({7, 37}).to(type);
     const at::Tensor clamped = routed_clamped_swiglu(gu, bias, w, rows, kClamp),
                      biased = sum_biased_rows(clamped, down_bias, w, rows);
     for (const int64_t t : {0, 131, 299}) {

@@ -1,6 +1,6 @@
 // The mixer of llama-like models: causal softmax attention with grouped key heads, rope, and,
-// where the spec asks for it, a norm of every query and key head, sinks and a gate on the output. When it
-// samples, keys and values go to the cache (kv_cache.h) and the past comes from there.
+// where the spec asks for it, a norm of every query and key head, sinks and a gate on the output.
+// When it samples, keys and values go to the cache (kv_cache.h) and the past comes from there.
 #pragma once
 #include "twinkle/model/blocks/block.h"
 #include "twinkle/model/blocks/parts.h"

@@ -25,10 +25,9 @@ Json with_layers_and_rope(const Json& config) {
   const bool scaling = find(config, "rope_scaling") != nullptr;
   const char* key = scaling ? "rope_scaling" : "rope_parameters";
   if (!scaling && !find(config, key)) {
-    fields[key] = JsonObject{
-        {"rope_type", "yarn"},    {"factor", 32.0},
-        {"beta_fast", 32.0},      {"beta_slow", 1.0},
-        {"truncate", false},      {"original_max_position_embeddings", 4096}};
+    fields[key] = JsonObject{{"rope_type", "yarn"}, {"factor", 32.0},
+                             {"beta_fast", 32.0},   {"beta_slow", 1.0},
+                             {"truncate", false},   {"original_max_position_embeddings", 4096}};
   }
   if (!find(config, "rope_theta") && !find(fields[key], "rope_theta"))
     fields["rope_theta"] = 150000.0;

@@ -21,10 +21,9 @@ JsonObject gpt_oss_config() {
   c["swiglu_limit"] = 6.5;
   c["sliding_window"] = 9;
   c["rope_theta"] = 150000;
-  c["rope_scaling"] = JsonObject{
-      {"beta_fast", 32.0},   {"beta_slow", 1.0},
-      {"factor", 32.0},      {"original_max_position_embeddings", 4096},
-      {"rope_type", "yarn"}, {"truncate", false}};
+  c["rope_scaling"] = JsonObject{{"beta_fast", 32.0},   {"beta_slow", 1.0},
+                                 {"factor", 32.0},      {"original_max_position_embeddings", 4096},
+                                 {"rope_type", "yarn"}, {"truncate", false}};
   return c;
 }
 
@@ -86,9 +85,10 @@ TEST(GptOss, ItsRopeIsYarnOfWholeTurnsWhereNothingIsSaid) {
   c.erase("rope_scaling");
   c.erase("rope_theta");
   expect(read_spec(c).rope, 150000, 32);
-  c["rope_parameters"] = JsonObject{
-      {"rope_type", "yarn"}, {"factor", 8}, {"truncate", false},
-      {"original_max_position_embeddings", 4096}};
+  c["rope_parameters"] = JsonObject{{"rope_type", "yarn"},
+                                    {"factor", 8},
+                                    {"truncate", false},
+                                    {"original_max_position_embeddings", 4096}};
   expect(read_spec(c).rope, 150000, 8);
   c["rope_parameters"].as_object()["rope_theta"] = 5000;
   expect(read_spec(c).rope, 5000, 8);

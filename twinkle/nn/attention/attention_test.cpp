@@ -30,9 +30,7 @@ TEST(Attention, gradients_with_sinks_and_theirs_equal_finite_differences) {
     kernels::expect_gradients([&] { return attention(q, k, v, rows, options); }, {q, k, v});
     WeightGrad sum;
     const auto weights = at::randn({8, 4, 6}, at::kDouble);
-    const auto value = [&] {
-      return (attention(q, k, v, rows, options, &sum) * weights).sum();
-    };
+    const auto value = [&] { return (attention(q, k, v, rows, options, &sum) * weights).sum(); };
     value().backward();
     const auto slope = kernels::finite_difference(value, sinks);
     EXPECT_TRUE(at::allclose(sum.sum, slope, 1e-6, 1e-8)) << sum.sum << slope;

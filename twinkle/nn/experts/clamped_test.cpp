@@ -86,11 +86,11 @@ TEST_F(ClampedExperts, values_and_all_weights_gradients_equal_plain_autograds) {
   EXPECT_TRUE(at::allclose(got, want, 1e-11, 1e-13));
   const at::Tensor g = at::randn(want.sizes(), at::kDouble);
   const auto slopes = torch::autograd::grad(
-      {want},
-      {x, fixed.weights, plain.gate_up, plain.down, plain.gate_up_bias, plain.down_bias}, {g});
+      {want}, {x, fixed.weights, plain.gate_up, plain.down, plain.gate_up_bias, plain.down_bias},
+      {g});
   const auto ours = torch::autograd::grad({got}, {x, fixed.weights}, {g});
-  const at::Tensor mine[] = {ours[0],       ours[1],           sums.gate_up.sum,
-                             sums.down.sum, sums.gate_up_bias.sum, sums.down_bias.sum};
+  const at::Tensor mine[] = {
+      ours[0], ours[1], sums.gate_up.sum, sums.down.sum, sums.gate_up_bias.sum, sums.down_bias.sum};
   for (size_t i = 0; i < slopes.size(); ++i)
     EXPECT_TRUE(at::allclose(mine[i], slopes[i], 1e-10, 1e-12)) << i;
 }
