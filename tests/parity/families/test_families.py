@@ -55,6 +55,35 @@ def test_packed_sequences_score_as_each_alone_in_transformers(name):
     expect_scores(small, case.reference, case)
 
 
+def as_transformers_4(fields):
+    """config.json as that wrote it, and most of the hub's: rope's fields beside the others."""
+    out = dict(fields)
+    rope = out.pop("rope_parameters")
+    out["rope_theta"], kind = rope.pop("rope_theta"), rope.pop("rope_type")
+    if "partial_rotary_factor" in rope:
+        out["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    out["rope_scaling"] = None if kind == "default" else {"type": kind, **rope}
+    out["torch_dtype"] = out.pop("dtype")
+    if out["model_type"].startswith("qwen3") and "num_local_experts" in out:
+        out["num_experts"] = out.pop("num_local_experts")
+    return out
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_config_json_of_either_version_of_transformers_says_the_same(name, tmp_path):
+    case = families.case(name)
+    fields = json.loads((Path(case.twin) / "config.json").read_text())
+    old = as_transformers_4(fields)
+    assert set(old) - set(fields) >= {"rope_theta", "rope_scaling", "torch_dtype"}
+    safetensors.torch.save_file(tensors_in(case.twin), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    want, _ = ours.scores(ours.engine(case.directory, frozen=True), case.sequences)
+    for folder in (case.twin, str(tmp_path)):
+        got, _ = ours.scores(ours.engine(folder, frozen=True), case.sequences)
+        for mine, theirs in zip(got, want, strict=True):
+            assert torch.equal(mine, theirs), folder
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_every_weights_gradient_equals_transformers_by_the_checkpoints_name(name):
     case = families.case(name)
