@@ -4,11 +4,14 @@ tests of tests/parity/families are parametrised with. With --check it writes not
 1 if the table is another."""
 
 import importlib
+import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+# Whose device test trains and samples llama, and others by name.
+ON_DEVICE = ROOT / "twinkle/engine/engine_cuda_test.cpp"
 BEGIN, END = "<!-- written by tools/families_table.py -->\n", "<!-- end -->\n"
 SAME, READ = "transformers reads them", "read here"
 PEFT, MERGED = "peft, both ways", "merged into the weights"
@@ -51,6 +54,18 @@ def recipes_of(test):
     }
 
 
+def emulated():
+    """The families that train and sample on the emulated device as on the CPU."""
+    (names,) = re.findall(r"FamilyOnDevice,\s*testing::Values\(([^)]*)\)", ON_DEVICE.read_text())
+    return {"llama", *re.findall(r'"(\w+)"', names)}
+
+
+def gpu(kind, recipes, families):
+    if recipes & set(families.ON_CPU_ALONE):
+        return "refused by name"
+    return "kernels emulated" if kind in emulated() else "no"
+
+
 def table():
     sys.path.insert(0, str(ROOT / "tests"))
     families = importlib.import_module("parity.families.recipes")
@@ -63,8 +78,7 @@ def table():
         for column in COLUMNS.values():
             said = [text for test, text in column.items() if recipes and recipes <= tested[test]]
             line.append(said[0] if said else "no")
-        alone = recipes & set(families.ON_CPU_ALONE)
-        lines.append([*line, "refused by name" if alone else "kernels emulated"])
+        lines.append([*line, gpu(kind, recipes, families)])
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 

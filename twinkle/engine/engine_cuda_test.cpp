@@ -11,6 +11,7 @@
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/engine/exactness/outcomes_for_test.h"
 #include "twinkle/kernels/cuda/cuda.h"
+#include "twinkle/model/tiny_families.h"
 
 namespace twinkle::engine {
 namespace {
@@ -237,14 +238,31 @@ TEST_P(EngineOnDevice, SamplesAsTheCpuDoes) {
 class FamilyOnDevice : public testing::TestWithParam<std::string> {};
 
 INSTANTIATE_TEST_SUITE_P(Families, FamilyOnDevice,
-                         testing::Values("qwen2", "qwen3", "mistral", "glm", "glm4", "internlm2"),
+                         testing::Values("qwen2", "qwen3", "mistral", "glm", "glm4", "chatglm",
+                                         "internlm2", "internlm3"),
                          [](const auto& info) { return info.param; });
+
+JsonObject config_of(const std::string& family) {
+  JsonObject c = smallest_config(family);
+  if (family == "mistral") c["sliding_window"] = 4;
+  if (family == "internlm3") model::set_fields(c, {{"bias", true}, {"qkv_bias", true}});
+  if (family != "chatglm") return c;
+  const std::pair<const char*, const char*> fields[] = {
+      {"padded_vocab_size", "vocab_size"},
+      {"num_layers", "num_hidden_layers"},
+      {"kv_channels", "head_dim"},
+      {"ffn_hidden_size", "intermediate_size"},
+      {"layernorm_epsilon", "rms_norm_eps"},
+      {"seq_length", "max_position_embeddings"},
+      {"multi_query_group_num", "num_key_value_heads"}};
+  model::set_fields(c, {{"multi_query_attention", true}, {"add_qkv_bias", true}});
+  for (const auto& [theirs, ours] : fields) c.emplace(theirs, Json(c.at(ours)));
+  return c;
+}
 
 TEST_P(FamilyOnDevice, TrainsAndSamplesAsTheCpuDoes) {
   if (!kernels::cuda::available()) GTEST_SKIP() << "this build or machine has no CUDA device";
-  JsonObject config = smallest_config(GetParam());
-  if (GetParam() == "mistral") config["sliding_window"] = 4;
-  const model::TinyModel model(config);
+  const model::TinyModel model(config_of(GetParam()));
   const auto numbers = [&](const std::string& device) {
     Engine engine({.model = {.path = model.path(), .mixed_precision = "no", .device = device},
                    .sampler = {.kv_tokens = 512}});

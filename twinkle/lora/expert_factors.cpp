@@ -24,6 +24,21 @@ bool ends_in(const std::string& path, const std::string& name) {
                           path[path.size() - name.size() - 1] == '.');
 }
 
+constexpr std::string_view kModule = "mlp.experts", kMixtralsModule = "block_sparse_moe.experts";
+constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kMixtrals{
+    {{"gate_proj", "w1"}, {"up_proj", "w3"}, {"down_proj", "w2"}}};
+
+void replace_first(std::string& in, std::string_view old, std::string_view now) {
+  if (const size_t at = in.find(old); at != in.npos) in.replace(at, old.size(), now);
+}
+
+// Where the last name is this one. True if it is.
+bool replace_last_name(std::string& in, std::string_view old, std::string_view now) {
+  if (!ends_in(in, std::string(old))) return false;
+  in.replace(in.size() - old.size(), old.size(), now);
+  return true;
+}
+
 // peft's 0.18 and before took a stack [E, out, in] for one of [E, in, out].
 bool is_turned(const std::string& version) {
   int major = 0, minor = 0;
@@ -45,6 +60,18 @@ std::optional<ExpertPath> expert_path(const std::string& path) {
   if (error != std::errc() || end == last || *end != '.') return std::nullopt;
   out.name.assign(end + 1, last);
   return out;
+}
+
+void to_mixtrals_name(std::string& path) {
+  replace_first(path, kModule, kMixtralsModule);
+  for (const auto& [ours, theirs] : kMixtrals)
+    if (replace_last_name(path, ours, theirs)) return;
+}
+
+void from_mixtrals_name(std::string& path) {
+  replace_first(path, kMixtralsModule, kModule);
+  for (const auto& [ours, theirs] : kMixtrals)
+    if (replace_last_name(path, theirs, ours)) return;
 }
 
 std::vector<size_t> match_parameters(const PeftConfig& config,

@@ -32,6 +32,12 @@ struct ExpertPath {
 };
 std::optional<ExpertPath> expert_path(const std::string& path);
 
+// Mixtral's experts have the names in adapters' files that transformers 4 gave them, by which peft
+// and others know them still: block_sparse_moe.experts.3.w1, w3 and w2 of what is here
+// mlp.experts.3.gate_proj, up_proj and down_proj. Of a path, its end, or a pattern of such.
+void to_mixtrals_name(std::string& path);
+void from_mixtrals_name(std::string& path);
+
 // The indices of the experts' linears that the config's target_parameters are, in all linears.
 // Error kInvalid: a name that is no stack of experts, with what there is.
 std::vector<size_t> match_parameters(const PeftConfig& config,

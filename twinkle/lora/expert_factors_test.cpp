@@ -88,6 +88,36 @@ TEST(ExpertFactors, TargetParametersAreTheStacksOfAllExperts) {
                 "0.gate_up_proj, which holds it: leave one of them out");
 }
 
+TEST(ExpertFactors, MixtralsFilesHaveOtherNamesForAnExpertsLinears) {
+  const std::pair<std::string, std::string> names[] = {
+      {"model.layers.3.mlp.experts.12.up_proj", "model.layers.3.block_sparse_moe.experts.12.w3"},
+      {"mlp.experts.0.gate_proj", "block_sparse_moe.experts.0.w1"},
+      {R"(.*\.down_proj)", R"(.*\.w2)"},
+      {"gate_proj", "w1"},
+      {"o_proj", "o_proj"},
+      {"gate_up_proj", "gate_up_proj"}};
+  for (const auto& [ours, theirs] : names) {
+    std::string name = ours;
+    to_mixtrals_name(name);
+    EXPECT_EQ(name, theirs);
+    from_mixtrals_name(name);
+    EXPECT_EQ(name, ours);
+  }
+}
+
+TEST(ExpertFactors, TargetsMayHaveMixtralsNamesWhereExpertsAreAllThereIsOfThem) {
+  auto linears = some_linears();
+  const auto config = config_of({"1.w1", "w2", "q_proj"}, {});
+  EXPECT_EQ(invalid_of([&] { match_targets(config, linears); }),
+            "lora: target module '1.w1' matches nothing; there is: q_proj, gate_proj, "
+            "gate_up_proj, up_proj, down_proj, lm_head")
+      << "w1 would be the dense layer's, too";
+  linears.erase(linears.begin() + 1);
+  const auto same = config_of({"1.gate_proj", "down_proj", "q_proj"}, {});
+  EXPECT_EQ(match_targets(config, linears), match_targets(same, linears));
+  EXPECT_EQ(with_named_targets(config, linears), same);
+}
+
 TEST(ExpertFactors, PatternsMatchTheStacksPathAndAnExpertsOwn) {
   PeftConfig config = config_of({}, {"gate_up_proj", "down_proj"});
   config.rank_pattern = {{R"(.*\.gate_up_proj)", 4}, {R"(mlp\.experts\.down_proj)", 6}};

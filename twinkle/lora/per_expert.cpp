@@ -3,11 +3,13 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 
 #include "twinkle/lora/expert_factors.h"
 #include "twinkle/model/weights/tensors.h"
@@ -118,7 +120,42 @@ PeftConfig config_of(const Adapter& adapter, const std::set<std::string>& stacks
   return out;
 }
 
+void rename(PeftConfig& config, const std::function<void(std::string&)>& by) {
+  if (auto* const names = std::get_if<Names>(&config.target_modules))
+    std::ranges::for_each(*names, by);
+  for (auto& [pattern, rank] : config.rank_pattern) by(pattern);
+  for (auto& [pattern, alpha] : config.alpha_pattern) by(pattern);
+}
+
 }  // namespace
+
+bool has_mixtrals_names(const model::Layout& layout) {
+  std::string path = "model.layers.0.mlp.experts";
+  const std::string theirs = layout.name(path);
+  to_mixtrals_name(path);
+  return path == theirs;
+}
+
+void give_mixtrals_names(PeftConfig& config, std::span<PeftEntry> entries) {
+  bool any = false;
+  for (PeftEntry& entry : entries) {
+    if (!expert_path(entry.module)) continue;  // a stack's, which has peft's name
+    to_mixtrals_name(entry.module);
+    any = true;
+  }
+  if (any) rename(config, to_mixtrals_name);
+}
+
+void take_mixtrals_names(PeftAdapter& saved) {
+  bool any = false;
+  for (StoredPeftEntry& entry : saved.entries) {
+    if (!expert_path(entry.module)) continue;
+    const std::string before = entry.module;
+    from_mixtrals_name(entry.module);
+    any = any || entry.module != before;
+  }
+  if (any) rename(saved.config, from_mixtrals_name);
+}
 
 PerExpert per_expert(const Adapter& adapter, std::span<const LinearShape> linears) {
   const std::set<std::string> stacks = stacks_of(adapter, linears);

@@ -10,6 +10,7 @@
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/lora/adapter.h"
 #include "twinkle/lora/targets.h"
+#include "twinkle/model/weights/layout.h"
 
 namespace twinkle::lora {
 
@@ -21,5 +22,10 @@ struct PerExpert {
 // `linears`: all of the decoder's. The entries borrow the adapter's memory. Of an adapter without
 // experts: its config() and entries().
 PerExpert per_expert(const Adapter& adapter, std::span<const LinearShape> linears);
+
+// Linears of Mixtral's experts are called otherwise in files (to_mixtrals_name()).
+bool has_mixtrals_names(const model::Layout& layout);
+void give_mixtrals_names(PeftConfig& config, std::span<PeftEntry> entries);
+void take_mixtrals_names(PeftAdapter& saved);  // of a file that has them
 
 }  // namespace twinkle::lora

@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <set>
+#include <utility>
 
 #include "twinkle/kernels/allocation_meter_for_test.h"
 #include "twinkle/model/family.h"
@@ -209,6 +211,57 @@ TEST_F(PoolTest, AVersionNamesTheWeightsAndNeverComesBack) {
   EXPECT_TRUE(seen.insert(pool.base_version()).second);
   b = pool.add(adapter(3, {"q_proj"}));
   EXPECT_TRUE(seen.insert(b.version()).second);
+}
+
+// Stands where no seam may be written.
+struct Untouched : nn::Delta {
+  std::vector<at::Tensor> forward(const at::Tensor&, const nn::Rows&, at::Tensor&) override {
+    return {};
+  }
+  void backward(const at::Tensor&, const at::Tensor&, const std::vector<at::Tensor>&,
+                const nn::Rows&, at::Tensor&) override {}
+};
+
+// How many linears have their seam written by `change`. The others keep theirs.
+size_t num_written(const std::vector<model::NamedLinear>& linears,
+                   const std::function<void()>& change) {
+  Untouched mark;
+  std::vector<nn::Delta*> seams;
+  for (const auto& l : linears) seams.push_back(std::exchange(l.linear->delta, &mark));
+  change();
+  size_t written = 0;
+  for (size_t i = 0; i < linears.size(); ++i) {
+    nn::Delta*& now = linears[i].linear->delta;
+    written += now == &mark ? 0 : 1;
+    if (now == &mark) now = seams[i];
+  }
+  return written;
+}
+
+TEST(PoolOfExperts, AttachingAnAdapterTouchesTheLinearsThatItTargetsAndNoOthers) {
+  JsonObject config = model::tiny_family("qwen3_moe");
+  config["num_experts"] = 64;
+  const model::TinyModel directory(config);
+  model::Decoder decoder(model::read_spec(config), Checkpoint::open(directory.path()), at::kFloat);
+  const auto linears = decoder.linears();
+  ASSERT_GT(linears.size(), 512u);
+  Pool pool(decoder);
+  const auto adapter = [&](Names modules) {
+    return std::make_unique<Adapter>(
+        PeftConfig{.rank = 2, .alpha = 4, .target_modules = std::move(modules)}, linears, 1);
+  };
+  std::vector<AdapterRef> others;  // slots that nobody asks
+  for (int i = 0; i < 12; ++i) others.push_back(pool.add(adapter({"q_proj", "down_proj"})));
+  AdapterRef pin, copy;
+  const auto written = [&](const std::function<void()>& change) {
+    return num_written(linears, change);
+  };
+  EXPECT_EQ(written([&] { pin = pool.add(adapter({"0.mlp.experts.5.down_proj", "o_proj"})); }), 3u);
+  EXPECT_EQ(written([&] { copy = pin; }), 0u);
+  EXPECT_EQ(written([&] { pool.copy_on_write(copy); }), 3u);
+  EXPECT_EQ(written([&] { pool.weights_changed(copy); }), 0u);
+  EXPECT_EQ(written([&] { pin = {}; }), 3u);
+  EXPECT_EQ(written([&] { others.pop_back(); }), 2 + 2 * 64u);
 }
 
 // Of latent attention, whose backward keeps a gradient of kv_b_proj's size for each sequence until

@@ -12,6 +12,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/lora/expert_factors.h"
+#include "twinkle/lora/per_expert.h"
 #include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::lora {
@@ -223,6 +224,7 @@ class Reader {
 SavedAdapter read_factors(PeftAdapter& saved, std::span<const LinearShape> linears,
                           const std::function<void(int64_t)>& reserve, const PeftConfig* target,
                           const IsBaseWeight& is_base_weight) {
+  take_mixtrals_names(saved);
   saved.config.share_expert_factors = shares_factors(saved);
   Reader reader(saved, linears, target);
   for (const auto& [name, copy] : saved.base_weights) {

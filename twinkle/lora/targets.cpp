@@ -52,6 +52,17 @@ bool is_among_all(const LinearShape& linear) {
   return !expert || expert->name != "gate_up_proj";
 }
 
+// Of Mixtral, and of others whose experts have no dense neighbours: w1 is then every gate_proj.
+bool all_gates_are_experts(std::span<const LinearShape> linears) {
+  bool any = false;
+  for (const LinearShape& linear : linears) {
+    if (!ends_with_target(linear.path, "gate_proj")) continue;
+    if (!expert_path(linear.path)) return false;
+    any = true;
+  }
+  return any;
+}
+
 // Error kInvalid: an expert's gate_up_proj and one of its halves.
 void refuse_overlap(std::span<const LinearShape> linears, std::span<const size_t> matched) {
   std::set<std::string> both;
@@ -214,11 +225,16 @@ std::vector<size_t> match_targets(const PeftConfig& config, std::span<const Line
   std::optional<boost::regex> pattern;
   if (!names && text != "all-linear") pattern = target_pattern(text);
   std::vector<bool> used(names ? names->size() : 0, false);
+  const bool by_mixtrals = names && all_gates_are_experts(linears);
   for (size_t i = 0; i < linears.size(); ++i) {
     const std::string &path = linears[i].path, other = other_path(path);
+    std::string mixtrals = path;
+    if (by_mixtrals) to_mixtrals_name(mixtrals);
     bool hit = !names && (pattern ? matches_by_a_name(path, *pattern) : is_among_all(linears[i]));
     for (size_t t = 0; t < used.size(); ++t) {
-      if (ends_with_target(path, (*names)[t]) || other == (*names)[t]) used[t] = hit = true;
+      const std::string& name = (*names)[t];
+      if (ends_with_target(path, name) || other == name || ends_with_target(mixtrals, name))
+        used[t] = hit = true;
     }
     if (hit) out.push_back(i);
   }
@@ -262,8 +278,10 @@ PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> li
   use_names("alpha_pattern", config.alpha_pattern, names);
   std::map<std::string, std::string> here;  // by the other path
   for (const std::string& name : names) here[other_path(name)] = name;
+  const bool by_mixtrals = all_gates_are_experts(linears);
   const auto rename = [&](std::string& name) {
     if (const auto found = here.find(name); found != here.end()) name = found->second;
+    if (by_mixtrals) from_mixtrals_name(name);
   };
   std::ranges::for_each(config.target_parameters, rename);
   if (auto* modules = std::get_if<std::vector<std::string>>(&config.target_modules)) {

@@ -147,8 +147,6 @@ void check_rope_keys(const Json& rope) {
 std::vector<int64_t> read_windows(const Json& config, int64_t num_layers) {
   std::vector<int64_t> windows(static_cast<size_t>(num_layers), 0);
   if (!get_or(config, "use_sliding_window", false)) return windows;
-  require(config.get_object().contains("sliding_window"), Code::kInvalid,
-          "model: config field 'use_sliding_window' is true, but 'sliding_window' is missing");
   if (!find(config, "sliding_window")) return windows;  // null: none, as in transformers
   const int64_t window = read_size(config, "sliding_window");
   const Json* types = find(config, "layer_types");

@@ -115,8 +115,9 @@ TEST(Family, AbsentFieldsHaveTheDefaultsOfTheFamilysOwnClass) {
 }
 
 TEST(Family, LatentAttentionWithoutARankOfItsQueriesHasThatOfTheClass) {
-  for (const char* family : {"deepseek_v2", "deepseek_v3"}) {
-    JsonObject config = tiny_family(family);
+  for (const std::string family : {"deepseek_v2", "deepseek_v3", "deepseek"}) {
+    JsonObject config = tiny_family(family == "deepseek" ? "deepseek_v2" : family);
+    set_fields(config, {{"model_type", family}, {"architectures", nullptr}});
     config.erase("q_lora_rank");
     const auto rank = [&] {
       return std::get<LatentSpec>(read_spec(config).layers.back().mixer).q_rank;
@@ -260,10 +261,6 @@ TEST(Family, WindowsFollowLayerTypesOrTheFirstWindowedLayer) {
   config["sliding_window"] = 9;
   EXPECT_EQ(windows_of(read_spec(config)), std::vector<int64_t>(4, 0)) << "not used";
   config["use_sliding_window"] = true;
-  JsonObject unsaid = config;
-  unsaid.erase("sliding_window");
-  EXPECT_EQ(refusal(unsaid),
-            "model: config field 'use_sliding_window' is true, but 'sliding_window' is missing");
   config["max_window_layers"] = 3;
   EXPECT_EQ(windows_of(read_spec(config)), (std::vector<int64_t>{0, 0, 0, 9}));
   config["layer_types"] =
@@ -277,6 +274,23 @@ TEST(Family, WindowsFollowLayerTypesOrTheFirstWindowedLayer) {
             "\"full_attention\", \"sliding_attention\"");
   config["sliding_window"] = 0;
   EXPECT_EQ(refusal(config), "model: config field 'sliding_window' is 0, it must be at least 1");
+}
+
+TEST(Family, AWindowThatIsUsedAndNotSaidIsThatOfTheClass) {
+  const struct {
+    const char* family;
+    std::vector<int64_t> windows;
+  } cases[] = {{"qwen2", {0, 4096}},      {"qwen3", {0, 4096}},        {"qwen2_moe", {4096, 0}},
+               {"mistral", {4096, 4096}}, {"qwen3_moe", {4096, 4096}}, {"mixtral", {0, 0}}};
+  for (const auto& [family, windows] : cases) {
+    const bool routed = std::string(family).ends_with("moe") || family == std::string("mixtral");
+    JsonObject config = routed ? tiny_family(family) : tiny_config(family);
+    config["use_sliding_window"] = true;
+    config["max_window_layers"] = 1;
+    EXPECT_EQ(windows_of(read_spec(config)), windows) << family;
+    config["sliding_window"] = nullptr;
+    EXPECT_EQ(windows_of(read_spec(config)), std::vector<int64_t>(2, 0)) << family;
+  }
 }
 
 // In transformers the others' classes do not know the field.

@@ -13,11 +13,11 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
-from parity import models, ours
+from parity import models, ours, reference
 from parity.families import recipes as families
-from parity.families.test_experts import PARAMETERS
+from parity.families.test_experts import PARAMETERS, by_stack, every_linear
 from parity.families.test_families import FIELDS, expect_scores, learn, tensors_in
-from parity.test_gradients import adapted
+from parity.test_gradients import adapted, check
 
 NESTED = ["qwen3_5", "qwen3_5_moe"]
 ALL = [*NESTED, "qwen3_next"]
@@ -85,22 +85,29 @@ def test_a_text_model_that_transformers_saved_is_read_and_saved_as_one(name, tmp
     expect_scores(made, models.load_reference(str(tmp_path)), case)
 
 
-def lora_config(name):
-    if name == "qwen3_5":
+def lora_config(case):
+    if case.name == "qwen3_5":
         return peft.LoraConfig(**FIELDS)
-    return peft.LoraConfig(
-        r=4, lora_alpha=6, target_modules=["q_proj", "in_proj_qkv"], target_parameters=PARAMETERS
-    )
+    modules = every_linear(case.reference)
+    return peft.LoraConfig(r=4, lora_alpha=6, target_modules=modules, target_parameters=PARAMETERS)
 
 
 @pytest.mark.parametrize("name", NESTED)
 def test_an_adapter_of_the_text_class_is_read_and_saved_under_the_checkpoints_names(name, tmp_path):
+    """With its gradients."""
     case = families.case(name)
-    model = adapted(case, tmp_path / "theirs", lora_config(name))
+    model = adapted(case, tmp_path / "theirs", lora_config(case))
     nested = ours.engine(case.directory, directory=str(tmp_path / "theirs"))
     expect_scores(nested, model, case)
     flat = ours.engine(case.twin, directory=str(tmp_path / "theirs"))
     equal_scores(nested, flat, case)
+    expected = reference.adapter_gradients(model, case.sequences)
+    grads = by_stack(ours.gradients(flat, case.sequences)[0])
+    assert grads.keys() == expected.keys()
+    check(grads, expected)
+    for key, value in by_stack(ours.gradients(nested, case.sequences)[0]).items():
+        assert torch.equal(value, grads.pop(key.replace("model.language_model.", "model."))), key
+    assert not grads
     learn(nested, case)
     nested.save(tenant=ours.TENANT, directory=str(tmp_path / "mine")).result()
     keys = safetensors.torch.load_file(tmp_path / "mine" / "adapter_model.safetensors")

@@ -13,11 +13,30 @@ from parity import ours, reference
 from parity.families import recipes as families
 from parity.families.test_families import expect_scores, learn
 from parity.test_gradients import check
+from peft.utils import transformers_weight_conversion
 
 NATIVE = [name for name in families.ROUTED if not families.FAMILIES[name].alien]
-LATENT = ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 PARAMETERS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 HALVES = ["q_proj", "gate_proj", "up_proj", "down_proj"]
+NO_NAMES = ("qwen2_moe",)  # of whose experts peft 0.21 turns no linears' names into stacks
+MIXTRALS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+
+
+@pytest.fixture
+def names_of_modules(monkeypatch):
+    """peft takes gate_proj, up_proj and down_proj, wherever they are, for the experts' stacks, and
+    leaves out those of dense layers and of shared experts. Not here: a name is a module's."""
+    convert = "_convert_peft_config_moe"
+    monkeypatch.setattr(transformers_weight_conversion, convert, lambda *args: None)
+
+
+def every_linear(model):
+    """The paths of all but the head and the routers; experts are parameters of their own."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and name != "lm_head"
+    ]
 
 
 def adapted(case, directory, **options):
@@ -50,14 +69,14 @@ def by_stack(grads):
     return out
 
 
+@pytest.mark.usefixtures("names_of_modules")
 @pytest.mark.parametrize("name", NATIVE)
 def test_stacked_adapters_of_peft_are_read_with_their_gradients_and_come_back_bit_for_bit(
     name, tmp_path
 ):
+    """With adapters on every linear besides."""
     case = families.case(name)
-    modules = ["q_proj"]
-    if name in families.LATENT:
-        modules = LATENT[:1] + LATENT[3:] if name == "deepseek_v2_lite" else LATENT[1:]
+    modules = every_linear(case.reference)
     model = adapted(case, tmp_path / "theirs", target_modules=modules, target_parameters=PARAMETERS)
     made = ours.engine(case.directory, directory=str(tmp_path / "theirs"))
     expect_scores(made, model, case)
@@ -65,10 +84,15 @@ def test_stacked_adapters_of_peft_are_read_with_their_gradients_and_come_back_bi
     back = peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path / "mine")
     mine, theirs = (peft.get_peft_model_state_dict(m) for m in (back, model))
     assert mine.keys() == theirs.keys()
+    assert {key.rsplit(".lora_", 1)[0].removeprefix("base_model.model.") for key in mine} >= set(
+        modules
+    )
     for key, value in theirs.items():
         assert torch.equal(mine[key], value), key
     grads, _ = ours.gradients(made, case.sequences)
-    check(by_stack(grads), reference.adapter_gradients(model, case.sequences))
+    expected = reference.adapter_gradients(model, case.sequences)
+    check(by_stack(grads), expected)
+    assert all(grad.abs().max() > 0 for grad in expected.values())
 
 
 def test_what_peft_makes_of_gate_up_and_down_is_read_with_its_ranks(tmp_path):
@@ -80,19 +104,49 @@ def test_what_peft_makes_of_gate_up_and_down_is_read_with_its_ranks(tmp_path):
     expect_scores(ours.engine(case.directory, directory=str(tmp_path)), model, case)
 
 
-@pytest.mark.parametrize("name", ["qwen3_moe"])
-def test_adapters_of_each_experts_linears_are_read_by_peft(name, tmp_path):
+def by_expert(grads, rank):
+    """Those of stacks that peft has made of experts' linears, as gradients of these: the rows of a
+    gate's A come before its up's, and of B, which is 0 elsewhere, the two have a block each."""
+    out = {}
+    for name, value in grads.items():
+        head, dot, rest = name.partition(".experts.")
+        if not dot:
+            out[name] = value
+            continue
+        inner, a = rest.startswith("base_layer."), rest.endswith("lora_A.weight")
+        linears = ["gate_proj", "up_proj"] if inner else ["down_proj"]
+        rows = value.shape[0] // len(linears)
+        for i, linear in enumerate(linears):
+            ranks = slice(i * rank, (i + 1) * rank)
+            if a:
+                each = value.view(-1, len(linears) * rank, value.shape[1])[:, ranks]
+            else:
+                stack = value.view(value.shape[0], len(linears) * rank, -1)
+                each = stack[i * rows : (i + 1) * rows, ranks].permute(2, 0, 1)
+            half = f"{linear}.lora_{'A' if a else 'B'}.weight"
+            out |= {f"{head}.experts.{e}.{half}": of for e, of in enumerate(each)}
+    return out
+
+
+@pytest.mark.parametrize("name", [name for name in NATIVE if name not in NO_NAMES])
+def test_adapters_of_each_experts_linears_are_read_by_peft_and_have_its_gradients(name, tmp_path):
     case = families.case(name)
-    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": HALVES}
+    each = [f"experts.{e}.{linear}" for e in range(8) for linear in HALVES[1:]]
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["o_proj", *each]}
     made = ours.engine(case.directory, lora_json=json.dumps(config))
     learn(made, case)
     made.save(tenant=ours.TENANT, directory=str(tmp_path)).result()
-    back = peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path)
+    back = peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path, is_trainable=True)
     expect_scores(made, back, case)
+    grads, _ = ours.gradients(made, case.sequences)
+    expected = by_expert(reference.adapter_gradients(back, case.sequences), 4)
+    assert grads.keys() == expected.keys()
+    check(grads, expected)
 
 
-def test_stacks_are_written_for_each_expert_on_request_and_peft_reads_them(tmp_path):
-    case = families.case("qwen3_moe")
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
+def test_stacks_are_written_for_each_expert_on_request_and_peft_reads_them(name, tmp_path):
+    case = families.case(name)
     fields = {"target_modules": ["q_proj"], "target_parameters": PARAMETERS}
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, **fields}
     made = ours.engine(case.directory, lora_json=json.dumps(config))
@@ -100,9 +154,12 @@ def test_stacks_are_written_for_each_expert_on_request_and_peft_reads_them(tmp_p
     directory = str(tmp_path / "each")
     made.save(tenant=ours.TENANT, directory=directory, expert_format="per_expert").result()
     written = safetensors.torch.load_file(tmp_path / "each" / "adapter_model.safetensors")
-    stem = "base_model.model.model.layers.1.mlp.experts.7."
-    assert written[stem + "gate_proj.lora_A.weight"].shape == (4, 64)
-    assert written[stem + "up_proj.lora_B.weight"].shape == (24, 4)
+    names, module = dict(MIXTRALS), "block_sparse_moe"
+    if name != "mixtral":
+        names, module = {each: each for each in names}, "mlp"
+    stem = f"base_model.model.model.layers.1.{module}.experts.7."
+    assert written[f"{stem}{names['gate_proj']}.lora_A.weight"].shape == (4, 64)
+    assert written[f"{stem}{names['up_proj']}.lora_B.weight"].shape == (24, 4)
     expect_scores(made, peft.PeftModel.from_pretrained(case.fresh_reference(), directory), case)
     again = ours.engine(case.directory, directory=directory)
     for mine, theirs in zip(
@@ -111,8 +168,22 @@ def test_stacks_are_written_for_each_expert_on_request_and_peft_reads_them(tmp_p
         assert torch.equal(mine, theirs)
 
 
-def test_tinkers_factors_are_those_of_each_expert_as_peft_reads_them(tmp_path):
-    """w1, w3, w2: all experts' gates, ups and downs, of which the outer factors are shared."""
+def shared_factors(grads):
+    """Those that experts share, gates' and ups' A and downs' B, as their sum, by the first one's
+    name."""
+    out = {}
+    for name, value in grads.items():
+        head, _, rest = name.partition(".experts.")
+        _, linear, half, _ = rest.split(".")
+        is_shared = (linear == "down_proj") == (half == "lora_B")
+        key = f"{head}.experts.0.{linear}.{half}.weight" if is_shared else name
+        out[key] = out.get(key, 0) + value
+    return out
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "of each expert"])
+def test_tinkers_factors_are_those_of_each_expert_as_peft_reads_them(shared, tmp_path):
+    """w1, w3, w2: all experts' gates, ups and downs, of which the outer factors may be shared."""
     case = families.case("qwen3_moe")
     torch.manual_seed(4)
     tinkers, each = {}, {}
@@ -120,25 +191,31 @@ def test_tinkers_factors_are_those_of_each_expert_as_peft_reads_them(tmp_path):
         stem = f"base_model.model.model.layers.{layer}.mlp.experts."
         for theirs, name in (("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")):
             down = theirs == "w2"
-            a = torch.randn(8 if down else 1, 4, 24 if down else 64) / 4
-            b = torch.randn(1 if down else 8, 64 if down else 24, 4) / 4
+            a = torch.randn(1 if shared and not down else 8, 4, 24 if down else 64) / 4
+            b = torch.randn(1 if shared and down else 8, 64 if down else 24, 4) / 4
             tinkers |= {f"{stem}{theirs}.lora_A.weight": a, f"{stem}{theirs}.lora_B.weight": b}
             for e in range(8):
                 one = f"{stem}{e}.{name}."
-                each[one + "lora_A.weight"] = a[e if down else 0].clone()
-                each[one + "lora_B.weight"] = b[0 if down else e].clone()
+                each[one + "lora_A.weight"] = a[e % len(a)].clone()
+                each[one + "lora_B.weight"] = b[e % len(b)].clone()
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": HALVES[1:]}
     for folder, tensors in (("tinkers", tinkers), ("each", each)):
         (tmp_path / folder).mkdir()
         safetensors.torch.save_file(tensors, tmp_path / folder / "adapter_model.safetensors")
         (tmp_path / folder / "adapter_config.json").write_text(json.dumps(config))
     made = ours.engine(case.directory, directory=str(tmp_path / "tinkers"))
-    model = peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path / "each")
+    model = peft.PeftModel.from_pretrained(
+        case.fresh_reference(), tmp_path / "each", is_trainable=True
+    )
     expect_scores(made, model, case)
+    grads, _ = ours.gradients(made, case.sequences)
+    expected = by_expert(reference.adapter_gradients(model, case.sequences), 4)
+    check(grads, shared_factors(expected) if shared else expected)
     made.save(tenant=ours.TENANT, directory=str(tmp_path / "again")).result()
     again = safetensors.torch.load_file(tmp_path / "again" / "adapter_model.safetensors")
-    assert again.keys() == tinkers.keys()
-    assert all(torch.equal(again[key], value) for key, value in tinkers.items())
+    given = tinkers if shared else each
+    assert again.keys() == given.keys()
+    assert all(torch.equal(again[key], value) for key, value in given.items())
 
 
 def test_a_router_is_not_adapted():

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from parity import models, ours
+from parity.families import recipes as families
 from parity.families.layouts import SIZES
 from parity.families.recipes import MOE, ROPE
 from parity.families.test_families import expect_scores
@@ -142,22 +143,34 @@ def test_of_square_stacks_the_version_says_that_0_18_wrote_them(base, tmp_path):
     scores_are_those_of(case, model, tmp_path / "old")
 
 
-@pytest.mark.parametrize("base", [24], indirect=True)
-def test_factors_of_each_experts_linears_are_read(base, tmp_path):
-    """As peft wrote them while transformers had a linear for each."""
-    case, model = base
+def factors_of_each(model, stem, names):
+    """By keys, of each expert's gate, up and down; their products are added to the model."""
     tensors = {}
     for i, experts in enumerate(experts_of(model)):
         width = experts.down_proj.shape[2]
         for e in range(E):
-            for name, weight in (
-                ("gate_proj", experts.gate_up_proj.data[e, :width]),
-                ("up_proj", experts.gate_up_proj.data[e, width:]),
-                ("down_proj", experts.down_proj.data[e]),
-            ):
+            gate_up = experts.gate_up_proj.data[e]
+            weights = (gate_up[:width], gate_up[width:], experts.down_proj.data[e])
+            for name, weight in zip(names, weights, strict=True):
                 a, b = torch.randn(R, weight.shape[1]) * 0.2, torch.randn(weight.shape[0], R) * 0.2
-                stem = f"{STEM.format(i)}.{e}.{name}"
-                tensors |= {stem + ".lora_A.weight": a, stem + ".lora_B.weight": b}
+                key = f"{stem.format(i)}.{e}.{name}"
+                tensors |= {key + ".lora_A.weight": a, key + ".lora_B.weight": b}
                 weight.add_(SCALE * b @ a)
-    write(tmp_path / "old", tensors, target_modules=["gate_proj", "up_proj", "down_proj"])
+    return tensors
+
+
+@pytest.mark.parametrize("base", [24], indirect=True)
+def test_factors_of_each_experts_linears_are_read(base, tmp_path):
+    """As peft wrote them while transformers had a linear for each."""
+    case, model = base
+    names = ["gate_proj", "up_proj", "down_proj"]
+    write(tmp_path / "old", factors_of_each(model, STEM, names), target_modules=names)
+    scores_are_those_of(case, model, tmp_path / "old")
+
+
+def test_factors_of_mixtrals_experts_are_read_by_the_names_that_they_had(tmp_path):
+    case, names = families.case("mixtral"), ["w1", "w3", "w2"]
+    model = case.fresh_reference()
+    tensors = factors_of_each(model, STEM.replace("mlp", "block_sparse_moe"), names)
+    write(tmp_path / "old", tensors, target_modules=names)
     scores_are_those_of(case, model, tmp_path / "old")

@@ -21,11 +21,12 @@ WAYS = [
     {"prefill_tokens": 48, "token_budget": 48},
 ]
 ALONE = {"prefix_cache": False}
+PRECISIONS = pytest.mark.parametrize("precision", ["no", "bf16"])
 TIGHT = {"kv_tokens": 64 * 5, "max_sequences": 3, "prefix_cache": False}
 
 
-def engine(case, **options):
-    return Engine(case.directory, mixed_precision="no", device=ours.DEVICE, **options)
+def engine(case, precision, **options):
+    return Engine(case.directory, mixed_precision=precision, device=ours.DEVICE, **options)
 
 
 def train(tenant, case, steps):
@@ -37,19 +38,19 @@ def train(tenant, case, steps):
 
 
 @functools.cache
-def learned(name):
+def learned(name, precision):
     """The folder of an adapter that has learned."""
     folder = tempfile.TemporaryDirectory(prefix="twinkle-adapter-")
     case = families.case(name)
-    tenant = engine(case).tenant("t", FIELDS, seed=1)
+    tenant = engine(case, precision).tenant("t", FIELDS, seed=1)
     train(tenant, case, 2)
     tenant.save(folder.name + "/adapter").result()
     return folder
 
 
-def opened(case, **options):
-    made = engine(case, **options)
-    return made, made.tenant("t", learned(case.name).name + "/adapter")
+def opened(case, precision, **options):
+    made = engine(case, precision, **options)
+    return made, made.tenant("t", learned(case.name, precision).name + "/adapter")
 
 
 def texts(tenant, prompts, **sampling):
@@ -66,44 +67,47 @@ def scores(tenant, prompt, tokens):
     return torch.as_tensor(tenant.forward([row]).result()["logps"][0])[len(prompt) - 1 :]
 
 
+@PRECISIONS
 @pytest.mark.parametrize("name", ALL)
-def test_cuts_forks_prefixes_and_preemption_change_not_a_bit_of_sampled_text(name):
+def test_cuts_forks_prefixes_and_preemption_change_not_a_bit_of_sampled_text(name, precision):
     case = families.case(name)
     prompts = [[*START, *p] for p in case.prompts] + case.prompts
-    made, alone = opened(case, **ALONE)
+    made, alone = opened(case, precision, **ALONE)
     want = [s for p in prompts for s in texts(alone, [p], num_samples=2)]
     computed = made.stats()["num_computed_tokens"]
     for prompt, (tokens, logprobs) in zip(prompts, want[::2], strict=True):
         assert torch.equal(scores(alone, prompt, tokens), torch.as_tensor(logprobs))
     for way in WAYS:
-        made, roomy = opened(case, **way)
+        made, roomy = opened(case, precision, **way)
         assert texts(roomy, prompts, num_samples=2) == want, way
         shared = made.stats()["num_prefix_tokens"]
         assert texts(roomy, prompts, num_samples=2) == want, way
         assert made.stats()["num_prefix_tokens"] > shared
-    made, tight = opened(case, **TIGHT)
+    made, tight = opened(case, precision, **TIGHT)
     assert texts(tight, prompts, num_samples=2) == want
     assert made.stats()["num_computed_tokens"] > computed, "none gave its pages back"
 
 
+@PRECISIONS
 @pytest.mark.parametrize("name", ["mistral", "deepseek_v3", "qwen3_next"])
-def test_a_prompt_may_be_cut_at_every_place(name):
+def test_a_prompt_may_be_cut_at_every_place(name, precision):
     """With one more cut at each of its multiples."""
     case = families.case(name)
     prompts = [case.prompts[-1]]
-    _, whole = opened(case)
+    _, whole = opened(case, precision)
     want = texts(whole, prompts, max_tokens=2)
     for place in range(1, len(prompts[0])):
-        _, cut = opened(case, prefill_tokens=place)
+        _, cut = opened(case, precision, prefill_tokens=place)
         assert texts(cut, prompts, max_tokens=2) == want, place
 
 
+@PRECISIONS
 @pytest.mark.parametrize("name", ALL)
-def test_a_tenant_that_was_parked_goes_on_with_the_same_bits(name, tmp_path):
+def test_a_tenant_that_was_parked_goes_on_with_the_same_bits(name, precision, tmp_path):
     case = families.case(name)
 
     def run(**options):
-        made = engine(case, **options)
+        made = engine(case, precision, **options)
         tenants = [made.tenant(f"t{i}", FIELDS, seed=i) for i in range(2)]
         for _ in range(3):
             for tenant in tenants:

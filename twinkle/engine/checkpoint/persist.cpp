@@ -310,6 +310,8 @@ HeldSave hold(const Save& operation, Tenant& tenant, const HeldModel& model, lor
       out.config = adapter.config();
       out.entries = adapter.entries();
     }
+    if (lora::has_mixtrals_names(model.decoder.spec().layout))
+      lora::give_mixtrals_names(out.config, out.entries);
   } else if (!is_adapter) {
     // All ranks visit, since they may hold parts; the first one writes.
     const bool stays = model.decoder.has_all();  // asked before a piece is in use

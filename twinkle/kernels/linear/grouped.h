@@ -5,7 +5,9 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <span>
+#include <vector>
 
 namespace twinkle::kernels {
 
@@ -17,5 +19,16 @@ struct RowGroup {
 // [R, O], of x [R, I] contiguous, float32 or bfloat16 on the CPU, the weights of its type. Error
 // kInvalid: other types or shapes; groups that leave out rows.
 at::Tensor grouped_linear(const at::Tensor& x, std::span<const RowGroup> groups);
+
+// How the outputs are shared out. A thread that is free takes the next piece: outputs [first, last)
+// of one group's product, `first` at a multiple of its tile.
+struct TiledProduct {
+  int64_t rows, outputs, tile;
+};
+struct OutputPiece {
+  size_t product;
+  int64_t first, last;
+};
+std::vector<OutputPiece> pieces_of(std::span<const TiledProduct> products, int64_t num_threads);
 
 }  // namespace twinkle::kernels

@@ -47,29 +47,12 @@ int64_t outputs_of(const at::Tensor& x, std::span<const RowGroup> groups) {
   return outputs;
 }
 
-// Outputs [first, last) of a group's product.
-struct Piece {
-  size_t product;
-  int64_t first, last;
-};
-
-// Cuts the products' outputs, at multiples of their tiles, into pieces of about as much work.
 template <class Product, class TileOf>
-std::vector<Piece> pieces_of(const std::vector<Product>& products, const TileOf& tile_of) {
-  const auto work_of = [](const Product& p) { return (p.rows + kWeightRows) * p.outputs; };
-  int64_t all = 0;
-  for (const Product& p : products) all += work_of(p);
-  const int64_t most = at::get_num_threads() * kPiecesPerThread;
-  std::vector<Piece> out;
-  for (size_t i = 0; i < products.size(); ++i) {
-    const Product& p = products[i];
-    const int64_t tile = tile_of(p), tiles = (p.outputs + tile - 1) / tile;
-    const int64_t wanted = (work_of(p) * most + all - 1) / std::max<int64_t>(1, all);
-    const int64_t step = (tiles + wanted - 1) / std::max<int64_t>(1, wanted) * tile;
-    for (int64_t first = 0; first < p.outputs; first += step)
-      out.push_back({i, first, std::min(p.outputs, first + step)});
-  }
-  return out;
+std::vector<OutputPiece> pieces_for_threads(const std::vector<Product>& products,
+                                            const TileOf& tile_of) {
+  std::vector<TiledProduct> tiled;
+  for (const Product& p : products) tiled.push_back({p.rows, p.outputs, tile_of(p)});
+  return pieces_of(tiled, at::get_num_threads());
 }
 
 // The order of linear_f32; T float, or bfloat16, whose x is widened.
@@ -91,10 +74,10 @@ void by_runs(const float* x, std::span<const RowGroup> groups, const at::Tensor&
     if (!p.is_thin()) scratch = std::max(scratch, p.scratch_size());
     products.push_back(p);
   }
-  const auto pieces = pieces_of(
+  const auto pieces = pieces_for_threads(
       products, [](const RunProduct<T>& p) { return p.is_thin() ? kThinTile : kWideTile; });
   for_each_task<float>({std::ssize(pieces), scratch}, [&](int64_t i, float* own) {
-    const Piece& piece = pieces[static_cast<size_t>(i)];
+    const OutputPiece& piece = pieces[static_cast<size_t>(i)];
     const RunProduct<T>& p = products[piece.product];
     loop(p, piece.first, piece.last, p.is_thin() ? nullptr : own);
   });
@@ -140,9 +123,10 @@ void by_pairs(const at::Tensor& x, std::span<const RowGroup> groups, const at::T
          .x_stride = inputs});
   }
   const at::Tensor packed = pack(products, x);
-  const auto pieces = pieces_of(products, [](const Bf16Product& p) { return avx512_loop(p).tile; });
+  const auto pieces =
+      pieces_for_threads(products, [](const Bf16Product& p) { return avx512_loop(p).tile; });
   for_each_task<float>({std::ssize(pieces)}, [&](int64_t i, float*) {
-    const Piece& piece = pieces[static_cast<size_t>(i)];
+    const OutputPiece& piece = pieces[static_cast<size_t>(i)];
     const Bf16Product& p = products[piece.product];
     avx512_loop(p).run(p, piece.first, piece.last);
   });
@@ -159,6 +143,24 @@ void one_by_one(const at::Tensor& x, std::span<const RowGroup> groups, at::Tenso
 }
 
 }  // namespace
+
+// Of about as much work each.
+std::vector<OutputPiece> pieces_of(std::span<const TiledProduct> products, int64_t num_threads) {
+  const auto work_of = [](const TiledProduct& p) { return (p.rows + kWeightRows) * p.outputs; };
+  int64_t all = 0;
+  for (const TiledProduct& p : products) all += work_of(p);
+  const int64_t most = num_threads * kPiecesPerThread;
+  std::vector<OutputPiece> out;
+  for (size_t i = 0; i < products.size(); ++i) {
+    const TiledProduct& p = products[i];
+    const int64_t tiles = (p.outputs + p.tile - 1) / p.tile;
+    const int64_t wanted = (work_of(p) * most + all - 1) / std::max<int64_t>(1, all);
+    const int64_t step = (tiles + wanted - 1) / std::max<int64_t>(1, wanted) * p.tile;
+    for (int64_t first = 0; first < p.outputs; first += step)
+      out.push_back({i, first, std::min(p.outputs, first + step)});
+  }
+  return out;
+}
 
 at::Tensor grouped_linear(const at::Tensor& x, std::span<const RowGroup> groups) {
   const int64_t outputs = outputs_of(x, groups);

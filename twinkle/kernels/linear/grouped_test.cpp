@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/kernels/linear/linear_bf16.h"
 #include "twinkle/kernels/linear/linear_f32.h"
@@ -63,6 +65,56 @@ TEST(GroupedLinear, RowsHaveTheSameBitsOnOneThreadAndInAnyCompany) {
     at::set_num_threads(threads);
     const RowGroup alone{0, 1, groups[2].weight};
     EXPECT_TRUE(at::equal(grouped_linear(x.narrow(0, 50, 1), {&alone, 1}), y.narrow(0, 50, 1)));
+  }
+}
+
+// Multiply-adds (of one input) of the thread with the most, of all threads' mean, where each takes
+// the next piece as soon as it has done with its own.
+double busiest(std::span<const TiledProduct> products, size_t num_threads) {
+  std::vector<int64_t> busy(num_threads);
+  int64_t all = 0;
+  for (const OutputPiece& piece : pieces_of(products, static_cast<int64_t>(num_threads))) {
+    const int64_t work = products[piece.product].rows * (piece.last - piece.first);
+    *std::ranges::min_element(busy) += work;
+    all += work;
+  }
+  return static_cast<double>(std::ranges::max(busy) * static_cast<int64_t>(num_threads)) /
+         static_cast<double>(all);
+}
+
+// Rows of each expert: as many of all, few or one of many, most of the first one or of the last.
+std::vector<std::vector<int64_t>> routed() {
+  std::vector<std::vector<int64_t>> out{std::vector<int64_t>(32, 16), std::vector<int64_t>(8, 3),
+                                        std::vector<int64_t>(128, 1), std::vector<int64_t>(32, 5),
+                                        std::vector<int64_t>(32, 5),  {}};
+  out[3].front() = out[4].back() = 900;
+  for (int64_t e = 0; e < 60; ++e) out[5].push_back(1 + e % 7);
+  return out;
+}
+
+TEST(GroupedLinear, ItsPiecesKeepAllThreadsAsBusyHoweverTheRowsAreSpread) {
+  for (const std::vector<int64_t>& rows : routed()) {
+    for (const auto& [outputs, tile] :
+         std::vector<std::pair<int64_t, int64_t>>{{512, 48}, {512, 16}, {768, 16}, {1408, 48}}) {
+      std::vector<TiledProduct> products;
+      for (const int64_t count : rows) products.push_back({count, outputs, tile});
+      EXPECT_LT(busiest(products, 2), 1.07) << rows.size() << " experts, tile " << tile;
+      EXPECT_LT(busiest(products, 4), 1.13) << rows.size() << " experts, tile " << tile;
+    }
+  }
+}
+
+TEST(GroupedLinear, ItsPiecesAreEveryOutputOnceCutAtTiles) {
+  const std::vector<TiledProduct> products{{3, 100, 16}, {900, 100, 48}, {1, 1, 16}, {2, 48, 48}};
+  for (const int64_t threads : {1, 2, 7}) {
+    std::vector<int64_t> next(products.size());
+    for (const OutputPiece& piece : pieces_of(products, threads)) {
+      EXPECT_EQ(piece.first, next[piece.product]);
+      EXPECT_EQ(piece.first % products[piece.product].tile, 0);
+      EXPECT_GT(piece.last, piece.first);
+      next[piece.product] = piece.last;
+    }
+    for (size_t i = 0; i < products.size(); ++i) EXPECT_EQ(next[i], products[i].outputs);
   }
 }
 

@@ -12,7 +12,7 @@ TEST(InternLm3, ItsBiasesAreAllOrNone) {
   config["model_type"] = "internlm3";
   config["architectures"] = JsonArray{"InternLM3ForCausalLM"};
   EXPECT_FALSE(read_spec(config).layers.back().attention().qkv_bias);
-  config["bias"] = config["qkv_bias"] = true;
+  for (const char* key : {"bias", "qkv_bias"}) config[key] = true;
   EXPECT_TRUE(read_spec(config).layers.back().attention().o_bias);
   EXPECT_TRUE(read_spec(config).layers.back().gated_mlp().bias);
   config["bias"] = false;

@@ -14,7 +14,7 @@ Family qwen2() {
                 for (LayerSpec& layer : spec.layers) layer.attention().qkv_bias = true;
                 return spec;
               },
-          .absent = {{"num_key_value_heads", 32}}};
+          .absent = {{"num_key_value_heads", 32}, {"sliding_window", 4096}}};
 }
 
 }  // namespace twinkle::model

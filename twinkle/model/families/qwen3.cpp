@@ -17,7 +17,7 @@ Family qwen3() {
                 }
                 return spec;
               },
-          .absent = {{"num_key_value_heads", 32}, {"head_dim", 128}}};
+          .absent = {{"num_key_value_heads", 32}, {"sliding_window", 4096}, {"head_dim", 128}}};
 }
 
 }  // namespace twinkle::model

@@ -30,7 +30,8 @@ Family deepseek() {
                 spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
                 return spec;
               },
-          .classifier = false};
+          .classifier = false,
+          .absent = {{"q_lora_rank", 1536}}};  // of deepseek_v2's
 }
 
 }  // namespace twinkle::model

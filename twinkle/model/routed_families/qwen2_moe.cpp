@@ -30,7 +30,7 @@ Family qwen2_moe() {
                               qwen_routed(config));
                 return spec;
               },
-          .absent = {{"num_key_value_heads", 16}}};
+          .absent = {{"num_key_value_heads", 16}, {"sliding_window", 4096}}};
 }
 
 }  // namespace twinkle::model

@@ -27,7 +27,7 @@ Family qwen3_moe() {
                 spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
                 return spec;
               },
-          .absent = {{"num_key_value_heads", 4}}};
+          .absent = {{"num_key_value_heads", 4}, {"sliding_window", 4096}}};
 }
 
 }  // namespace twinkle::model
