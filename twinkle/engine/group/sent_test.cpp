@@ -67,7 +67,7 @@ SentByAll sent_for(const Mesh& of, const Operation& operation, int64_t token_bud
       Engine engine(options, in_letters, std::move(group));
       engine.run<Done>(
           Create{.tenant = "a", .lora_json = R"({"r": 4, "target_modules": "all-linear"})"});
-      const size_t share = kSequences / groups_of.size();
+      const size_t share = static_cast<size_t>(kSequences) / groups_of.size();
       const Operation mine = sliced(operation, {r * share, (r + 1) * share});
       engine.submit(mine).get();
       const SentFor before{data.all_to_all, base.all_to_all};
