@@ -38,20 +38,32 @@ def test_a_cluster_with_another_token_refuses_a_driver_which_says_what_must_be_a
     assert re.search(told, done.stdout, re.MULTILINE | re.DOTALL), done.stdout + done.stderr
 
 
+def test_each_group_is_a_placement_group_with_a_place_for_each_rank(driver):
+    with driver(two=2, one=1):
+        from ray.util import placement_group_table
+
+        placed = [g for g in placement_group_table().values() if g["state"] == "CREATED"]
+        assert sorted(len(group["bundles"]) for group in placed) == [1, 2]
+        pids = [f["pid"] for name in ("two", "one") for f in Thing(remote_group=name).facts()()]
+        assert len(set(pids)) == 3
+
+
 def test_a_worker_that_does_not_start_is_named_after_a_limit(driver, monkeypatch):
     monkeypatch.setattr("twinkle.remote.worker.Worker", SilentWorker)
     monkeypatch.setattr("twinkle.remote.cluster._START_SECONDS", 2)
     monkeypatch.setenv("TWINKLE_DIST_TIMEOUT_SECONDS", "1")
+    monkeypatch.setenv("TWINKLE_CPU_PG_CPUS_PER_PROC", "3")
     with pytest.raises(
         InternalError,
-        match=r"^infra: ranks \[0\] of group six have not started: the start of a process has not "
+        match=r"^infra: ranks \[0\] of group two have not started: the start of a process has not "
         r"ended in 10 s: look at the logs of their workers .* set TWINKLE_DIST_TIMEOUT_SECONDS to",
     ):
-        with driver(six=6):
+        with driver(two=2):
             pass
     monkeypatch.undo()
-    with driver(six=6):  # which have the place of those
-        assert Thing(remote_group="six").step() == 1
+    monkeypatch.setenv("TWINKLE_CPU_PG_CPUS_PER_PROC", "3")
+    with driver(two=2):  # where those were: all CPUs of the cluster
+        assert Thing(remote_group="two").step() == 1
 
 
 def test_a_worker_that_cannot_begin_is_told_while_another_waits_for_it(driver, monkeypatch):

@@ -61,7 +61,8 @@ std::map<std::string, std::string> contents_of(const fs::path& folder) {
       EXPECT_EQ(fields.erase("checkpoint_version"), 1u);
       out[name] = boost::json::serialize(fields);
     } else if (name.starts_with("training-") || name == kTrainingTensors) {
-      for (const StoredTensor& tensor : SafetensorsFile(file).tensors()) {
+      const SafetensorsFile part(file);
+      for (const StoredTensor& tensor : part.tensors()) {
         const TensorView view = tensor.load();
         const auto* bytes = reinterpret_cast<const char*>(view.bytes.data());
         const bool is_new = out.emplace(tensor.name, std::string(bytes, view.bytes.size())).second;

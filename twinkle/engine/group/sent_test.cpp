@@ -2,6 +2,7 @@
 // lies, against formulas.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "twinkle/engine/group/groups_for_test.h"
@@ -92,7 +93,11 @@ struct Case {
   Operation operation;
   int64_t floats;
   int64_t num_forwards, num_learning;
-  int64_t token_budget = 4096;
+
+  // Of each rank: so many that the operation takes as many batches as it learns in.
+  int64_t token_budget(int64_t num_ranks) const {
+    return kRows / std::max<int64_t>(1, num_learning) / num_ranks;
+  }
 };
 
 std::vector<Case> cases() {
@@ -109,7 +114,7 @@ std::vector<Case> cases() {
       // Rows are told twice: for the loss, of which each rank needs all, and as outputs.
       {"a loss of the whole", with_loss("DPOLoss"), 2 * kRows, 0, 1},
       {"one with entropies", with_loss("GSPOLoss", R"({"entropy_coef": 0.1})"), 4 * kRows, 0, 1},
-      {"one of two batches", with_loss("DPOLoss"), 2 * kRows, 2, 2, kRows / 2},
+      {"one of two batches", with_loss("DPOLoss"), 2 * kRows, 2, 2},
   };
 }
 
@@ -118,7 +123,7 @@ TEST(Sent, OfAnAdaptersOperationsAreTheBytesOfTheFormulasOnEveryMesh) {
     for (const Mesh& mesh : kMeshes) {
       SCOPED_TRACE(std::string(of.what) + ", " + testing::PrintToString(mesh));
       const int64_t n = mesh.size(), num_passes = of.num_forwards + of.num_learning;
-      const SentByAll sent = sent_for(mesh, of.operation, of.token_budget);
+      const SentByAll sent = sent_for(mesh, of.operation, of.token_budget(n));
       EXPECT_EQ(sent.num_passes, num_passes);
       const int64_t gradients = of.num_learning > 0 ? sent.parameters * kSequences / n : 0;
       EXPECT_EQ(sent.data(),
