@@ -70,12 +70,16 @@ def test_a_rank_that_is_killed_while_all_sample_ends_the_others(gone, tiny_llama
 
 
 @pytest.mark.parametrize("gone", [0, 2])
-def test_a_rank_that_is_interrupted_while_all_sample_ends_the_others(gone, tiny_llama_dir, tmp_path):
+def test_a_rank_that_is_interrupted_while_all_sample_ends_the_others(
+    gone, tiny_llama_dir, tmp_path
+):
     with Ranks(3, tiny_llama_dir, tmp_path, DO="all:sample") as ranks:
         ranks.wait_for("samples")
         time.sleep(1)
         ranks.processes[gone].send_signal(signal.SIGINT)
-        the_others_say(ranks, gone, f"sample of .*rank {gone} ({'|'.join(ends_by_interrupt(gone))})")
+        the_others_say(
+            ranks, gone, f"sample of .*rank {gone} ({'|'.join(ends_by_interrupt(gone))})"
+        )
 
 
 def test_a_busy_rank_is_waited_for_and_a_stopped_one_taken_for_lost(tiny_llama_dir, tmp_path):

@@ -135,8 +135,7 @@ TEST(Sent, OfAnAdaptersOperationsAreTheBytesOfTheFormulasOnEveryMesh) {
       };
       const int64_t of_layer = part(kLayerFloats) * (num_passes + of.num_learning);
       for (const SentFor& rank : sent.of_rank)
-        EXPECT_EQ(rank.base,
-                  (mesh.fsdp - 1) * (2 * num_passes * part(kHeadFloats) + of_layer));
+        EXPECT_EQ(rank.base, (mesh.fsdp - 1) * (2 * num_passes * part(kHeadFloats) + of_layer));
     }
   }
 }
