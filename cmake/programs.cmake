@@ -82,7 +82,7 @@ if(TWINKLE_TESTS)
     ${engine}/background/*.cpp ${engine}/stream/*.cpp ${engine}/memory/held_bytes*.cpp
     ${engine}/memory/*_without_torch.cpp ${engine}/group/*.cpp
     ${CMAKE_SOURCE_DIR}/twinkle/mesh/thread_channel.cpp ${CMAKE_SOURCE_DIR}/twinkle/mesh/watch.cpp)
-  list(FILTER scheduling EXCLUDE REGEX "/(cut|group|overflow|sharded)_test\\.cpp$")  # over a decoder
+  list(FILTER scheduling EXCLUDE REGEX "/(cut|group|overflow|sent|sharded)_test\\.cpp$")  # over a decoder
   foreach(name schedule/schedule schedule/prefill stop_strings params cache/block_pool cache/prefix_cache
       cache/state_pool)
     file(GLOB part CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/twinkle/sampler/${name}.cpp

@@ -122,6 +122,12 @@ class Ranks:
         return self.processes[rank].returncode, err
 
 
+def ends_by_interrupt(rank):
+    """What other ranks may be told of one that is interrupted, by where it is."""
+    ends = ["has ended with KeyboardInterrupt", "has gone", "has closed its engine"]
+    return ends if rank else [*ends, "has cancelled it, as an interrupt of its script does"]
+
+
 def the_others_say(ranks, gone, text, seconds=30):
     """Each rank but `gone` ends with an InternalError of an operation, and this text. What each has
     said, by its number."""

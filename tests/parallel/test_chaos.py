@@ -6,7 +6,14 @@ import signal
 import time
 
 import pytest
-from parallel.processes import Ranks, alone, sha256, the_others_say, torchrun
+from parallel.processes import (
+    Ranks,
+    alone,
+    ends_by_interrupt,
+    sha256,
+    the_others_say,
+    torchrun,
+)
 
 CHAOS_SECONDS = 1800
 STEPS = 6
@@ -32,10 +39,7 @@ def ended(ranks, gone):
 
 def interrupted(ranks, gone):
     ranks.processes[gone].send_signal(signal.SIGINT)
-    ends = ["has ended with KeyboardInterrupt", "has gone", "has closed its engine"]
-    if gone == 0:
-        ends.append("has cancelled it, as an interrupt of its script does")
-    return f"rank {gone} ({'|'.join(ends)})"
+    return f"rank {gone} ({'|'.join(ends_by_interrupt(gone))})"
 
 
 def stopped(ranks, gone):

@@ -5,7 +5,14 @@ import signal
 import time
 
 import pytest
-from parallel.processes import Ranks, alone, sha256, the_others_say, torchrun
+from parallel.processes import (
+    Ranks,
+    alone,
+    ends_by_interrupt,
+    sha256,
+    the_others_say,
+    torchrun,
+)
 
 STEPS = 10
 
@@ -59,6 +66,19 @@ def test_a_rank_that_is_killed_while_all_sample_ends_the_others(gone, tiny_llama
         ranks.processes[gone].send_signal(signal.SIGKILL)
         the_others_say(
             ranks, gone, f"sample of .*: mesh: rank {gone} has gone: its process has ended"
+        )
+
+
+@pytest.mark.parametrize("gone", [0, 2])
+def test_a_rank_that_is_interrupted_while_all_sample_ends_the_others(
+    gone, tiny_llama_dir, tmp_path
+):
+    with Ranks(3, tiny_llama_dir, tmp_path, DO="all:sample") as ranks:
+        ranks.wait_for("samples")
+        time.sleep(1)
+        ranks.processes[gone].send_signal(signal.SIGINT)
+        the_others_say(
+            ranks, gone, f"sample of .*rank {gone} ({'|'.join(ends_by_interrupt(gone))})"
         )
 
 

@@ -162,12 +162,15 @@ def test_the_documents_commands_make_three_nodes_on_which_its_script_runs(run, e
     assert sorted(done.stdout.splitlines()[-2:]) == ["cards ['0', '1']", "cards ['2', '3']"]
 
 
-def test_the_demo_prints_the_same_with_one_worker_and_with_two(cluster, tiny_llama_dir):
+def test_the_demo_prints_the_same_with_one_worker_and_with_two_which_it_has_unless_told(
+    cluster, tiny_llama_dir
+):
     printed = []
-    for workers in (1, 2):
+    for workers, size in (("--workers", 1), 1), ((), 2):
         done = cluster.run(
-            [DEMO, "--model", tiny_llama_dir, "--steps", 2, "--workers", workers, "--max-tokens", 8]
+            [DEMO, "--model", tiny_llama_dir, "--steps", 2, *workers, "--max-tokens", 8]
         )
+        assert f"group workers: {size} x cpu, ranks {list(range(size))}" in done.stdout
         printed.append(re.findall(r"^step .*norm=[0-9.]+", done.stdout, re.MULTILINE))
     assert printed[0] == printed[1] and len(printed[0]) == 2
 

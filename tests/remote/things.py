@@ -11,6 +11,7 @@ import torch
 from twinkle import DeviceMesh, InvalidError, Platform, remote_class, remote_function
 from twinkle.errors import ConflictError
 from twinkle.remote.rows import first_row
+from twinkle.remote.worker import Worker
 
 
 def everybody_backwards(count, index, args, kwargs, device_mesh=None):
@@ -265,3 +266,19 @@ class OfTheFirst:
     @remote_function(dispatch="all", execute="first", collect="first")
     def first(self):
         return self.rank
+
+
+class SilentWorker(Worker):
+    """Whose process never answers."""
+
+    def address(self):
+        time.sleep(600)
+
+
+class UnevenWorker(Worker):
+    """Of which the second cannot begin, and the first waits."""
+
+    def begin(self, environment, *rest):
+        if environment["RANK"] == "1":
+            raise ConflictError("thing: it cannot begin")
+        time.sleep(600)

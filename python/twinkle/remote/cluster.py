@@ -6,10 +6,12 @@ import os
 import secrets
 import socket
 import threading
+import time
 from pathlib import Path
 
 from twinkle import checks
 from twinkle.device_mesh import DeviceMesh
+from twinkle.engine.group import timeout_seconds
 from twinkle.errors import InternalError, InvalidError, NotAvailableError, require
 from twinkle.logger import get_logger
 from twinkle.platform import Platform, environment_number
@@ -23,6 +25,7 @@ _REFUSED = (
     "; where `ray start` of a node has ended with InvalidAuthToken, run `export "
     "RAY_AUTH_MODE=token` before it"
 )
+_START_SECONDS = 600  # that a worker has at least; most is torch's import, from a disk that is busy
 _PLACEMENT = ("remote_group", "instance_id", "device_mesh")
 
 
@@ -182,17 +185,36 @@ class Cluster:
             "global_device_mesh": self.mesh_of(group),
             "name": self._run.name,
         }
-        address = self._answer(group, 0, actors[0].address.remote())
+        (address,) = self._answers(group, [actors[0].address.remote()], "the start of a process")
         begun = [
             actor.begin.remote(_environment(group, rank, address), str(Path.cwd()), settings)
             for rank, actor in enumerate(actors)
         ]
-        for rank, ref in enumerate(begun):
-            self._answer(group, rank, ref)
+        self._answers(group, begun, "the start of a process, and initialize() in it,")
         return WorkerGroup(group.name, actors, self._lock, group)
 
+    def _answers(self, group, refs, what):
+        """What workers that start answer, in the order of ranks. what: that they are asked for.
+        InternalError: one cannot, or has not answered in _START_SECONDS, or ten timeouts where
+        these are more."""
+        seconds = max(_START_SECONDS, 10 * timeout_seconds())
+        end, left = time.monotonic() + seconds, {ref: rank for rank, ref in enumerate(refs)}
+        answers = {}
+        while left:  # as they come: others may wait for one that has failed
+            ready, _ = self._ray.wait(list(left), timeout=max(0.0, end - time.monotonic()))
+            if not ready:
+                raise InternalError(
+                    f"infra: ranks {sorted(left.values())} of group {group.name} have not started: "
+                    f"{what} has not ended in {seconds:g} s: look at the logs of their workers "
+                    "below /tmp/ray/session_latest/logs on their nodes, or, where these are slow, "
+                    "set TWINKLE_DIST_TIMEOUT_SECONDS to a tenth of what they need"
+                )
+            for ref in ready:
+                rank = left.pop(ref)
+                answers[rank] = self._answer(group, rank, ref)
+        return [answers[rank] for rank in range(len(refs))]
+
     def _answer(self, group, rank, ref):
-        """What a worker that starts answers. InternalError: it has not started."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(ref)

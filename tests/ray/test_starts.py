@@ -1,0 +1,95 @@
+"""Drivers whose workers do not start, or that their cluster does not let in."""
+
+import re
+import secrets
+import time
+from types import SimpleNamespace
+
+import pytest
+from remote.things import SilentWorker, Thing, UnevenWorker
+
+from twinkle import DeviceGroup, InternalError
+from twinkle.remote.cluster import _START_SECONDS, Cluster
+
+JOIN = """
+import twinkle
+from twinkle import DeviceGroup
+
+try:
+    twinkle.initialize(mode="ray", groups=[DeviceGroup("one", 1, "cpu")])
+except twinkle.NotAvailableError as error:
+    print("refused:", error, twinkle.infra.current_run().cluster)
+"""
+
+
+@pytest.mark.parametrize("how", ["another token", "no token"])
+def test_a_cluster_with_another_token_refuses_a_driver_which_says_what_must_be_alike(
+    how, cluster, tmp_path
+):
+    token = tmp_path / "token"
+    token.write_text(secrets.token_hex(32))
+    given = {
+        "another token": {"RAY_AUTH_TOKEN_PATH": str(token)},
+        "no token": {"RAY_AUTH_MODE": "disabled"},
+    }
+    done = cluster.run(["-c", JOIN], **given[how])
+    told = rf"refused: infra: the Ray cluster at 127.0.0.1:{cluster.port} cannot be reached: .*: "
+    told += "RAY_AUTH_MODE and ~/.ray/auth_token must be those of all its nodes .* None$"
+    assert re.search(told, done.stdout, re.MULTILINE | re.DOTALL), done.stdout + done.stderr
+
+
+def test_each_group_is_a_placement_group_with_a_place_for_each_rank(driver):
+    with driver(two=2, one=1):
+        from ray.util import placement_group_table
+
+        placed = [g for g in placement_group_table().values() if g["state"] == "CREATED"]
+        assert sorted(len(group["bundles"]) for group in placed) == [1, 2]
+        pids = [f["pid"] for name in ("two", "one") for f in Thing(remote_group=name).facts()()]
+        assert len(set(pids)) == 3
+
+
+def test_a_worker_that_does_not_start_is_named_after_a_limit(driver, monkeypatch):
+    monkeypatch.setattr("twinkle.remote.worker.Worker", SilentWorker)
+    monkeypatch.setattr("twinkle.remote.cluster._START_SECONDS", 2)
+    monkeypatch.setenv("TWINKLE_DIST_TIMEOUT_SECONDS", "1")
+    monkeypatch.setenv("TWINKLE_CPU_PG_CPUS_PER_PROC", "3")
+    told = (
+        r"^infra: ranks \[0\] of group two have not started: the start of a process has not ended "
+    )
+    told += r"in 10 s: look at the logs of their workers .* set TWINKLE_DIST_TIMEOUT_SECONDS to"
+    with pytest.raises(InternalError, match=told), driver(two=2):
+        pass
+    monkeypatch.undo()
+    monkeypatch.setenv("TWINKLE_CPU_PG_CPUS_PER_PROC", "3")
+    with driver(two=2):  # where those were: all CPUs of the cluster
+        assert Thing(remote_group="two").step() == 1
+
+
+def test_a_worker_that_cannot_begin_is_told_while_another_waits_for_it(driver, monkeypatch):
+    monkeypatch.setattr("twinkle.remote.worker.Worker", UnevenWorker)
+    began = time.monotonic()
+    told = r"^infra: rank 1 of group two has not started: thing: it cannot begin$"
+    with pytest.raises(InternalError, match=told), driver(two=2):
+        pass
+    assert time.monotonic() - began < 300
+
+
+def test_all_ranks_that_have_not_begun_are_named(monkeypatch):
+    """After ten minutes unless ten timeouts are more."""
+    waited = []
+
+    def wait(refs, timeout):
+        waited.append(timeout)
+        return ([refs[1]], []) if len(refs) == 3 else ([], refs)
+
+    starting = object.__new__(Cluster)
+    starting._ray = SimpleNamespace(wait=wait, get=lambda ref: f"of {ref}", exceptions=None)
+    for seconds, limit in (("5", _START_SECONDS), ("100", 1000)):
+        monkeypatch.setenv("TWINKLE_DIST_TIMEOUT_SECONDS", seconds)
+        text = (
+            rf"ranks \[0, 2\] of group three have not started: a start has not ended in {limit} s"
+        )
+        with pytest.raises(InternalError, match=text):
+            starting._answers(DeviceGroup("three", 3, "cpu"), ["a", "b", "c"], "a start")
+        assert waited[-1] == pytest.approx(limit, abs=5)
+    assert _START_SECONDS == 600

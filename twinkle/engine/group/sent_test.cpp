@@ -1,0 +1,144 @@
+// The bytes that ranks send each other for an operation, by what it asks for and where the base
+// lies, against formulas.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "twinkle/engine/group/groups_for_test.h"
+
+namespace twinkle::engine {
+namespace {
+
+// Of every operation here: sequences of as many tokens, all of them scored.
+constexpr int64_t kSequences = 8, kTokens = 5, kRows = kSequences * kTokens;
+// Of smallest_config().
+constexpr int64_t kVocabulary = 41, kWidth = 16;
+constexpr int64_t kHeadFloats = kVocabulary * kWidth;
+constexpr int64_t kLayerFloats = 2 * 16 * 16 + 2 * 8 * 16 + 3 * 24 * 16;
+
+constexpr Mesh kMeshes[] = {{2, 1}, {4, 1}, {1, 2}, {1, 4}, {2, 2}};
+
+template <class Op>
+Op with_sequences(Op op) {
+  op.tenant = "a";
+  for (uint64_t i = 0; i < kSequences; ++i) op.sequences.push_back(drawn(i, kTokens, kVocabulary));
+  return op;
+}
+
+ForwardBackward with_loss(const char* loss, const char* options = "") {
+  auto out = with_sequences(ForwardBackward{.loss = loss, .loss_options = options});
+  for (Example& s : out.sequences) {
+    if (out.loss == "DPOLoss") s.extras["ref_sums"] = {-20.0f};
+    if (out.loss == "GSPOLoss") s.extras["advantages"].assign(kTokens, 0.7f);
+  }
+  return out;
+}
+
+// What a rank sends for one operation: to all ranks, and to those that share its base.
+struct SentFor {
+  int64_t data = 0, base = 0;
+};
+
+struct SentByAll {
+  std::vector<SentFor> of_rank;
+  int64_t parameters = 0;  // of the adapter
+  int64_t num_passes = 0;
+
+  int64_t data() const {
+    return std::accumulate(of_rank.begin(), of_rank.end(), int64_t{0},
+                           [](int64_t sum, const SentFor& sent) { return sum + sent.data; });
+  }
+};
+
+// Of a second run of the operation, each rank's part of it: what the first gathers ahead is there.
+SentByAll sent_for(const Mesh& of, const Operation& operation, int64_t token_budget) {
+  const model::TinyModel model(smallest_config());
+  const EngineOptions options{.model = {.path = model.path(), .mixed_precision = "no"},
+                              .scheduling = {.token_budget = token_budget}};
+  std::vector<Group> groups_of = groups(of);
+  SentByAll out{.of_rank = std::vector<SentFor>(groups_of.size())};
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < groups_of.size(); ++r) {
+    threads.emplace_back([&, r] {
+      Group group = std::move(groups_of[r]);
+      const mesh::SentBytes none;
+      const mesh::SentBytes& data = count(group.data);
+      const mesh::SentBytes& base = group.base ? count(group.base) : none;
+      Engine engine(options, in_letters, std::move(group));
+      engine.run<Done>(
+          Create{.tenant = "a", .lora_json = R"({"r": 4, "target_modules": "all-linear"})"});
+      const size_t share = static_cast<size_t>(kSequences) / groups_of.size();
+      const Operation mine = sliced(operation, {r * share, (r + 1) * share});
+      engine.submit(mine).get();
+      const SentFor before{data.all_to_all, base.all_to_all};
+      const int64_t passes_before = engine.num_passes();
+      engine.submit(mine).get();
+      out.of_rank[r] = {data.all_to_all - before.data, base.all_to_all - before.base};
+      const int64_t parameters = engine.run<InspectResult>(Inspect{"a"}).num_parameters;
+      if (r > 0) return;
+      out.num_passes = engine.num_passes() - passes_before;
+      out.parameters = parameters;
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  return out;
+}
+
+// An operation, and what one rank tells each other of it: floats of all rows, and passes of each
+// kind, of each of which every rank tells whether its part is finite, and of one that learns
+// whether the sums are, too.
+struct Case {
+  const char* what;
+  Operation operation;
+  int64_t floats;
+  int64_t num_forwards, num_learning;
+
+  // Of each rank: so many that the operation takes as many batches as it learns in.
+  int64_t token_budget(int64_t num_ranks) const {
+    return kRows / std::max<int64_t>(1, num_learning) / num_ranks;
+  }
+};
+
+std::vector<Case> cases() {
+  const int64_t logits = kRows * kVocabulary, embeddings = kSequences * kWidth;
+  ForwardBackward with_logits = with_loss("CrossEntropyLoss");
+  with_logits.logits = true;
+  return {
+      {"scores", with_sequences(Forward{}), kRows, 1, 0},
+      {"entropies", with_sequences(Forward{.entropy = true}), 2 * kRows, 1, 0},
+      {"logits", with_sequences(Forward{.logits = true}), kRows + logits, 1, 0},
+      {"embeddings", with_sequences(Forward{.embedding = true}), kRows + embeddings, 1, 0},
+      {"a loss of rows", with_loss("CrossEntropyLoss"), kRows, 0, 1},
+      {"logits of what learns", with_logits, kRows + logits, 0, 1},
+      // Rows are told twice: for the loss, of which each rank needs all, and as outputs.
+      {"a loss of the whole", with_loss("DPOLoss"), 2 * kRows, 0, 1},
+      {"one with entropies", with_loss("GSPOLoss", R"({"entropy_coef": 0.1})"), 4 * kRows, 0, 1},
+      {"one of two batches", with_loss("DPOLoss"), 2 * kRows, 2, 2},
+  };
+}
+
+TEST(Sent, OfAnAdaptersOperationsAreTheBytesOfTheFormulasOnEveryMesh) {
+  for (const Case& of : cases()) {
+    for (const Mesh& mesh : kMeshes) {
+      SCOPED_TRACE(std::string(of.what) + ", " + testing::PrintToString(mesh));
+      const int64_t n = mesh.size(), num_passes = of.num_forwards + of.num_learning;
+      const SentByAll sent = sent_for(mesh, of.operation, of.token_budget(n));
+      EXPECT_EQ(sent.num_passes, num_passes);
+      const int64_t gradients = of.num_learning > 0 ? sent.parameters * kSequences / n : 0;
+      EXPECT_EQ(sent.data(),
+                4 * (n - 1) * (gradients + of.floats + n * (num_passes + of.num_learning)));
+      // Each use of a piece: a rank's part, in lines of 64 bytes, to each other one. A head that is
+      // the embedding is used twice in a pass, a layer twice where it learns.
+      const auto part = [&](int64_t floats) {
+        return (4 * floats + 64 * mesh.fsdp - 1) / (64 * mesh.fsdp) * 64;
+      };
+      const int64_t of_layer = part(kLayerFloats) * (num_passes + of.num_learning);
+      for (const SentFor& rank : sent.of_rank)
+        EXPECT_EQ(rank.base, (mesh.fsdp - 1) * (2 * num_passes * part(kHeadFloats) + of_layer));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace twinkle::engine
