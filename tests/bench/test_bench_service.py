@@ -187,3 +187,10 @@ def test_the_servers_own_work_is_not_foreign():
             subprocess.run([sys.executable, "-c", spin], check=True)
         foreign.append(sample["foreign"])
     assert foreign[0] == 0 and foreign[1] > 0.1
+
+
+def test_s4_is_recorded_with_its_cause():
+    assert "\n| S4 |" in (ROOT / "docs/benchmarks.md").read_text()
+    causes = (ROOT / "docs/benchmark-causes.md").read_text()
+    cause = re.search(r"^- \*\*S4\*\*: (.*?)\n(?=\S)", causes, re.MULTILINE | re.DOTALL)[1]
+    assert "64 steps of AdamW" in cause and re.search(r"at most [\d.]+ % is the service's", cause)

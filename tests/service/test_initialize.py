@@ -111,14 +111,15 @@ def test_a_state_with_keys_needs_one_before_it_is_served(
         told.append(capfd.readouterr().err)
         return text in "".join(told)
 
-    wait_until(partial(is_told, f"info state: {state}, auth: keys, of which 1 is valid\n"))
+    begin = f"info twinkle {twinkle.__version__}, state: {state}, "
+    wait_until(partial(is_told, f"{begin}auth: keys, of which 1 is valid\n"))
     with tinker.ServiceClient() as client:
         assert client.create_sampling_client(base_model="tiny").get_base_model() == "tiny"
     monkeypatch.delenv("TINKER_API_KEY")
     assert answers(twinkle.initialize(auth="keys", **options))
     assert answers(twinkle.initialize(auth="open", **options))
-    wait_until(partial(is_told, "twinkle: auth is open although"))
-    assert "".join(told).count("twinkle: auth is open although") == 1
+    wait_until(partial(is_told, " warning auth is open although"))
+    assert "".join(told).count("auth is open although") == 1
 
 
 def test_true_false_and_numbers_are_told_as_the_command_line_takes_them(tmp_path):

@@ -10,6 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from service.wire import wait_until
+from twinkle.version import __version__
+
 tinker = pytest.importorskip("tinker")
 from tinker import types  # noqa: E402
 
@@ -182,6 +185,27 @@ def test_the_log_says_who_asked_for_what_and_no_key(start, tiny_llama_dir, tmp_p
     ids = re.findall(r" id=(\S+)", text)
     assert len(ids) == len(set(ids)) > 5
     assert key not in text and key.removeprefix("tml-") not in text
+
+
+def test_the_log_begins_with_the_version_and_warns_of_keys_that_cannot_be_read(
+    start, tiny_llama_dir, tmp_path, twinkle
+):
+    state, told = tmp_path / "state", tmp_path / "log"
+    assert twinkle("keys", "create", "--state", state, "--tenant", "alice").returncode == 0
+    file = state / "keys.json"
+    keys = file.read_text()
+    with told.open("w") as log:
+        server = start(tiny_llama_dir, state, log=log)
+        file.write_text("{")
+        wait_until(lambda: "; until it is mended nobody comes in" in told.read_text())
+        file.write_text(keys)
+        wait_until(lambda: f"server: {file} can be read again" in told.read_text())
+        assert server.stop() == 0
+    first, *lines = told.read_text().splitlines()
+    begin = f" info twinkle {__version__}, state: {state}, auth: keys, of which 1 is valid"
+    assert first.endswith(begin)
+    warnings = [line for line in lines if str(file) in line]
+    assert [line.split()[1] for line in warnings] == ["warning"] * 2, "each once"
 
 
 def limit(twinkle, state, tenant, *arguments):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -212,10 +213,31 @@ def test_options_of_the_engine_and_of_the_service_have_their_effect(
     small = [*queue, "--max-body-bytes", "1048576", "--no-prefix-cache"]
     other = Server(tiny_llama_dir, tmp_path / "state", *small)
     try:
-        assert Wire(other.url).post("asample", long).status == 413
+        refused = Wire(other.url).post("asample", long)
+        assert refused.status == 413
+        assert refused.detail == (
+            "the body is longer than 1048576 bytes, max_body_bytes; send a shorter request, or "
+            "have the operator raise it"
+        )
+        refused = Wire(other.url).post("create_session", long[: 65 << 10])
+        assert refused.status == 413 and "65536 bytes, the most of this path; " in refused.detail
         assert sampled(other) == ({200, 429}, 0)
     finally:
         assert other.stop() == 0
+
+
+def test_a_service_is_one_process_of_the_program(server):
+    def parent(process):
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+
+    assert sampled(server)[0] == {200}
+    service = Path(f"/proc/{server.process.pid}")
+    assert (service / "exe").resolve().name == "twinkle", "and not Python"
+    others = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it is gone
+            others += [process] if parent(process) == server.process.pid else []
+    assert not others
 
 
 def test_every_path_is_also_served_below_the_root_path(tiny_llama_dir, tmp_path):

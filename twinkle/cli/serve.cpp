@@ -143,11 +143,12 @@ struct Ending {
   }
 };
 
-server::Access access_of(const ServeOptions& o) {
+// `log` outlives it.
+server::Access access_of(const ServeOptions& o, Log& log) {
   if (o.auth == "open") return {};
-  return server::Access(store::KeyFile(o.state), {.warn = [](const std::string& text) {
-                          std::fprintf(stderr, "twinkle: %s\n", text.c_str());
-                        }});
+  return server::Access(
+      store::KeyFile(o.state),
+      {.warn = [&log](const std::string& text) { log.write(Level::kWarning, text); }});
 }
 
 // Logs what is left of a recovery, until it ends.
@@ -185,14 +186,18 @@ void recover(server::Services& services, const engine::ModelInfo& info, const Se
     std::fprintf(stderr, "twinkle: %s\n", why.c_str());
 }
 
-void run_service(const ServeOptions& o, bool until_stdin_ends) {
-  server::Access access = access_of(o);
+// `version`: of this program.
+void run_service(const ServeOptions& o, const std::string& version, bool until_stdin_ends) {
   const sigset_t signals = hold_signals();
+  Log log(o.log_level);
+  server::Access access = access_of(o, log);
   std::optional<EndsAtOnce> starts(std::in_place, signals, until_stdin_ends);
   allow_connections();
-  Log log(o.log_level);
-  log.write(Level::kInfo,
-            "state: " + std::filesystem::absolute(o.state).string() + ", auth: " + told_auth(o));
+  log.write(Level::kInfo, "twinkle " + version +
+                              ", state: " + std::filesystem::absolute(o.state).string() +
+                              ", auth: " + told_auth(o));
+  if (const std::string warning = open_although_keys(o); !warning.empty())
+    log.write(Level::kWarning, warning);
   server::Starting starting;
   auto http = std::make_unique<server::HttpServer>(o.http);
   http->serve({.admit =
@@ -291,12 +296,11 @@ void start(const ServeOptions& o, const CLI::App& command, const How& how) {
     std::printf("%s", as_yaml(command, how.unsaid).c_str());
     return;
   }
+  if (how.task != Task::kCheck)
+    return run_service(o, command.get_parent()->version(), how.until_stdin_ends);
   if (const std::string warning = open_although_keys(o); !warning.empty())
     std::fprintf(stderr, "twinkle: %s\n", warning.c_str());
-  if (how.task == Task::kCheck)
-    std::printf("ok: %s", check_service(o).c_str());
-  else
-    run_service(o, how.until_stdin_ends);
+  std::printf("ok: %s", check_service(o).c_str());
 }
 
 }  // namespace

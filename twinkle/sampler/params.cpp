@@ -32,11 +32,7 @@ void validate(const SamplingParams& p) {
   };
   check_top("top_logprobs", p.top_logprobs);
   check_top("top_prompt_logprobs", p.top_prompt_logprobs);
-  require(p.stop.size() <= kMaxStops, Code::kInvalid, "sampler: stop has ", p.stop.size(),
-          " texts, it must have at most ", kMaxStops);
   for (size_t i = 0; i < p.stop.size(); ++i) {
-    require(p.stop[i].size() <= kMaxStopBytes, Code::kInvalid, "sampler: stop[", i, "] has ",
-            p.stop[i].size(), " bytes, it must have at most ", kMaxStopBytes);
     require(!p.stop[i].empty(), Code::kInvalid, "sampler: stop[", i,
             "] is \"\", it must hold at least 1 character");
   }

@@ -11,13 +11,13 @@ namespace twinkle::sampler {
 inline constexpr int64_t kMaxTopLogprobs = 128;  // distillation reads 64
 inline constexpr int64_t kMaxSamples = 65536;    // of one prompt
 
-// The text of each sequence is searched for all of them behind each token.
+// What a service takes of its clients (validate() does not ask): each token's text is searched.
 inline constexpr size_t kMaxStops = 64, kMaxStopBytes = 1024;
 
 struct SamplingParams {
   int64_t max_tokens = 256;             // >= 0; 0: only the prompt is computed
   uint64_t seed = 0;                    // the stream is keyed by (seed, sample index, position)
-  std::vector<std::string> stop;        // at most kMaxStops, of 1 to kMaxStopBytes bytes
+  std::vector<std::string> stop;        // of 1 or more bytes each
   std::vector<int32_t> stop_token_ids;  // generation ends after one of these; the model's eos ids
                                         // are always among them
   double temperature = 1.0;             // 0: greedy

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <new>
 #include <string_view>
 #include <utility>
@@ -10,6 +9,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
+#include "twinkle/server/bodies/body_limit.h"
 #include "twinkle/server/bodies/num_values.h"
 #include "twinkle/server/replay/brief.h"
 #include "twinkle/server/tinker/address.h"
@@ -31,8 +31,6 @@ constexpr std::array kRoutes = {
 #undef ROUTE
 };
 
-constexpr int64_t kMostShortBytes = int64_t{64} << 10;
-constexpr int64_t kMostJsonBytes = int64_t{8} << 20;
 constexpr int64_t kLongBytes = int64_t{64} << 10;  // of a body
 // Of JSON, beside a prompt's tokens: each takes memory, and the thread's time.
 constexpr int64_t kMostOtherValues = int64_t{64} << 10;
@@ -159,11 +157,11 @@ void let_go_of_long(Json& body, const Request& request) {
   if (std::ssize(request.body) > kLongBytes) body = nullptr;
 }
 
-// Of a body. What is no protobuf is JSON, or is not read, and JSON takes many times its bytes.
-int64_t most_bytes(const Route& route, const Head& head) {
-  const bool is_short = route.scope == Scope::kPublic || route.run == create_session;
-  if (is_short) return kMostShortBytes;
-  return !is_protobuf(head) ? kMostJsonBytes : std::numeric_limits<int64_t>::max();
+BodyLimit limit_of(const Route& route, const Head& head, int64_t max_body_bytes) {
+  return body_limit({.is_short = route.scope == Scope::kPublic || route.run == create_session,
+                     .is_protobuf = is_protobuf(head),
+                     .takes_protobuf = form_of(route) == tinker::Form::kProtobuf},
+                    max_body_bytes);
 }
 
 // As the SDK sends it, or as Prometheus does.
@@ -430,7 +428,9 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
       admission.finder = finder_of(route, head);
       admission.most_searched_bytes = admission.max_body_bytes;
     }
-    admission.max_body_bytes = std::min(admission.max_body_bytes, most_bytes(route, head));
+    BodyLimit limit = limit_of(route, head, admission.max_body_bytes);
+    admission.max_body_bytes = limit.bytes;
+    admission.why_most = std::move(limit.why);
     admission.tenant = caller.owner;
     admission.key_id = caller.key_id;
     admit(std::move(admission));

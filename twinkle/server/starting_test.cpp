@@ -49,6 +49,9 @@ TEST_F(StartingTest, ProbesAreAnsweredThatTheProcessLivesAndIsNotReady) {
   EXPECT_NE(ready.find("Retry-After: 1\r\n"), std::string::npos) << ready;
   EXPECT_NE(ready.find("server: it starts, and does again what its journal holds"),
             std::string::npos);
+  http_.post([this] { starting_.tell([] { return 0; }); });
+  EXPECT_EQ(peer.ask(get("/readyz")).find("operations left"), std::string::npos)
+      << "it does not know yet";
   http_.post([this] { starting_.tell([] { return 7; }); });
   EXPECT_NE(peer.ask(get("/readyz")).find("; operations left: 7"), std::string::npos);
   end_start();

@@ -42,8 +42,7 @@ class SamplingParams:
     """max_tokens: None means up to 2048 or the model's length; 0 only scores the prompt;
     max_new_tokens is taken for it.
 
-    seed: None draws one from the run's seed. stop: text, list of texts (the engine
-    takes at most 64, of 1024 bytes each), or list of token ids.
+    seed: None draws one from the run's seed. stop: text, list of texts, or list of token ids.
     temperature: 0 is greedy. top_k: -1 or 0 is all. min_p: tokens less probable than this share of
     the likeliest are out; 0 keeps all. logprobs: None; 1 for the chosen token's; k > 1 for those of
     the k likeliest tokens, and the chosen one. prompt_logprobs: the same of the prompt's tokens.

@@ -95,6 +95,17 @@ void require_result_fits(const engine::Sample& sample, const Services& services)
           "; ask for less in one request");
 }
 
+// The text of each sequence is searched for all of them behind each token, on the engine's thread.
+void require_few_stops(const engine::Sample& sample) {
+  const std::vector<std::string>& stop = sample.params[0].stop;
+  require(stop.size() <= sampler::kMaxStops, Code::kInvalid, "server: sampling_params.stop has ",
+          stop.size(), " texts, it must have at most ", sampler::kMaxStops);
+  for (size_t i = 0; i < stop.size(); ++i)
+    require(stop[i].size() <= sampler::kMaxStopBytes, Code::kInvalid,
+            "server: sampling_params.stop[", i, "] has ", stop[i].size(),
+            " bytes, it must have at most ", sampler::kMaxStopBytes);
+}
+
 int64_t num_samples_of(const Json& body) {
   const auto out = get_or<int64_t>(body, "num_samples", 1);
   require(out >= 1 && out <= kMaxSamples, Code::kInvalid, "server: num_samples is ", out,
@@ -208,7 +219,11 @@ std::optional<Response> asample(Call& call) {
             "server: sampling_params must be an object, such as {\"max_tokens\": 16}");
   });
   Ready ready = ready_of(call.body, of, call.chance, s.backend.model());
-  s.decisions.decide([&] { require_result_fits(std::get<engine::Sample>(ready.operation), s); });
+  s.decisions.decide([&] {
+    const auto& sample = std::get<engine::Sample>(ready.operation);
+    require_result_fits(sample, s);
+    require_few_stops(sample);
+  });
   try {
     s.sample(call.owner, call.key_id,
              std::make_shared<Pending>(request_id, std::move(ready), source));

@@ -288,6 +288,16 @@ TEST_F(PutOffTest, ANumberForWhichOthersWaitIsTakenThoughTheyAreAsManyAsMayBe) {
   for (const Response& ack : acks) EXPECT_EQ(result(ack).status, 200);
 }
 
+TEST_F(PutOffTest, ANumberBehindWhichRefusedOnesAloneWaitHasNoMoreRoomThanOthers) {
+  const std::string id = run(), s = full();
+  EXPECT_EQ(post("/api/v1/optim_step", {{"model_id", id}, {"seq_id", 2}}).status, 422);
+  EXPECT_EQ(train(id, 1).status, 503) << "nobody waits for it";
+  finish(s);
+  const Response first = train(id, 1), third = step(id, 3);
+  EXPECT_EQ(result(first).status, 200);
+  EXPECT_TRUE(parse(result(third)).contains("metrics"));
+}
+
 TEST_F(PutOffTest, AForwardLeavesItsWindowWhole) {
   const std::string id = run(), s = full();
   Request forward =

@@ -97,6 +97,7 @@ using Reply = std::function<void(Response)>;
 // Told what a request's body may be: whether to read it, and how many bytes of it.
 struct Admission {
   int64_t max_body_bytes = 0;  // and with what it decodes to
+  std::string why_most = {};   // ", ..." behind that number: whose limit it is, and the remedy
   Response refused = {};       // where max_body_bytes is negative: the answer instead
   std::shared_ptr<HeldRoom> held = {};
   std::string tenant = {}, key_id = {};  // for the log: whose key it has, let in or not

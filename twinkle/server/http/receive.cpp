@@ -40,15 +40,9 @@ awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
                                                   beast::flat_buffer& buffer, Parser& parser,
                                                   const Admission& admission) {
   const int64_t most = admission.max_body_bytes;
-  // No option raises what JSON may have.
-  const bool is_json =
-      lower(parser.get()[http::field::content_type]).find("protobuf") == std::string::npos;
   const auto too_long = [&] {
-    return refusal(413,
-                   "the body is longer than " + std::to_string(most) +
-                       " bytes, the most of this path (max_body_bytes, and less of JSON); send "
-                       "fewer or shorter examples at once" +
-                       (is_json ? "" : ", or have the operator raise it"));
+    return refusal(
+        413, "the body is longer than " + std::to_string(most) + " bytes" + admission.why_most);
   };
   const auto limit = static_cast<uint64_t>(most);
   bool is_too_long = parser.content_length().value_or(0) > limit;

@@ -1,9 +1,18 @@
 // Memory ends while a request is handled, at each allocation that is made for it in turn, before
 // its record and behind it: it is told to come again, and is then done once.
+#include <sys/wait.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <new>
+
 #include "twinkle/engine/heap_for_test.h"
 #include "twinkle/server/service_for_test.h"
 
 namespace twinkle::server {
+
+std::optional<Response> create_session(Call& call);  // as routes.cpp has it
+
 namespace {
 
 using engine::HeapShortage;
@@ -50,12 +59,12 @@ class NoMemoryTest : public ServiceTest {
     } catch (const std::bad_alloc&) {
       return std::nullopt;
     }
-    while (!*out) {
+    for (int i = 0; !*out && i < 10000; ++i) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       const HeapShortage shortage(behind, 1);
       loop_->run();
     }
-    return **out;
+    return out->value_or(Response{.status = -1});  // nothing came
   }
   // Waits until nothing of it is left to do, a snapshot neither.
   void end(const Response& ack) {
@@ -145,6 +154,63 @@ TEST_F(NoMemoryTest, BehindWhatARequestHasChangedItComesAgainToTheSameFuture) {
   for (const Request& request : requests()) acks.push_back(answer(request));
   EXPECT_EQ(text(acks[1], "request_id"), id_ + ":1");
   expect_done(acks);
+}
+
+TEST_F(NoMemoryTest, ACheckpointThatNoMemoryLetReadIsReadForTheNextSample) {
+  const std::string session = id_.substr(0, id_.find(':'));
+  const Response saved = answer(json("/api/v1/save_weights_for_sampler",
+                                     {{"model_id", id_}, {"seq_id", 1}, {"path", "a"}}));
+  const std::string path = text(result(saved), "path");
+  const Response made = answer(
+      json("/api/v1/create_sampling_session",
+           {{"session_id", session}, {"sampling_session_seq_id", 0}, {"model_path", path}}));
+  const std::string sampler = text(made, "sampling_session_id");
+  const Request sample =
+      json("/api/v1/asample",
+           {{"sampling_session_id", sampler},
+            {"seq_id", 0},
+            {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}},
+            {"sampling_params", {{"max_tokens", 3}}}});
+  open();
+  go_on();  // whose engine has not got the checkpoint
+  std::optional<Response> told;
+  int64_t n = 0;
+  for (; n < 1000 && (!told || told->status != 200); ++n) {
+    told = answer_short(sample, n, -1);
+    if (!told) continue;
+    ASSERT_TRUE(told->status == 200 || told->status == 503) << n << ' ' << told->body;
+  }
+  EXPECT_GT(n, 20);
+  ASSERT_LT(n, 1000);
+  EXPECT_EQ(result(*told).content_type, "application/x-protobuf");
+}
+
+// Whose id no client knows: it would count for ever.
+TEST_F(NoMemoryTest, ASessionOfWhichNoMemoryLetTellIsNotThere) {
+  const Request request = json("/api/v1/create_session", JsonObject{});
+  const auto call = [&] {
+    services_->decisions.come();
+    return Call{request, {}, JsonObject{}, "alice", new_id(), 0, *services_, {}};
+  };
+  Call first = call(), other = call();
+  const int64_t num = engine::num_allocations([&] { create_session(first); });
+  const size_t before = services_->sessions.size();
+  // 0: memory ended before it was there. Where it ends in the middle the process does.
+  const auto status = [&](int64_t n) {
+    try {
+      const HeapShortage shortage(n, 1);
+      create_session(other);
+    } catch (const std::bad_alloc&) {
+      return services_->sessions.size() == before ? 0 : 1;
+    }
+    return 2;
+  };
+  const auto is_well = [](int status) {
+    return (WIFEXITED(status) && WEXITSTATUS(status) == 0) ||
+           (WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+  };
+  EXPECT_GT(num, 4);
+  for (int64_t n = 0; n < num; ++n) EXPECT_EXIT(std::_Exit(status(n)), is_well, "") << n;
 }
 
 }  // namespace

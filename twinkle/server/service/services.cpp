@@ -180,8 +180,8 @@ void Services::prepare(const std::string& tenant,
     const auto waiting = preparing_.extract(tenant);
     for (const auto& next : waiting.mapped()) next(refused);
   };
-  preparing_[tenant].push_back(std::move(then));
   try {
+    preparing_[tenant].push_back(std::move(then));
     disk.run([this, checked, create = *create] { checked->emplace(backend.check(create)); }, loop,
              told);
   } catch (...) {  // no memory: who comes meanwhile would wait for ever

@@ -157,9 +157,9 @@ void Amounts::measure(Services& services, const std::string& owner, Amount amoun
   const auto runs = std::make_shared<std::vector<Measured>>();
   for (const auto& [id, run] : services.runs.all()) {
     if (run.owner != owner) continue;
-    OnDisk& has = on_disk_[id];
+    const OnDisk& has = on_disk_[id];
     if (has.is_walked && has.changed.empty()) continue;
-    runs->push_back({id, has.is_walked, std::exchange(has.changed, {})});
+    runs->push_back({id, has.is_walked, has.changed});
   }
   if (runs->empty()) return then();
   const auto work = [runs, state = state_] {
@@ -176,9 +176,9 @@ void Amounts::measure(Services& services, const std::string& owner, Amount amoun
                       });
   } catch (...) {  // no memory: what comes again begins anew
     waiting_.erase(owner);
-    for (const Measured& m : *runs) on_disk_[m.run].is_walked = false;
     throw;
   }
+  for (const Measured& m : *runs) on_disk_[m.run].changed.clear();
 }
 
 // What could not be read is left to the next save.

@@ -1,6 +1,9 @@
 // What a tenant's limits by amount refuse, and that a start refuses the same.
 #include "twinkle/server/tenants/amounts.h"
 
+#include <new>
+
+#include "twinkle/engine/heap_shortage_for_test.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/server/service_for_test.h"
 
@@ -246,6 +249,41 @@ TEST_F(AmountsTest, FoldersThatCannotBeReadAreMeasuredByTheNextSave) {
   EXPECT_EQ(result(save("save_weights", run, 2, "b"), key_).status, 200);
   const int64_t a = std::ssize(read_text(dir_ / "checkpoints" / run / "weights/a/null"));
   EXPECT_EQ(services_->amounts.num_bytes(*services_, "alice"), 3000 + a);
+}
+
+TEST_F(AmountsTest, WhatNoMemoryLetMeasureIsMeasuredByTheNextWhole) {
+  limit([](store::Quota& q) { q.max_disk = 1 << 20; });
+  const std::string run = text(result(create(session(key_)), key_), "model_id");
+  EXPECT_EQ(result(save("save_weights", run, 1, "a"), key_).status, 200);
+  const auto folder = dir_ / "checkpoints" / run / "weights/a";
+  const int64_t null = std::ssize(read_text(folder / "null"));
+  const auto is_over = std::make_shared<bool>();
+  // Where allocation number `n` fails. False: it did.
+  const auto measure = [&](int64_t n) {
+    *is_over = false;
+    std::function<void()> then = [is_over] { *is_over = true; };
+    try {
+      const engine::HeapShortage shortage(n, 1);
+      services_->amounts.measure(*services_, "alice", Amount::kCheckpoint, then);
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+    EXPECT_TRUE(loop_->run_until([&] { return *is_over; })) << n;
+    return true;
+  };
+  EXPECT_TRUE(measure(-1));
+  int64_t n = 0;
+  for (bool is_measured = false; !is_measured && n < 1000; ++n) {
+    write_text(folder / "more", std::string(static_cast<size_t>(n), 'x'));
+    services_->amounts.changed(run, folder);
+    is_measured = measure(n);
+    if (!is_measured) {
+      ASSERT_TRUE(measure(-1)) << n;
+    }
+    ASSERT_EQ(services_->amounts.num_bytes(*services_, "alice"), null + n);
+  }
+  EXPECT_GT(n, 8);
+  EXPECT_LT(n, 1000);
 }
 
 TEST_F(AmountsTest, ARunThatGoesOnFromItsSnapshotHasItsTenantsWeight) {

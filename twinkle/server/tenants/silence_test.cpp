@@ -1,5 +1,8 @@
 #include "twinkle/server/tenants/silence.h"
 
+#include <atomic>
+
+#include "twinkle/base/error.h"
 #include "twinkle/server/service_for_test.h"
 
 namespace twinkle::server {
@@ -48,6 +51,30 @@ TEST_F(SilenceTest, ARunThatCouldNotBeParkedIsTriedAgainWhateverElseIsParked) {
   EXPECT_EQ(num_parks(), 1);
   loop_->pass(seconds(75));
   EXPECT_EQ(num_parks(), 2);
+}
+
+TEST_F(SilenceTest, ARunThatTheDiskRefusesIsSavedOnceInASilenceAndParkedAgainEachTime) {
+  std::atomic<int> num_saves = 0;
+  executor_->on_write = [&] {
+    ++num_saves;
+    fail(Code::kInternal, "null: the disk is full");
+  };
+  const std::string id = run();
+  result(train(id, 1));
+  const auto is_over = [&] { return !services_->snapshots.is_saving(); };
+  loop_->pass(seconds(375));
+  EXPECT_TRUE(loop_->run_until(is_over));
+  EXPECT_EQ(num_saves, 1);
+  for (int i = 0; i < 3; ++i) {
+    loop_->pass(seconds(75));
+    EXPECT_TRUE(loop_->run_until(is_over));
+  }
+  EXPECT_EQ(num_saves, 1);
+  EXPECT_EQ(num_parks(), 4);
+  EXPECT_EQ(heartbeat(id), 200);
+  loop_->pass(seconds(375));
+  EXPECT_TRUE(loop_->run_until(is_over));
+  EXPECT_EQ(num_saves, 2) << "another silence";
 }
 
 TEST_F(SilenceTest, AHeartbeatKeepsASessionsRunsAndNobodyElses) {

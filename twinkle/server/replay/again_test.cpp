@@ -1,0 +1,180 @@
+// What a start does again, and what it takes as it was: for want of memory, of an older build, and
+// behind a disk that is slow.
+#include <atomic>
+#include <new>
+#include <thread>
+
+#include "twinkle/base/error.h"
+#include "twinkle/engine/heap_shortage_for_test.h"
+#include "twinkle/server/service_for_test.h"
+
+namespace twinkle::server {
+namespace {
+
+class AgainTest : public ServiceTest {
+ protected:
+  AgainTest() { go_on(); }
+  void restart() {
+    open();
+    go_on();
+  }
+  // A record as another build may have written it.
+  template <class Record>
+  void append(const Record& record) {
+    bool is_written = false;
+    services_->history.append(record,
+                              [&](uint64_t, const std::exception_ptr&) { is_written = true; });
+    EXPECT_TRUE(loop_->run_until([&] { return is_written; }));
+  }
+  Response promise(const std::string& request_id) {
+    return post("/api/v1/retrieve_future", {{"request_id", request_id}});
+  }
+};
+
+TEST_F(AgainTest, AStartForWhichMemoryEndsTellsSoAndTheNextLosesNothing) {
+  const std::string id = run();
+  result(train(id, 1));
+  const Response stepped = step(id, 2);
+  const std::string told = result(stepped).body;
+  // What the start says where allocation number `n` fails for the step.
+  const auto start = [&](int64_t n) -> std::string {
+    open();
+    try {
+      services_->open(
+          {}, false,
+          [&](uint64_t sequence, const Command& command) {
+            const bool is_step = command.path.ends_with("optim_step");
+            const engine::HeapShortage shortage(is_step ? n : -1, 1);
+            replay(sequence, command, *services_);
+          },
+          [this] { loop_->run(); });
+    } catch (const Error& e) {
+      return e.what();
+    } catch (const std::bad_alloc&) {
+      return "bad_alloc";
+    }
+    return "";
+  };
+  std::string said = "bad_alloc";
+  for (int64_t n = 0; said == "bad_alloc" && n < 1000; ++n) said = start(n);
+  EXPECT_NE(said.find("server: there is no memory for the request now"), std::string::npos) << said;
+  restart();
+  EXPECT_EQ(result(stepped).body, told);
+  EXPECT_EQ(done(id).size(), 2U);
+}
+
+TEST_F(AgainTest, AnEndThatAnOlderBuildToldWithBytesThatAreNoUtf8IsTheSame) {
+  const std::string other = run(), id = run();
+  const Response like = result(train(other, 1));
+  std::atomic<bool> go = false;
+  executor_->on_batch = [&] {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  const Response first = train(id, 1, "by itself"), second = train(id, 2, "by itself");
+  // The later one first: so the start has both done again.
+  append(Ended{.request_id = id + ":2", .content_type = like.content_type, .body = like.body});
+  const std::string told = R"({"error":"null: a)" "\xff" R"(","category":"user"})";
+  append(Ended{.request_id = id + ":1",
+               .failed = true,
+               .content_type = "application/json",
+               .body = told});
+  services_->close([this] { loop_->run(); });
+  go = true;
+  open();
+  std::atomic<int> num_batches = 0;
+  executor_->on_batch = [&] {
+    // The other run's, and then the first of these.
+    if (++num_batches == 2) fail(Code::kInvalid, "null: a\xff");
+  };
+  go_on();
+  EXPECT_EQ(num_batches, 3) << "else nothing was compared";
+  EXPECT_EQ(done(id).size(), 1U);
+  EXPECT_EQ(promise(id + ":1").body, told) << "as it was told";
+  EXPECT_EQ(result(second).body, like.body);
+}
+
+// Of which a journal may hold one that nobody has done; null checks no stop texts by itself.
+TEST_F(AgainTest, ASampleOfMoreStopTextsThanAreTakenNowIsDoneWhereAnOlderBuildTookIt) {
+  const std::string s = session();
+  const std::string sampler = text(
+      post("/api/v1/create_sampling_session",
+           {{"session_id", s}, {"sampling_session_seq_id", 0}, {"base_model", "null"}}),
+      "sampling_session_id");
+  const auto body = [&](int64_t seq_id, size_t num_texts, size_t num_bytes) -> Json {
+    JsonArray stop;
+    for (size_t i = 0; i < num_texts; ++i) stop.emplace_back(std::string(num_bytes, 'x'));
+    return {{"sampling_session_id", sampler},
+            {"seq_id", seq_id},
+            {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}},
+            {"sampling_params", {{"max_tokens", 3}, {"stop", std::move(stop)}}}};
+  };
+  const std::string owner = services_->sessions.at(s).owner;
+  for (const auto& sample : {body(0, 65, 1), body(1, 1, 1025)})
+    append(Command{.method = "POST",
+                   .path = "/api/v1/asample",
+                   .content_type = "application/json",
+                   .owner = owner,
+                   .body = boost::json::serialize(sample),
+                   .chance = new_id(),
+                   .time_ms = milliseconds_since_1970()});
+  open();
+  const auto validate = [](const engine::Operation& operation) {  // as the engine does
+    if (const auto* sample = std::get_if<engine::Sample>(&operation))
+      sampler::validate(sample->params[0]);
+  };
+  backend_->on_check = validate;
+  go_on();
+  const auto expect_done = [&](int64_t seq_id) {
+    const Response told = promise(sampler + ":" + std::to_string(seq_id));
+    EXPECT_EQ(told.status, 200) << told.body;
+    EXPECT_EQ(told.content_type, "application/x-protobuf") << told.body;
+  };
+  expect_done(0);
+  expect_done(1);
+  const auto refusal = [&](const Json& sample) {
+    const Response told = post("/api/v1/asample", sample);
+    EXPECT_EQ(told.status, 422) << told.body;
+    return text(told, "detail");
+  };
+  const std::string most = "server: sampling_params.stop has 65 texts, it must have at most 64",
+                    longest =
+                        "server: sampling_params.stop[1] has 1025 bytes, it must have at most 1024";
+  EXPECT_EQ(refusal(body(2, 65, 1)), most);
+  Json long_one = body(3, 2, 1024);
+  long_one.at("sampling_params").at("stop").at(1) = std::string(1025, 'x');
+  EXPECT_EQ(refusal(long_one), longest);
+  EXPECT_EQ(post("/api/v1/asample", body(4, 64, 1024)).status, 200);
+  open();
+  backend_->on_check = validate;
+  go_on();
+  for (const int64_t seq_id : {0, 1, 4}) expect_done(seq_id);
+  for (const int64_t seq_id : {2, 3})
+    EXPECT_EQ(promise(sampler + ":" + std::to_string(seq_id)).status, 404) << "it was refused";
+}
+
+TEST_F(AgainTest, WhatCameBehindASnapshotThatWasStillWrittenIsSavedAtTheEndToo) {
+  std::atomic<bool> go = false;
+  executor_->on_write = [&] {
+    while (!go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  const std::string id = run();
+  result(train(id, 1));
+  EXPECT_TRUE(services_->snapshots.take(*services_->runs.find(id)));
+  result(step(id, 2));
+  EXPECT_EQ(services_->snapshots.saving(id), 1);
+  bool is_saved = false;
+  services_->save_runs([&] { is_saved = true; });
+  go = true;
+  for (int i = 0; i < 1000 && !is_saved; ++i) {
+    loop_->pass(std::chrono::milliseconds(20));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_TRUE(is_saved);
+  EXPECT_EQ(services_->snapshots.last(id), 2);
+  restart();
+  EXPECT_EQ(executor_->num_batches, 0);
+  EXPECT_EQ(done(id).size(), 2U);
+}
+
+}  // namespace
+}  // namespace twinkle::server
