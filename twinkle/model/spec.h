@@ -9,6 +9,7 @@
 #include "twinkle/model/blocks/experts_spec.h"
 #include "twinkle/model/weights/layout.h"
 #include "twinkle/nn/attention/rope.h"
+#include "twinkle/nn/mlp.h"
 
 namespace twinkle::model {
 
@@ -45,6 +46,9 @@ struct AttentionSpec {
   // q_proj has twice the rows, of each head its query and then the gate of its output, which is
   // multiplied by the gate's sigmoid. Separate projections only.
   bool output_gate = false;
+  double scale = 0;         // of scores; 0: 1 / sqrt(head_dim)
+  double softcap = 0;       // of scaled scores, on the CPU; 0: none
+  bool local_rope = false;  // turns by the decoder's local_rope
 };
 
 // Latent attention: keys and values of all heads are linear in one vector a token, and one rotated
@@ -74,6 +78,7 @@ struct GatedMlpSpec {
   int64_t intermediate_size = 0;
   bool bias = false;
   bool fused = false;  // gate's rows and then up's in one linear, "mlp.gate_up_proj"
+  nn::Activation activation = nn::Activation::kSilu;
 };
 
 // One struct of each kind of block: blocks/layer.cpp makes the block that its type stands for.
@@ -101,6 +106,9 @@ struct DecoderSpec {
   // "post_mlp_layernorm". The one before the MLP is "post_attention_layernorm", as without them.
   bool sandwich = false;
   nn::RopeSpec rope;       // its rotary_dim is not 0
+  nn::RopeSpec local_rope = {};  // of the layers that ask for it; no longrope
+  double embed_scale = 1;        // of embeddings, rounded to their type
+  double softcap = 0;            // of the logits; 0: none
   bool tied_head = false;  // the head is the embedding
   // The head is one row and its bias, a value of every position, in place of the vocabulary's.
   bool value_head = false;

@@ -3,7 +3,7 @@
 // Functions over tensors, no autograd. bf16 and float32 are computed in float32, float64 in
 // float64. T, N tokens; H query heads, K key heads (H a multiple of K: head h reads key head h / (H
 // / K)); d head size; S sequences; P pages. Error kInvalid of each: other shapes or types, a
-// negative window, cu_seqlens that do not rise from 0 to T, a page outside the cache.
+// negative window or softcap, one on a device, cu_seqlens that do not rise from 0 to T, a page outside the cache.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -19,11 +19,13 @@ struct AttentionOptions {
   int64_t window = 0;  // token i sees i - window < j <= i; 0: every j <= i
   // On a device: the backward adds in a fixed order, at about half the speed.
   bool deterministic = true;
+  double softcap = 0;  // scaled scores s become softcap tanh(s / softcap), on the CPU; 0: they stay
 };
 
 struct AttentionResult {
   at::Tensor out;  // [T, H, d], of q's type
-  at::Tensor lse;  // [T, H] float32 (float64): log of the sum of exp of the scaled scores
+  at::Tensor lse;  // [T, H] float32 (float64): log of the sum of exp of the scaled scores,
+                   // capped where they are
 };
 
 // q [T, H, d], k and v [T, K, d]; cu_seqlens [S + 1] rises from 0 to T: sequence s is rows [s] ..<
