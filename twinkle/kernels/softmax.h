@@ -36,9 +36,9 @@ void softmax_grad_(at::Tensor& logits, std::span<const int32_t> ids,
                    std::span<const float> temperature, std::span<const RowStats> stats,
                    std::span<const float> grad, std::span<const float> entropy_grad = {});
 
-// In place, each element by itself: logits := cap tanh(logits / cap) (Gemma 2, section 2); and given
-// what came of them, grad := grad (1 - (capped / cap)^2). Contiguous, of one shape and type, on the
-// CPU.
+// In place, each element by itself: logits := cap tanh(logits / cap) (Gemma 2, section 2); and
+// given what came of them, grad := grad (1 - (capped / cap)^2). Contiguous, of one shape and type,
+// on the CPU.
 void softcap_(at::Tensor& logits, double cap, const Simd& simd = best_simd());
 void softcap_grad_(at::Tensor& grad, const at::Tensor& capped, double cap,
                    const Simd& simd = best_simd());

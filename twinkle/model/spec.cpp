@@ -34,7 +34,8 @@ bool same(const T& a, const T& b) {
 }
 
 std::string kind_of(const nn::RopeSpec& rope) {
-  return std::array{"default", "linear", "yarn", "llama3", "longrope"}.at(static_cast<size_t>(rope.kind));
+  return std::array{"default", "linear", "yarn", "llama3", "longrope"}.at(
+      static_cast<size_t>(rope.kind));
 }
 
 std::string kind_of(const AttentionSpec&) { return "attention"; }

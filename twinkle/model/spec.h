@@ -105,11 +105,11 @@ struct DecoderSpec {
   // Two more norms a layer, of what each block returns: "post_self_attn_layernorm" and
   // "post_mlp_layernorm". The one before the MLP is "post_attention_layernorm", as without them.
   bool sandwich = false;
-  nn::RopeSpec rope;       // its rotary_dim is not 0
+  nn::RopeSpec rope;             // its rotary_dim is not 0
   nn::RopeSpec local_rope = {};  // of the layers that ask for it; no longrope
   double embed_scale = 1;        // of embeddings, rounded to their type
   double softcap = 0;            // of the logits; 0: none
-  bool tied_head = false;  // the head is the embedding
+  bool tied_head = false;        // the head is the embedding
   // The head is one row and its bias, a value of every position, in place of the vocabulary's.
   bool value_head = false;
   bool new_head = false;  // a value head that begins at zero: the checkpoint has none

@@ -1,6 +1,6 @@
 // The gated MLP of llama-like models behind its first two products: down(silu(gate) * up) (Shazeer
-// 2020, SwiGLU), or with gelu in place of silu (GEGLU). Differentiable; the activation is computed again in backward, so that gate and up
-// are all that is kept. T tokens, F inner width, D width.
+// 2020, SwiGLU), or with gelu in place of silu (GEGLU). Differentiable; the activation is computed
+// again in backward, so that gate and up are all that is kept. T tokens, F inner width, D width.
 #pragma once
 #include <ATen/core/Tensor.h>
 

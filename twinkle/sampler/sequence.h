@@ -43,10 +43,10 @@ struct Sequence {
   bool done = false;
   size_t num_given = 0;  // generated tokens that are events already
   StopStrings stops;
-  uint64_t version;        // of the request; 0 from when the prefix cache was reset
-  int64_t num_linked = 0;  // its first pages that the prefix cache knows
+  uint64_t version;             // of the request; 0 from when the prefix cache was reset
+  int64_t num_linked = 0;       // its first pages that the prefix cache knows
   uint64_t linked_id = root();  // the id of the last of those
-  int64_t shared_end = 0;  // tokens of pages that others have, whose state nobody kept
+  int64_t shared_end = 0;       // tokens of pages that others have, whose state nobody kept
   // Where its computed tokens went, as Completion has it, and how much of that all ranks know.
   std::vector<int32_t> routes;
   size_t num_told = 0;

@@ -25,7 +25,7 @@ struct TinyOptions {
   int64_t window = 0;  // tokens; 0: none. qwen3 only
   at::Device device = at::kCPU;
   int64_t longrope = 0;  // longest sequences of its first kind, tokens; 0: another rope
-  bool delta = false;  // odd layers mix by the gated delta rule, the others gate their output
+  bool delta = false;    // odd layers mix by the gated delta rule, the others gate their output
 };
 
 class TinyDecoder {

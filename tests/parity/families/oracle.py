@@ -172,8 +172,8 @@ class Oracle:
             q, keys, values = y.split([h, k, k], 1)
             output = at + "self_attention.dense"
         elif self.kind == "phi3":
-            q, keys, values = self.linear(x, at + "self_attn.qkv_proj").view(tokens, -1, d).split(
-                [h, k, k], 1
+            q, keys, values = (
+                self.linear(x, at + "self_attn.qkv_proj").view(tokens, -1, d).split([h, k, k], 1)
             )
         else:
             q, keys, values = (

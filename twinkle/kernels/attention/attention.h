@@ -3,7 +3,8 @@
 // Functions over tensors, no autograd. bf16 and float32 are computed in float32, float64 in
 // float64. T, N tokens; H query heads, K key heads (H a multiple of K: head h reads key head h / (H
 // / K)); d head size; S sequences; P pages. Error kInvalid of each: other shapes or types, a
-// negative window or softcap, one on a device, cu_seqlens that do not rise from 0 to T, a page outside the cache.
+// negative window or softcap, one on a device, cu_seqlens that do not rise from 0 to T, a page
+// outside the cache.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -115,8 +115,8 @@ at::Tensor attention_paged(const at::Tensor& q, const PagedKeys& pages, const Pa
   check_pages(pages, q, "q");
   require(options.window >= 0, Code::kInvalid, "kernels: attention's window is ", options.window,
           ", it must be at least 1 token, or 0 for none");
-  require(options.softcap >= 0, Code::kInvalid, "kernels: attention's softcap is ",
-          options.softcap, ", it must be above 0, or 0 for none");
+  require(options.softcap >= 0, Code::kInvalid, "kernels: attention's softcap is ", options.softcap,
+          ", it must be above 0, or 0 for none");
   if (cuda::takes(q)) {
     if (!cuda::takes(rows.positions)) check_rows(rows, q.size(0), pages.v.size(0), options.window);
     return cuda::attention_paged(q, pages, rows, options);

@@ -58,8 +58,8 @@ const Functions& functions() {
 }
 
 void refuse_softcap(const AttentionOptions& options) {
-  require(options.softcap == 0, Code::kInvalid, "kernels: attention's softcap is ",
-          options.softcap, " on a CUDA device; it runs on the CPU only");
+  require(options.softcap == 0, Code::kInvalid, "kernels: attention's softcap is ", options.softcap,
+          " on a CUDA device; it runs on the CPU only");
 }
 
 }  // namespace

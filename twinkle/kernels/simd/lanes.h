@@ -1,7 +1,7 @@
 // Vectors of floats as wide as the instruction set that includes this header (see simd.h): loads
-// and stores with conversion, exp, tanh, sums in a fixed order. Compiled once per instruction set, each
-// time in its own namespace. No standard library here: what it inlines would be compiled for the
-// wrong instruction set.
+// and stores with conversion, exp, tanh, sums in a fixed order. Compiled once per instruction set,
+// each time in its own namespace. No standard library here: what it inlines would be compiled for
+// the wrong instruction set.
 #pragma once
 #ifndef TWINKLE_ISA
 #error "included by the simd_*.cpp files only"

@@ -1,5 +1,5 @@
-// The row loops of softmax and of logits' softcap. Compiled once per instruction set (see simd.h). A row's result depends
-// on that row alone.
+// The row loops of softmax and of logits' softcap. Compiled once per instruction set (see simd.h).
+// A row's result depends on that row alone.
 #pragma once
 #include "twinkle/kernels/simd/lanes.h"
 

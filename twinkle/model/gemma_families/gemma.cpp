@@ -48,8 +48,7 @@ DecoderSpec gemma_like(const Json& config, int64_t pattern) {
   spec.norm.zero_centred = spec.sandwich = true;
   spec.embed_scale = std::sqrt(static_cast<double>(spec.hidden_size));
   const double scale = 1 / std::sqrt(read_above_zero(config, "query_pre_attn_scalar"));
-  const int64_t window =
-      find(config, "sliding_window") ? read_size(config, "sliding_window") : 0;
+  const int64_t window = find(config, "sliding_window") ? read_size(config, "sliding_window") : 0;
   const std::vector<bool> slides = sliding_layers(config, spec.layers.size(), pattern);
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     AttentionSpec& a = spec.layers[i].attention();

@@ -1,6 +1,6 @@
-// Gemma 3 (Gemma team 2025): most layers have a window and a rope of their own, queries and keys are
-// normed. Of a model with pictures the text model is read. Its class in transformers has a field of
-// scores' softcap and does not read it.
+// Gemma 3 (Gemma team 2025): most layers have a window and a rope of their own, queries and keys
+// are normed. Of a model with pictures the text model is read. Its class in transformers has a
+// field of scores' softcap and does not read it.
 #include "twinkle/model/gemma_families/gemma.h"
 
 namespace twinkle::model {
@@ -21,7 +21,8 @@ JsonObject rope_of_type(const Json& config, std::string_view type) {
               "'; known: \"full_attention\", \"sliding_attention\"");
     }
     if (const Json* own = find(*all, type)) {
-      require(own->is_object(), Code::kInvalid, "model: the config's rope of ", type, " is ", boost::json::serialize(*own), ", it must be an object");
+      require(own->is_object(), Code::kInvalid, "model: the config's rope of ", type, " is ",
+              boost::json::serialize(*own), ", it must be an object");
       rope = own->get_object();
     }
   }

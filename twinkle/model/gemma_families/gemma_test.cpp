@@ -46,14 +46,13 @@ TEST(Gemma2, CapsScoresAndLogitsAndHasAWindowOnEveryOtherLayer) {
   EXPECT_EQ(spec.rope.theta, 10000);
   config["attn_logit_softcapping"] = 5.5;
   config["final_logit_softcapping"] = nullptr;
-  config["layer_types"] = JsonArray{"full_attention", "full_attention", "sliding_attention",
-                                    "full_attention"};
+  config["layer_types"] =
+      JsonArray{"full_attention", "full_attention", "sliding_attention", "full_attention"};
   const DecoderSpec other = read_spec(config);
   EXPECT_EQ(other.layers[0].attention().softcap, 5.5);
   EXPECT_EQ(other.softcap, 0);
   EXPECT_EQ(windows_in(other), (std::vector<int64_t>{0, 0, 8, 0}));
-  EXPECT_EQ(difference(spec, other),
-            "final_logit_softcapping is 0E0, this model's is 3E1");
+  EXPECT_EQ(difference(spec, other), "final_logit_softcapping is 0E0, this model's is 3E1");
 }
 
 TEST(Gemma2, AbsentFieldsHaveTheDefaultsOfItsClass) {
@@ -69,7 +68,9 @@ TEST(Gemma2, AbsentFieldsHaveTheDefaultsOfItsClass) {
 
 TEST(Gemma2, NamesNormsAsItsCheckpointsDo) {
   const Layout layout = read_spec(tiny_gemma("gemma2")).layout;
-  const auto name = [&](const char* ours) { return layout.name(std::string("model.layers.1.") + ours); };
+  const auto name = [&](const char* ours) {
+    return layout.name(std::string("model.layers.1.") + ours);
+  };
   EXPECT_EQ(name("post_self_attn_layernorm.weight"),
             "model.layers.1.post_attention_layernorm.weight");
   EXPECT_EQ(name("post_attention_layernorm.weight"),
@@ -158,8 +159,7 @@ TEST(Gemma3, OfAModelWithPicturesTheTextIsReadByTheNamesThatTheFilesHave) {
   layout.settle(std::vector<std::string>{"language_model.model.norm.weight"});
   EXPECT_EQ(layout.name("model.layers.0.post_mlp_layernorm.weight"),
             "language_model.model.layers.0.post_feedforward_layernorm.weight");
-  EXPECT_EQ(layout.path("model.layers.0.mlp.up_proj"),
-            "model.language_model.layers.0.mlp.up_proj");
+  EXPECT_EQ(layout.path("model.layers.0.mlp.up_proj"), "model.language_model.layers.0.mlp.up_proj");
   config["tie_word_embeddings"] = false;
   EXPECT_FALSE(read_spec(config).tied_head) << "the outer flag counts";
 }

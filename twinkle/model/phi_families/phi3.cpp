@@ -32,9 +32,8 @@ void read_longrope(DecoderSpec& spec, const Json& config, const Json& rope) {
           "model: the config's rope has ", kOriginal, " ", get_or(rope, kOriginal, original),
           ", but the field beside it, which transformers takes, is ", original);
   spec.rope.original_max_position = original;
-  spec.rope.factor =
-      get_or(rope, "factor",
-             static_cast<double>(spec.max_positions) / static_cast<double>(original));
+  spec.rope.factor = get_or(
+      rope, "factor", static_cast<double>(spec.max_positions) / static_cast<double>(original));
   if (find(rope, "attention_factor"))
     spec.rope.attention_factor = get<double>(rope, "attention_factor");
 }
@@ -68,8 +67,7 @@ DecoderSpec read_phi3(const Json& config) {
   DecoderSpec spec = llama_like(longrope ? without_longrope(config, rope) : config);
   rotate_share(spec, read_rotary_share(config));
   if (longrope) read_longrope(spec, config, rope);
-  const int64_t window =
-      find(config, "sliding_window") ? read_size(config, "sliding_window") : 0;
+  const int64_t window = find(config, "sliding_window") ? read_size(config, "sliding_window") : 0;
   for (LayerSpec& layer : spec.layers) {
     layer.attention().window = window;
     layer.attention().projections = Projections::kStacked;

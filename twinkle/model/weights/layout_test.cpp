@@ -37,8 +37,7 @@ TEST(Layout, OlderFilesHaveNamesOfTheirOwnAndTheSamePaths) {
   layout.settle(std::vector<std::string>{"language_model.model.norm.weight"});
   EXPECT_EQ(layout.name("model.norm.weight"), "language_model.model.norm.weight");
   EXPECT_EQ(layout.name("lm_head.weight"), "language_model.lm_head.weight");
-  EXPECT_EQ(layout.path("model.layers.0.mlp.up_proj"),
-            "model.language_model.layers.0.mlp.up_proj");
+  EXPECT_EQ(layout.path("model.layers.0.mlp.up_proj"), "model.language_model.layers.0.mlp.up_proj");
 }
 
 TEST(Layout, AStacksPartsAreThoseOfOneMatrixAfterTheOther) {

@@ -135,7 +135,8 @@ TEST(Head, WithASoftcapItsGradientsAreThoseOfFiniteDifferences) {
     return at::scalar_tensor(sum, at::kDouble);
   };
   const Answers mine = ours(p, 3, kCap);
-  for (const auto& [got, of] : {std::pair{mine.dhidden, p.hidden}, std::pair{mine.dweight, p.weight}}) {
+  for (const auto& [got, of] :
+       {std::pair{mine.dhidden, p.hidden}, std::pair{mine.dweight, p.weight}}) {
     const at::Tensor want = kernels::finite_difference(value, of);
     EXPECT_LT((got - want).abs().max().item<double>(), 1e-7);
   }

@@ -17,8 +17,8 @@
 
 namespace twinkle::sampler {
 
-// The parent of first pages with other keys for the same tokens (longrope's long sequences); no page
-// has this id.
+// The parent of first pages with other keys for the same tokens (longrope's long sequences); no
+// page has this id.
 inline constexpr uint64_t kOtherRoot = ~uint64_t{0};
 
 struct PageKey {
