@@ -54,10 +54,10 @@ void compare(const AttentionSpec& a, const AttentionSpec& b, const Check& check)
   check("attention_bias (of o_proj)", a.o_bias, b.o_bias);
   check("q_norm", a.qk_norm, b.qk_norm);
   check("sliding_window", a.window, b.window);
-  check("attn_output_gate", a.output_gate, b.output_gate);
   check("query_pre_attn_scalar (the scores' scale)", a.scale, b.scale);
   check("attn_logit_softcapping", a.softcap, b.softcap);
   check("rope_local_base_freq (a layer that turns by it)", a.local_rope, b.local_rope);
+  check("attn_output_gate", a.output_gate, b.output_gate);
   check("fused q, k and v", static_cast<int64_t>(a.projections),
         static_cast<int64_t>(b.projections));
 }

@@ -42,13 +42,13 @@ struct AttentionSpec {
   bool qkv_bias = false, o_bias = false;
   bool qk_norm = false;  // RMSNorm of every head of q and k, before rope
   int64_t window = 0;    // tokens that a query sees, itself included; 0: all
+  double scale = 0;         // of scores; 0: 1 / sqrt(head_dim)
+  double softcap = 0;       // of scaled scores, on the CPU; 0: none
+  bool local_rope = false;  // turns by the decoder's local_rope
   Projections projections = Projections::kSeparate;
   // q_proj has twice the rows, of each head its query and then the gate of its output, which is
   // multiplied by the gate's sigmoid. Separate projections only.
   bool output_gate = false;
-  double scale = 0;         // of scores; 0: 1 / sqrt(head_dim)
-  double softcap = 0;       // of scaled scores, on the CPU; 0: none
-  bool local_rope = false;  // turns by the decoder's local_rope
 };
 
 // Latent attention: keys and values of all heads are linear in one vector a token, and one rotated

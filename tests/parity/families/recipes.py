@@ -42,10 +42,10 @@ LENGTHS = (3, 66, 131)  # beyond every window below
 ROPE = {"rope_type": "default", "rope_theta": 1e6}
 HALF = {**ROPE, "partial_rotary_factor": 0.5}
 MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
+GEMMA = ("gemma2", "gemma3")
 LATENT = ("deepseek_v2_lite", "deepseek_v2", "deepseek_v3")
 ROUTED = ("qwen3_moe", "qwen2_moe", "mixtral", "deepseek", "glm4_moe", "qwen3_next", "qwen3_5_moe")
 ROUTED = (*ROUTED, *LATENT, "qwen3_moe_windowed")
-GEMMA = ("gemma2", "gemma3")
 ON_CPU_ALONE = (*ROUTED, *GEMMA, "qwen3_5")  # refused on a GPU by name
 DELTA = {
     "linear_num_key_heads": 2,

@@ -17,8 +17,8 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     context->saved_data["cu_seqlens"] = cu_seqlens;
     context->saved_data["scale"] = options.scale;
     context->saved_data["window"] = options.window;
-    context->saved_data["deterministic"] = options.deterministic;
     context->saved_data["softcap"] = options.softcap;
+    context->saved_data["deterministic"] = options.deterministic;
     return result.out;
   }
 

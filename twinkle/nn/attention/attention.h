@@ -10,7 +10,7 @@
 
 namespace twinkle::nn {
 
-using kernels::AttentionOptions;  // scale, window, deterministic, softcap
+using kernels::AttentionOptions;  // scale, window, deterministic
 
 // q [T, H, d], k and v [T, K, d] of one dtype (bf16, float32, float64); returns [T, H, d] of it.
 at::Tensor attention(const at::Tensor& q_THd, const at::Tensor& k_TKd, const at::Tensor& v_TKd,
