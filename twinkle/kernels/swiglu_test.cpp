@@ -40,6 +40,20 @@ TEST_P(SwigluOfType, forward_and_backward_equal_the_plain_formula) {
   }
 }
 
+TEST_P(SwigluOfType, with_gelu_both_equal_atens_tanh_form) {
+  for (const Simd* simd : supported_simd()) {
+    SCOPED_TRACE(simd->name);
+    const auto gate = random({7, 33}), up = random({7, 33}), grad = random({7, 33});
+    const auto g = gate.to(at::kDouble).requires_grad_(), u = up.to(at::kDouble).requires_grad_();
+    const auto y = at::gelu(g, "tanh") * u;
+    y.backward(grad.to(at::kDouble));
+    expect_close(geglu(gate, up, *simd), y);
+    const auto both = geglu_backward(grad, gate, up, SwigluNeeds::kBoth, *simd);
+    expect_close(both.gate, g.grad());
+    expect_close(both.up, u.grad());
+  }
+}
+
 TEST_P(SwigluOfType, only_the_wanted_gradient_is_made) {
   const auto x = random({5});
   const auto gate = swiglu_backward(x, x, x, SwigluNeeds::kGate);
@@ -50,9 +64,10 @@ TEST_P(SwigluOfType, only_the_wanted_gradient_is_made) {
 
 TEST_P(SwigluOfType, an_element_has_the_same_bits_wherever_it_stands) {
   const auto gate = random({101}), up = random({101});
-  const auto y = swiglu(gate, up);
+  const auto y = swiglu(gate, up), z = geglu(gate, up);
   for (int64_t i = 0; i < 101; ++i) {
     EXPECT_TRUE(at::equal(swiglu(gate.slice(0, i), up.slice(0, i)), y.slice(0, i)));
+    EXPECT_TRUE(at::equal(geglu(gate.slice(0, i), up.slice(0, i)), z.slice(0, i)));
   }
 }
 
@@ -63,6 +78,10 @@ TEST_P(SwigluOfType, far_gates_neither_overflow_nor_hide_a_nan) {
   EXPECT_LT(y.slice(0, 0, 3).abs().max().item<double>(), 1e-30);
   EXPECT_TRUE(at::equal(y.slice(0, 3, 6), gate.slice(0, 3, 6).to(at::kDouble)));
   EXPECT_TRUE(y[6].isnan().item<bool>());
+  const auto z = geglu(gate, at::ones_like(gate)).to(at::kDouble);
+  EXPECT_LT(z.slice(0, 0, 3).abs().max().item<double>(), 1e-30);
+  EXPECT_TRUE(at::equal(z.slice(0, 3, 6), gate.slice(0, 3, 6).to(at::kDouble)));
+  EXPECT_TRUE(z[6].isnan().item<bool>());
 }
 
 INSTANTIATE_TEST_SUITE_P(types, SwigluOfType,
@@ -75,6 +94,10 @@ TEST(Swiglu, mistakes_are_named) {
   EXPECT_THROW(swiglu(x, x.to(at::kDouble)), Error);
   EXPECT_THROW(swiglu(x.to(at::kHalf), x.to(at::kHalf)), Error);
   EXPECT_THROW(swiglu_backward(at::ones({5}), x, x, SwigluNeeds::kBoth), Error);
+  EXPECT_THROW(geglu(x, at::ones({5})), Error);
+  EXPECT_THROW(geglu_backward(at::ones({5}), x, x, SwigluNeeds::kBoth), Error);
+  const auto meta = at::ones({4}, at::device(at::kMeta));
+  EXPECT_THROW(geglu(meta, meta), Error);
 }
 
 }  // namespace

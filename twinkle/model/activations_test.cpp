@@ -126,7 +126,9 @@ INSTANTIATE_TEST_SUITE_P(All, Activations,
                                          Case{"qwen3_moe", at::kFloat},
                                          Case{"deepseek_v3", at::kBFloat16},
                                          Case{"qwen3_next", at::kFloat},
-                                         Case{"gpt_oss", at::kBFloat16}));
+                                         Case{"gpt_oss", at::kBFloat16}, Case{"gemma2", at::kFloat},
+                                         Case{"gemma3", at::kBFloat16},
+                                         Case{"phi3", at::kBFloat16}));
 
 // Half of each weight's sides, but for the vocabulary's and a head's: a decoder of half the width
 // with half the heads, whose spec says otherwise.

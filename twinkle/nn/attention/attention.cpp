@@ -40,6 +40,7 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     context->saved_data["cu_seqlens"] = cu_seqlens;
     context->saved_data["scale"] = options.scale;
     context->saved_data["window"] = options.window;
+    context->saved_data["softcap"] = options.softcap;
     context->saved_data["deterministic"] = options.deterministic;
     if (sinks_grad) {
       context->saved_data["sinks"] = c10::IValue::make_capsule(
@@ -53,7 +54,8 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     auto& data = context->saved_data;
     const AttentionOptions options{.scale = data["scale"].toDouble(),
                                    .window = data["window"].toInt(),
-                                   .deterministic = data["deterministic"].toBool()};
+                                   .deterministic = data["deterministic"].toBool(),
+                                   .softcap = data["softcap"].toDouble()};
     const kernels::AttentionNeeds needs{.q = context->needs_input_grad(0),
                                         .k = context->needs_input_grad(1),
                                         .v = context->needs_input_grad(2)};
