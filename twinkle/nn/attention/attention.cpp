@@ -30,10 +30,16 @@ struct TrainedSinks : torch::CustomClassHolder {
   }
 };
 
+struct AttentionCall {
+  const Rows& rows;
+  const AttentionOptions& options;
+  WeightGrad* sinks_grad;
+};
+
 struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, const Rows& rows, const AttentionOptions& options,
-                            WeightGrad* sinks_grad) {
+                            const at::Tensor& v, const AttentionCall& call) {
+    const auto& [rows, options, sinks_grad] = call;
     const std::vector<int64_t>& cu_seqlens = rows.cu_seqlens;
     auto result = kernels::attention(q, k, v, cu_seqlens, options);
     context->save_for_backward({q, k, v, result.out, result.lse});
@@ -66,7 +72,7 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     auto out =
         kernels::attention_backward({grads[0], saved[0], saved[1], saved[2], {saved[3], saved[4]}},
                                     data["cu_seqlens"].toIntVector(), options, needs);
-    return {std::move(out.q), std::move(out.k), std::move(out.v), {}, {}, {}};
+    return {std::move(out.q), std::move(out.k), std::move(out.v), {}};
   }
 };
 
@@ -74,7 +80,7 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
 
 at::Tensor attention(const at::Tensor& q_THd, const at::Tensor& k_TKd, const at::Tensor& v_TKd,
                      const Rows& rows, const AttentionOptions& options, WeightGrad* sinks_grad) {
-  return AttentionFunction::apply(q_THd, k_TKd, v_TKd, rows, options, sinks_grad);
+  return AttentionFunction::apply(q_THd, k_TKd, v_TKd, AttentionCall{rows, options, sinks_grad});
 }
 
 }  // namespace twinkle::nn
