@@ -158,12 +158,12 @@ TEST_F(NoMemoryTest, BehindWhatARequestHasChangedItComesAgainToTheSameFuture) {
 
 TEST_F(NoMemoryTest, ACheckpointThatNoMemoryLetReadIsReadForTheNextSample) {
   const std::string session = id_.substr(0, id_.find(':'));
-  const Response saved = answer(json("/api/v1/save_weights_for_sampler",
-                                     {{"model_id", id_}, {"seq_id", 1}, {"path", "a"}}));
+  const Response saved = answer(
+      json("/api/v1/save_weights_for_sampler", {{"model_id", id_}, {"seq_id", 1}, {"path", "a"}}));
   const std::string path = text(result(saved), "path");
-  const Response made = answer(
-      json("/api/v1/create_sampling_session",
-           {{"session_id", session}, {"sampling_session_seq_id", 0}, {"model_path", path}}));
+  const Response made =
+      answer(json("/api/v1/create_sampling_session",
+                  {{"session_id", session}, {"sampling_session_seq_id", 0}, {"model_path", path}}));
   const std::string sampler = text(made, "sampling_session_id");
   const Request sample =
       json("/api/v1/asample",

@@ -271,7 +271,7 @@ TEST_F(TenantsTest, UsageIsToldByKeyAndRunAndOutlivesTheServer) {
     EXPECT_NE(told.find(part), std::string::npos) << part << told;
 }
 
-// A count goes through all runs: with one for each tenant all would take the square of their number.
+// A count goes through all runs: for as many tenants that takes the square of their number.
 TEST_F(TenantsTest, WhatTenantsWithoutLimitsHaveIsNotCounted) {
   constexpr int kTenants = 2000;
   std::vector<std::string> owners;
