@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "twinkle/sampler/cache/block_pool.h"
+#include "twinkle/sampler/cache/prefix_cache.h"
 #include "twinkle/sampler/cache/state_pool.h"
 #include "twinkle/sampler/request.h"
 #include "twinkle/sampler/stop_strings.h"
