@@ -40,8 +40,8 @@ struct AttentionSpec {
   int64_t num_heads = 0, num_kv_heads = 0;  // num_heads is a multiple of num_kv_heads
   int64_t head_dim = 0;
   bool qkv_bias = false, o_bias = false;
-  bool qk_norm = false;  // RMSNorm of every head of q and k, before rope
-  int64_t window = 0;    // tokens that a query sees, itself included; 0: all
+  bool qk_norm = false;     // RMSNorm of every head of q and k, before rope
+  int64_t window = 0;       // tokens that a query sees, itself included; 0: all
   double scale = 0;         // of scores; 0: 1 / sqrt(head_dim)
   double softcap = 0;       // of scaled scores, on the CPU; 0: none
   bool local_rope = false;  // turns by the decoder's local_rope

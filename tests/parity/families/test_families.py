@@ -59,6 +59,9 @@ def as_transformers_4(fields):
     """config.json as that wrote it, and most of the hub's: rope's fields beside the others."""
     out = dict(fields)
     rope = out.pop("rope_parameters")
+    if "sliding_attention" in rope:  # gemma3's
+        out["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
     out["rope_theta"], kind = rope.pop("rope_theta"), rope.pop("rope_type")
     if "partial_rotary_factor" in rope:
         out["partial_rotary_factor"] = rope.pop("partial_rotary_factor")

@@ -28,8 +28,8 @@ struct AttentionOptions {
 
 struct AttentionResult {
   at::Tensor out;  // [T, H, d], of q's type
-  // [T, H] float32 (float64): log of the sum of exp of the scaled scores, capped where they are, and
-  // of a head's sink
+  // [T, H] float32 (float64): log of the sum of exp of the scaled scores, capped where they are,
+  // and of a head's sink
   at::Tensor lse;
 };
 

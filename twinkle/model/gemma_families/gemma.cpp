@@ -26,17 +26,17 @@ std::vector<bool> sliding_layers(const Json& config, size_t count, int64_t patte
   return out;
 }
 
-double read_above_zero(const Json& config, std::string_view key) {
+double read_scale(const Json& config, std::string_view key) {
   const auto value = get<double>(config, key);
-  require(value > 0 && std::isfinite(value), Code::kInvalid, "model: config field '", key, "' is ",
-          value, ", it must be above 0");
+  require(value >= 1e-3 && value <= 1e6, Code::kInvalid, "model: config field '", key, "' is ",
+          value, ", it must be at least 0.001 and at most 1000000");
   return value;
 }
 
 }  // namespace
 
 double read_softcap(const Json& config, std::string_view key) {
-  return find(config, key) ? read_above_zero(config, key) : 0;
+  return find(config, key) ? read_scale(config, key) : 0;
 }
 
 DecoderSpec gemma_like(const Json& config, int64_t pattern) {
@@ -47,14 +47,13 @@ DecoderSpec gemma_like(const Json& config, int64_t pattern) {
   DecoderSpec spec = llama_like(llama);
   spec.norm.zero_centred = spec.sandwich = true;
   spec.embed_scale = std::sqrt(static_cast<double>(spec.hidden_size));
-  const double scale = 1 / std::sqrt(read_above_zero(config, "query_pre_attn_scalar"));
-  const int64_t window = find(config, "sliding_window") ? read_size(config, "sliding_window") : 0;
+  const double scale = 1 / std::sqrt(read_scale(config, "query_pre_attn_scalar"));
   const std::vector<bool> slides = sliding_layers(config, spec.layers.size(), pattern);
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     AttentionSpec& a = spec.layers[i].attention();
     a.scale = scale;
     a.qkv_bias = a.o_bias = get_or(config, "attention_bias", false);
-    if (slides[i]) a.window = window;
+    if (slides[i]) a.window = read_size(config, "sliding_window");
     spec.layers[i].gated_mlp().activation = nn::Activation::kGeluTanh;
   }
   spec.layout.layer = {{"post_self_attn_layernorm", "post_attention_layernorm"},

@@ -61,7 +61,6 @@ DecoderSpec read_gemma3(const Json& whole) {
   const Json& config = text_of(whole);
   const int64_t pattern =
       find(config, "sliding_window_pattern") ? read_size(config, "sliding_window_pattern") : 6;
-  read_size(config, "sliding_window");  // transformers makes no mask of null
   DecoderSpec spec = gemma_like(with_rope(config, kFull), pattern);
   spec.local_rope = read_rope(with_rope(config, kSliding));
   spec.local_rope.rotary_dim = spec.rope.rotary_dim;

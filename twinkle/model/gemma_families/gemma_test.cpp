@@ -84,9 +84,13 @@ TEST(Gemma2, FieldsThatWouldChangeTheArithmeticAreRefused) {
   EXPECT_EQ(refusal_of(config, "hidden_activation", "gelu"),
             "model: config field 'hidden_activation' is \"gelu\"; known: \"gelu_pytorch_tanh\"");
   EXPECT_EQ(refusal_of(config, "query_pre_attn_scalar", 0),
-            "model: config field 'query_pre_attn_scalar' is 0, it must be above 0");
+            "model: config field 'query_pre_attn_scalar' is 0, it must be at least 0.001 and at "
+            "most 1000000");
   EXPECT_EQ(refusal_of(config, "attn_logit_softcapping", -5.0),
-            "model: config field 'attn_logit_softcapping' is -5, it must be above 0");
+            "model: config field 'attn_logit_softcapping' is -5, it must be at least 0.001 and at "
+            "most 1000000");
+  EXPECT_EQ(refusal_of(config, "sliding_window", nullptr),
+            "json: field 'sliding_window' is null, expected an integer");
   EXPECT_EQ(refusal_of(config, "layer_types", JsonArray{"full_attention"}),
             "model: config field 'layer_types' must list 2 layers");
   EXPECT_EQ(refusal_of(config, "layer_types", JsonArray{"full_attention", "chunked_attention"}),

@@ -34,8 +34,12 @@ void read_longrope(DecoderSpec& spec, const Json& config, const Json& rope) {
   spec.rope.original_max_position = original;
   spec.rope.factor = get_or(
       rope, "factor", static_cast<double>(spec.max_positions) / static_cast<double>(original));
-  if (find(rope, "attention_factor"))
-    spec.rope.attention_factor = get<double>(rope, "attention_factor");
+  if (!find(rope, "attention_factor")) return;
+  const auto factor = get<double>(rope, "attention_factor");
+  require(factor >= 1e-3 && factor <= 1e6, Code::kInvalid,
+          "model: the config's rope has 'attention_factor' ", factor,
+          ", it must be at least 0.001 and at most 1000000");
+  spec.rope.attention_factor = factor;
 }
 
 // Without longrope, which llama does not have: what its rope says besides.
@@ -64,6 +68,8 @@ DecoderSpec read_phi3(const Json& config) {
   const auto kind = get_or(rope, "rope_type", get_or<std::string>(rope, "type", "default"));
   // Older files call longrope so.
   const bool longrope = kind == "longrope" || kind == "su" || kind == "yarn";
+  require(longrope || kind == "default", Code::kInvalid, "model: the config's rope is of type '",
+          kind, "'; phi3 has: default, longrope, su, yarn (the last two are longrope's old names)");
   DecoderSpec spec = llama_like(longrope ? without_longrope(config, rope) : config);
   rotate_share(spec, read_rotary_share(config));
   if (longrope) read_longrope(spec, config, rope);

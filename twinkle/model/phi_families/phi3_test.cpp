@@ -83,6 +83,12 @@ TEST(Phi3, WhatCannotBeMeantIsRefused) {
   EXPECT_EQ(with_rope("original_max_position_embeddings", 128),
             "model: the config's rope has original_max_position_embeddings 128, but the field "
             "beside it, which transformers takes, is 64");
+  EXPECT_EQ(with_rope("attention_factor", -1),
+            "model: the config's rope has 'attention_factor' -1, it must be at least 0.001 and at "
+            "most 1000000");
+  EXPECT_EQ(refusal_of(config, "rope_scaling", JsonObject{{"type", "linear"}, {"factor", 2.0}}),
+            "model: the config's rope is of type 'linear'; phi3 has: default, longrope, su, yarn "
+            "(the last two are longrope's old names)");
   EXPECT_EQ(refusal_of(config, "resid_pdrop", 0.1),
             "model: resid_pdrop is 0.1; only 0 is supported: set it to 0 in config.json");
 }
