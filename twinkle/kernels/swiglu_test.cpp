@@ -82,6 +82,11 @@ TEST_P(SwigluOfType, far_gates_neither_overflow_nor_hide_a_nan) {
   EXPECT_LT(z.slice(0, 0, 3).abs().max().item<double>(), 1e-30);
   EXPECT_TRUE(at::equal(z.slice(0, 3, 6), gate.slice(0, 3, 6).to(at::kDouble)));
   EXPECT_TRUE(z[6].isnan().item<bool>());
+  const auto far = at::tensor({-3e38, -1e20, -100.0, 100.0, 1e20, 3e38}).to(GetParam());
+  const auto one = at::ones_like(far);
+  const auto slope = geglu_backward(one, far, one, SwigluNeeds::kGate).gate.to(at::kDouble);
+  EXPECT_LT(slope.slice(0, 0, 3).abs().max().item<double>(), 1e-30);
+  EXPECT_TRUE(at::equal(slope.slice(0, 3, 6), at::ones({3}, at::kDouble)));
 }
 
 INSTANTIATE_TEST_SUITE_P(types, SwigluOfType,
