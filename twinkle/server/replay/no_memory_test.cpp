@@ -2,6 +2,7 @@
 // its record and behind it: it is told to come again, and is then done once.
 #include <sys/wait.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <new>
@@ -141,6 +142,10 @@ TEST_F(NoMemoryTest, BehindARecordARequestIsForgottenUntilItHasChangedSomething)
 }
 
 TEST_F(NoMemoryTest, BehindWhatARequestHasChangedItComesAgainToTheSameFuture) {
+  const auto go = std::make_shared<std::atomic<bool>>(false);
+  executor_->on_batch = [go] {
+    while (!*go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
   backend_->on_submit = [] {
     engine::succeeding_allocations = 0;
     engine::failing_allocations = 1;
@@ -150,6 +155,7 @@ TEST_F(NoMemoryTest, BehindWhatARequestHasChangedItComesAgainToTheSameFuture) {
   EXPECT_EQ(told.status, 503) << told.body;
   EXPECT_TRUE(has_retry_after(told));
   EXPECT_EQ(services_->promises.num_open(), 1) << "it is being done";
+  *go = true;
   std::vector<Response> acks;
   for (const Request& request : requests()) acks.push_back(answer(request));
   EXPECT_EQ(text(acks[1], "request_id"), id_ + ":1");
