@@ -6,11 +6,12 @@
 namespace twinkle::model {
 namespace {
 
-// As the hub's files of 128k models have it; 8 of 12 dims of a head turn.
+// As the hub's files of 128k models have it; 8 of 16 dims of a head turn.
 JsonObject tiny_phi3() {
   JsonObject config = tiny_config("phi3");
+  config["head_dim"] = 16;
   config["sliding_window"] = 40;
-  config["partial_rotary_factor"] = 0.75;
+  config["partial_rotary_factor"] = 0.5;
   config["original_max_position_embeddings"] = 64;
   config["rope_scaling"] = parse_json(
       R"({"type": "longrope", "short_factor": [1.0, 1.1, 1.2, 1.3],
