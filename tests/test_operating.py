@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 
 def default(option):
     """As docs/options.md tells it."""
-    return re.search(rf"^\| `{option}` \| `([^`]*)`", (ROOT / "docs/options.md").read_text(), re.M)[1]
+    text = (ROOT / "docs/options.md").read_text()
+    return re.search(rf"^\| `{option}` \| `([^`]*)`", text, re.MULTILINE)[1]
 
 
 def ends_after():

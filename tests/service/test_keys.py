@@ -9,8 +9,8 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
 from service.wire import wait_until
+
 from twinkle.version import __version__
 
 tinker = pytest.importorskip("tinker")

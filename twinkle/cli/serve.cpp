@@ -146,9 +146,9 @@ struct Ending {
 // `log` outlives it.
 server::Access access_of(const ServeOptions& o, Log& log) {
   if (o.auth == "open") return {};
-  return server::Access(
-      store::KeyFile(o.state),
-      {.warn = [&log](const std::string& text) { log.write(Level::kWarning, text); }});
+  return server::Access(store::KeyFile(o.state), {.warn = [&log](const std::string& text) {
+                          log.write(Level::kWarning, text);
+                        }});
 }
 
 // Logs what is left of a recovery, until it ends.

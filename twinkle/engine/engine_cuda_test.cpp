@@ -239,13 +239,19 @@ class FamilyOnDevice : public testing::TestWithParam<std::string> {};
 
 INSTANTIATE_TEST_SUITE_P(Families, FamilyOnDevice,
                          testing::Values("qwen2", "qwen3", "mistral", "glm", "glm4", "chatglm",
-                                         "internlm2", "internlm3"),
+                                         "internlm2", "internlm3", "phi3"),
                          [](const auto& info) { return info.param; });
 
 JsonObject config_of(const std::string& family) {
   JsonObject c = smallest_config(family);
   if (family == "mistral") c["sliding_window"] = 4;
   if (family == "internlm3") model::set_fields(c, {{"bias", true}, {"qkv_bias", true}});
+  if (family == "phi3") {  // some sequences are on one side of the line, some on the other
+    const JsonArray near(4, 1.0), far(4, 3.0);
+    c["original_max_position_embeddings"] = 8;
+    c["rope_scaling"] =
+        JsonObject{{"type", "longrope"}, {"short_factor", near}, {"long_factor", far}};
+  }
   if (family != "chatglm") return c;
   const std::pair<const char*, const char*> fields[] = {
       {"padded_vocab_size", "vocab_size"},

@@ -1,4 +1,5 @@
-// One row of logits: log p(id), log-sum-exp and entropy, and their gradients, in one or two passes.
+// One row of logits: log p(id), log-sum-exp and entropy, and their gradients, in one or two passes;
+// and the softcap of logits.
 // float32 arithmetic for bf16 and float32 logits, float64 for float64; a row's bits depend on that
 // row alone. V vocabulary.
 #pragma once
@@ -8,6 +9,7 @@
 #include <span>
 
 #include "twinkle/kernels/simd/row_stats.h"
+#include "twinkle/kernels/simd/simd.h"
 
 namespace twinkle::kernels {
 
@@ -33,5 +35,12 @@ void softmax_stats(const at::Tensor& logits, std::span<const int32_t> ids,
 void softmax_grad_(at::Tensor& logits, std::span<const int32_t> ids,
                    std::span<const float> temperature, std::span<const RowStats> stats,
                    std::span<const float> grad, std::span<const float> entropy_grad = {});
+
+// In place, each element by itself: logits := cap tanh(logits / cap) (Gemma 2, section 2); and
+// given what came of them, grad := grad (1 - (capped / cap)^2). Contiguous, of one shape and type,
+// on the CPU.
+void softcap_(at::Tensor& logits, double cap, const Simd& simd = best_simd());
+void softcap_grad_(at::Tensor& grad, const at::Tensor& capped, double cap,
+                   const Simd& simd = best_simd());
 
 }  // namespace twinkle::kernels

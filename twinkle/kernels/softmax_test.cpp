@@ -82,6 +82,43 @@ TEST_P(Softmax, ALargeVocabularysSmallProbabilitiesAddUp) {
   EXPECT_NEAR((got.sum - 1) / std::expm1(-want), 1, 1e-6);
 }
 
+// Of capped scores as small as 1e-4 and as large as the cap allows.
+TEST_P(Softmax, TheSoftcapAndItsGradientAreThoseOfTanhWhereverAnElementStands) {
+  at::manual_seed(6);
+  const auto x = (at::randn({3, 333}, at::kDouble) * at::logspace(-4, 2, 333)).to(GetParam());
+  const auto grad = at::randn({3, 333}, at::kDouble).to(GetParam());
+  const double near = GetParam() == at::kDouble ? 1e-13 : GetParam() == at::kFloat ? 1e-6 : 5e-3;
+  for (const double cap : {30.0, 3.0}) {
+    const auto truth = cap * (x.to(at::kDouble) / cap).tanh();
+    for (const Simd* simd : supported_simd()) {
+      SCOPED_TRACE(simd->name);
+      auto y = x.clone();
+      softcap_(y, cap, *simd);
+      EXPECT_TRUE(at::allclose(y.to(at::kDouble), truth, near, 0));
+      auto slope = grad.clone();
+      softcap_grad_(slope, y, cap, *simd);
+      const auto want = grad.to(at::kDouble) * (1 - (y.to(at::kDouble) / cap).square());
+      EXPECT_TRUE(at::allclose(slope.to(at::kDouble), want, near, near));
+      for (const int64_t i : {1, 8, 17, 330}) {
+        auto part = x.flatten().slice(0, i).contiguous();
+        softcap_(part, cap, *simd);
+        EXPECT_TRUE(at::equal(part, y.flatten().slice(0, i)));
+        auto of_part = grad.flatten().slice(0, i).contiguous();
+        softcap_grad_(of_part, part, cap, *simd);
+        EXPECT_TRUE(at::equal(of_part, slope.flatten().slice(0, i)));
+      }
+    }
+  }
+}
+
+TEST_P(Softmax, TheSoftcapOfFarLogitsIsTheCapAndANaNStays) {
+  auto x = at::tensor({-HUGE_VAL, -1e4, 0.0, 1e4, HUGE_VAL, std::nan("")}).to(GetParam());
+  softcap_(x, 30);
+  const auto y = x.to(at::kDouble);
+  EXPECT_TRUE(at::equal(y.slice(0, 0, 5), at::tensor({-30.0, -30.0, 0.0, 30.0, 30.0})));
+  EXPECT_TRUE(y[5].isnan().item<bool>());
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, Softmax, testing::Values(at::kFloat, at::kBFloat16, at::kDouble));
 
 TEST(Softmax, LetsNaNThroughInsteadOfHidingIt) {
@@ -93,6 +130,11 @@ TEST(Softmax, LetsNaNThroughInsteadOfHidingIt) {
 }
 
 TEST(Softmax, RefusesOtherTypesByName) {
+  auto x = at::zeros({1, 4}), half = x.to(at::kHalf), meta = at::zeros({4}, at::device(at::kMeta));
+  EXPECT_THROW(softcap_(half, 1), Error);
+  EXPECT_THROW(softcap_(meta, 1), Error);
+  EXPECT_THROW(softcap_(x, 0), Error);
+  EXPECT_THROW(softcap_grad_(x, at::zeros({4}), 1), Error);
   EXPECT_THROW(softmax_stats(at::zeros({1, 4}, at::kHalf), 0, 0, 1, false), Error);
 }
 

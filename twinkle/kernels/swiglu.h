@@ -21,4 +21,10 @@ enum class SwigluNeeds { kGate, kUp, kBoth };
 SwigluGrads swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up,
                             SwigluNeeds needs, const Simd& simd = best_simd());
 
+// The same with gelu(g) = g (1 + tanh(sqrt(2 / pi) (g + 0.044715 g^3))) / 2 in place of silu(g), on
+// the CPU.
+at::Tensor geglu(const at::Tensor& gate, const at::Tensor& up, const Simd& simd = best_simd());
+SwigluGrads geglu_backward(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up,
+                           SwigluNeeds needs, const Simd& simd = best_simd());
+
 }  // namespace twinkle::kernels

@@ -118,15 +118,15 @@ TEST_P(Activations, InputsThatAloneExceedTheLimitAreKeptAll) {
   EXPECT_TRUE(at::equal(got.values[0], want.values[0]));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Activations,
-                         testing::Values(Case{"llama", at::kFloat}, Case{"llama", at::kBFloat16},
-                                         Case{"qwen2", at::kBFloat16}, Case{"qwen3", at::kBFloat16},
-                                         Case{"qwen3", at::kDouble}, Case{"glm4", at::kFloat},
-                                         Case{"internlm2", at::kBFloat16},
-                                         Case{"qwen3_moe", at::kFloat},
-                                         Case{"deepseek_v3", at::kBFloat16},
-                                         Case{"qwen3_next", at::kFloat},
-                                         Case{"gpt_oss", at::kBFloat16}));
+INSTANTIATE_TEST_SUITE_P(
+    All, Activations,
+    testing::Values(Case{"llama", at::kFloat}, Case{"llama", at::kBFloat16},
+                    Case{"qwen2", at::kBFloat16}, Case{"qwen3", at::kBFloat16},
+                    Case{"qwen3", at::kDouble}, Case{"glm4", at::kFloat},
+                    Case{"internlm2", at::kBFloat16}, Case{"qwen3_moe", at::kFloat},
+                    Case{"deepseek_v3", at::kBFloat16}, Case{"qwen3_next", at::kFloat},
+                    Case{"gpt_oss", at::kBFloat16}, Case{"gemma2", at::kFloat},
+                    Case{"gemma3", at::kBFloat16}, Case{"phi3", at::kBFloat16}));
 
 // Half of each weight's sides, but for the vocabulary's and a head's: a decoder of half the width
 // with half the heads, whose spec says otherwise.

@@ -113,6 +113,8 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
     parts.weight(std::string(kHead) + ".weight", {v, d}, true, head_.weight, head_.weight_grad);
     parts.linears.push_back({kHead, &head_});
   }
+  if (!spec.value_head) head_.softcap = spec.softcap;
+  embed_scale_ = at::scalar_tensor(spec.embed_scale, dtype).item<double>();
   weights_ = std::move(parts.weights);
   linears_ = std::move(parts.linears);
   borders.loaded(source);
@@ -121,12 +123,17 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   std::ranges::copy_if(source.names(), std::back_inserter(kept_), [&](const std::string& name) {
     return spec.layout.skips(name) && !name.ends_with(".rotary_emb.inv_freq");
   });
-  rope_ = rope_table(std::min<int64_t>(spec.max_positions, 4096));
+  make_ropes(std::min<int64_t>(spec.max_positions, 4096));
 }
 
-nn::RopeTable Decoder::rope_table(int64_t positions) const {
-  const nn::RopeTable table = nn::make_rope_table(spec_.rope, spec_.rope.rotary_dim, positions);
+nn::RopeTable Decoder::rope_table(const nn::RopeSpec& spec, int64_t rows) const {
+  const nn::RopeTable table = nn::make_rope_table(spec, spec.rotary_dim, rows);
   return {table.cos.to(device_), table.sin.to(device_), table.interleaved};
+}
+
+void Decoder::make_ropes(int64_t rows) {
+  rope_ = rope_table(spec_.rope, rows);
+  if (spec_.local_rope.rotary_dim > 0) local_rope_ = rope_table(spec_.local_rope, rows);
 }
 
 std::vector<StateSpec> Decoder::states() const {
@@ -195,7 +202,8 @@ void Decoder::visit_weights(const std::function<void(const NamedWeight&)>& see) 
 
 at::Tensor Decoder::embed(const Batch& batch) const {
   const InUse here = use_embedding();
-  return embedding_.index_select(0, batch.input_ids);
+  at::Tensor x = embedding_.index_select(0, batch.input_ids);
+  return embed_scale_ == 1 ? x : x.mul_(embed_scale_);
 }
 
 void Decoder::grow_rope(const Batch& batch) {
@@ -206,10 +214,12 @@ void Decoder::grow_rope(const Batch& batch) {
 }
 
 void Decoder::reserve_positions(int64_t needed) {
-  if (needed <= rope_.num_positions()) return;
-  require(needed <= spec_.max_positions, Code::kInvalid, "model: position ", needed - 1,
+  if (needed <= rope_.num_rows()) return;
+  const int64_t most = spec_.rope.num_rows(spec_.max_positions);
+  require(needed <= most, Code::kInvalid, "model: position ",
+          spec_.max_positions + needed - most - 1,
           " is beyond the model's max_position_embeddings, ", spec_.max_positions);
-  rope_ = rope_table(std::min(spec_.max_positions, 2 * needed));
+  make_ropes(std::min(most, 2 * needed));
 }
 
 // The host has looked at the batch by then.
@@ -221,8 +231,12 @@ void Decoder::to_device(Batch& batch) const {
 Decoder::Residual Decoder::run_layer(size_t index, const at::Tensor& x, const at::Tensor& normed_x,
                                      const Batch& batch) {
   const Layer& layer = layers_[index];
-  const Context context{
-      .rows = batch.rows, .rope = rope_, .layer = index, .kv = batch.kv, .routing = batch.routing};
+  const Context context{.rows = batch.rows,
+                        .rope = rope_,
+                        .layer = index,
+                        .kv = batch.kv,
+                        .routing = batch.routing,
+                        .local_rope = &local_rope_};
   at::Tensor mixed = layer.mixer->forward(normed_x, context);
   const auto post_normed = [&](const at::Tensor& y, const nn::RmsNorm& norm) {
     return norm.weight.defined() ? nn::rms_norm(y, norm, batch.rows) : y;
@@ -381,8 +395,9 @@ void Decoder::add_embedding_grad(const Batch& batch, const at::Tensor& dx) {
     if (!batch.rows.segments[static_cast<size_t>(s)].learn) continue;
     const int64_t begin = batch.rows.cu_seqlens[static_cast<size_t>(s)];
     const int64_t end = batch.rows.cu_seqlens[static_cast<size_t>(s) + 1];
-    sum.index_add_(0, batch.input_ids.slice(0, begin, end),
-                   dx.slice(0, begin, end).to(sum.scalar_type()));
+    at::Tensor slope = dx.slice(0, begin, end).to(sum.scalar_type());
+    if (embed_scale_ != 1) slope = slope.mul(embed_scale_);
+    sum.index_add_(0, batch.input_ids.slice(0, begin, end), slope);
   }
 }
 

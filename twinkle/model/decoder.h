@@ -68,8 +68,8 @@ class Decoder {
 
   // Both return the final norm's output [T, D]; the first keeps nothing.
   at::Tensor forward(const Batch& batch);
-  // Makes room for positions below `count`, before forward() gets a batch on the device, whose
-  // positions the host cannot read. Error kInvalid: the model has fewer.
+  // Makes room for rows of rope's table below `count`, before forward() gets a batch on the device,
+  // whose positions the host cannot read. Error kInvalid: the model has fewer.
   void reserve_positions(int64_t count);
   // True if forward() keeps the threads awake, as kernels::with_team does; a caller that continues
   // with its output may open the team around both.
@@ -160,7 +160,8 @@ class Decoder {
   void complete(size_t piece) const;
   nn::WeightGrad* buffer();
   void grow_rope(const Batch& batch);
-  nn::RopeTable rope_table(int64_t positions) const;
+  nn::RopeTable rope_table(const nn::RopeSpec& spec, int64_t rows) const;
+  void make_ropes(int64_t rows);
   void to_device(Batch& batch) const;
 
   DecoderSpec spec_;
@@ -177,7 +178,8 @@ class Decoder {
   std::vector<size_t> pieces_;  // of weights_
   std::vector<NamedLinear> linears_;
   std::vector<std::string> kept_;
-  nn::RopeTable rope_;
+  nn::RopeTable rope_, local_rope_;  // the second only where the spec has one
+  double embed_scale_ = 1;           // as the embedding's type has it
   std::vector<std::unique_ptr<nn::WeightGrad>> buffers_;
   Completed completed_;
   int64_t activation_limit_ = 0;

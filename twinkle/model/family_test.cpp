@@ -37,11 +37,12 @@ TEST(Family, TheListHoldsEveryFamilyOnceWithAnArchitecture) {
     EXPECT_FALSE(family.architectures.empty()) << family.name;
     EXPECT_TRUE(family.spec) << family.name;
   }
-  EXPECT_EQ(names, (std::set<std::string>{"llama",      "qwen2",       "qwen3",       "mistral",
-                                          "glm",        "glm4",        "chatglm",     "internlm2",
-                                          "internlm3",  "qwen3_moe",   "qwen2_moe",   "mixtral",
-                                          "deepseek",   "glm4_moe",    "qwen3_5",     "qwen3_5_moe",
-                                          "qwen3_next", "deepseek_v2", "deepseek_v3", "gpt_oss"}));
+  EXPECT_EQ(names,
+            (std::set<std::string>{
+                "llama",       "qwen2",     "qwen3",     "mistral",     "glm",        "glm4",
+                "chatglm",     "internlm2", "internlm3", "qwen3_moe",   "qwen2_moe",  "mixtral",
+                "deepseek",    "glm4_moe",  "qwen3_5",   "qwen3_5_moe", "qwen3_next", "deepseek_v2",
+                "deepseek_v3", "gpt_oss",   "gemma2",    "gemma3",      "phi3"}));
 }
 
 // All families, as an error lists them.
@@ -95,7 +96,8 @@ TEST(Family, AbsentFieldsHaveTheDefaultsOfTheFamilysOwnClass) {
                {"mixtral", 8, 2, 0, 1e-5},       {"deepseek", 32, 2, 0, 1e-6},
                {"glm4_moe", 8, 4, 0, 1e-5},      {"qwen3_5", 4, 256, 0, 1e-6},
                {"qwen3_5_moe", 2, 256, 0, 1e-6}, {"qwen3_next", 2, 256, 0, 1e-6},
-               {"gpt_oss", 8, 64, 0, 1e-5}};
+               {"gpt_oss", 8, 64, 0, 1e-5},      {"gemma2", 4, 256, 0, 1e-6},
+               {"gemma3", 4, 256, 0, 1e-6},      {"phi3", 32, 2, 0, 1e-5}};
   for (const auto& [family, num_kv_heads, head_dim, window, eps] : cases) {
     JsonObject config = tiny_family(family);
     if (refusal(config) != "no error") config = tiny_config(family);

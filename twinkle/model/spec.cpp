@@ -17,9 +17,16 @@ std::string text_of(const std::optional<double>& value) {
   return value ? text_of(*value) : "missing";
 }
 
+std::string text_of(const std::vector<double>& values) {
+  return boost::json::serialize(JsonArray(values.begin(), values.end()));
+}
+
 bool same(double a, double b) { return static_cast<float>(a) == static_cast<float>(b); }
 bool same(const std::optional<double>& a, const std::optional<double>& b) {
   return a.has_value() == b.has_value() && (!a || same(*a, *b));
+}
+bool same(const std::vector<double>& a, const std::vector<double>& b) {
+  return std::ranges::equal(a, b, [](double x, double y) { return same(x, y); });
 }
 template <class T>
 bool same(const T& a, const T& b) {
@@ -27,7 +34,8 @@ bool same(const T& a, const T& b) {
 }
 
 std::string kind_of(const nn::RopeSpec& rope) {
-  return std::array{"default", "linear", "yarn", "llama3"}.at(static_cast<size_t>(rope.kind));
+  return std::array{"default", "linear", "yarn", "llama3", "longrope"}.at(
+      static_cast<size_t>(rope.kind));
 }
 
 std::string kind_of(const AttentionSpec&) { return "attention"; }
@@ -46,6 +54,9 @@ void compare(const AttentionSpec& a, const AttentionSpec& b, const Check& check)
   check("attention_bias (of o_proj)", a.o_bias, b.o_bias);
   check("q_norm", a.qk_norm, b.qk_norm);
   check("sliding_window", a.window, b.window);
+  check("query_pre_attn_scalar (the scores' scale)", a.scale, b.scale);
+  check("attn_logit_softcapping", a.softcap, b.softcap);
+  check("rope_local_base_freq (a layer that turns by it)", a.local_rope, b.local_rope);
   check("attn_output_gate", a.output_gate, b.output_gate);
   check("sinks", a.sinks, b.sinks);
   check("fused q, k and v", static_cast<int64_t>(a.projections),
@@ -78,6 +89,8 @@ void compare(const GatedMlpSpec& a, const GatedMlpSpec& b, const Check& check) {
   check("intermediate_size", a.intermediate_size, b.intermediate_size);
   check("mlp_bias", a.bias, b.bias);
   check("gate_up_proj", a.fused, b.fused);
+  check("hidden_activation (gelu)", a.activation == nn::Activation::kGeluTanh,
+        b.activation == nn::Activation::kGeluTanh);
 }
 
 template <class Check>
@@ -118,6 +131,8 @@ void compare(const nn::RopeSpec& a, const nn::RopeSpec& b, const Check& check) {
   check("attention_factor", a.attention_factor, b.attention_factor);
   check("mscale", a.mscale, b.mscale);
   check("mscale_all_dim", a.mscale_all_dim, b.mscale_all_dim);
+  check("short_factor", a.short_factor, b.short_factor);
+  check("long_factor", a.long_factor, b.long_factor);
 }
 
 // Of blocks of one kind; of two kinds, `key` tells them apart.
@@ -157,7 +172,12 @@ std::string difference(const DecoderSpec& ours, const DecoderSpec& other) {
   check("zero-centred norms", ours.norm.zero_centred, other.norm.zero_centred);
   check("norms of the blocks' outputs", ours.sandwich, other.sandwich);
   check("tie_word_embeddings", ours.tied_head, other.tied_head);
+  check("embeddings' scale", ours.embed_scale, other.embed_scale);
+  check("final_logit_softcapping", ours.softcap, other.softcap);
   compare(ours.rope, other.rope, check);
+  where = " (of windowed layers)";
+  compare(ours.local_rope, other.local_rope, check);
+  where.clear();
   for (size_t i = 0; found.empty() && i < ours.layers.size(); ++i) {
     if (i > 0) where = " (of layer " + std::to_string(i) + ")";
     compare("layer_types", ours.layers[i].mixer, other.layers[i].mixer, check);

@@ -9,6 +9,7 @@
 #include "twinkle/model/blocks/experts_spec.h"
 #include "twinkle/model/weights/layout.h"
 #include "twinkle/nn/attention/rope.h"
+#include "twinkle/nn/mlp.h"
 
 namespace twinkle::model {
 
@@ -39,8 +40,11 @@ struct AttentionSpec {
   int64_t num_heads = 0, num_kv_heads = 0;  // num_heads is a multiple of num_kv_heads
   int64_t head_dim = 0;
   bool qkv_bias = false, o_bias = false;
-  bool qk_norm = false;  // RMSNorm of every head of q and k, before rope
-  int64_t window = 0;    // tokens that a query sees, itself included; 0: all
+  bool qk_norm = false;     // RMSNorm of every head of q and k, before rope
+  int64_t window = 0;       // tokens that a query sees, itself included; 0: all
+  double scale = 0;         // of scores; 0: 1 / sqrt(head_dim)
+  double softcap = 0;       // of scaled scores, on the CPU; 0: none
+  bool local_rope = false;  // turns by the decoder's local_rope
   Projections projections = Projections::kSeparate;
   // q_proj has twice the rows, of each head its query and then the gate of its output, which is
   // multiplied by the gate's sigmoid. Separate projections only.
@@ -75,6 +79,7 @@ struct GatedMlpSpec {
   int64_t intermediate_size = 0;
   bool bias = false;
   bool fused = false;  // gate's rows and then up's in one linear, "mlp.gate_up_proj"
+  nn::Activation activation = nn::Activation::kSilu;
 };
 
 // One struct of each kind of block: blocks/layer.cpp makes the block that its type stands for.
@@ -101,8 +106,11 @@ struct DecoderSpec {
   // Two more norms a layer, of what each block returns: "post_self_attn_layernorm" and
   // "post_mlp_layernorm". The one before the MLP is "post_attention_layernorm", as without them.
   bool sandwich = false;
-  nn::RopeSpec rope;       // its rotary_dim is not 0
-  bool tied_head = false;  // the head is the embedding
+  nn::RopeSpec rope;             // its rotary_dim is not 0
+  nn::RopeSpec local_rope = {};  // of the layers that ask for it; no longrope
+  double embed_scale = 1;        // of embeddings, rounded to their type
+  double softcap = 0;            // of the logits; 0: none
+  bool tied_head = false;        // the head is the embedding
   // The head is one row and its bias, a value of every position, in place of the vocabulary's.
   bool value_head = false;
   bool new_head = false;  // a value head that begins at zero: the checkpoint has none

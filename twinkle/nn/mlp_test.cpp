@@ -36,6 +36,20 @@ TEST_F(SwigluLinearTest, gradients_equal_finite_differences) {
   kernels::expect_gradients([&] { return run(gate, up, down); }, {gate, up});
 }
 
+TEST_F(SwigluLinearTest, with_gelu_gradients_equal_finite_differences_and_values_atens) {
+  const auto gate = kernels::leaf({5, 7}), up = kernels::leaf({5, 7});
+  const at::Tensor w = at::randn({4, 7}, at::kDouble), g = at::randn({5, 4}, at::kDouble);
+  const auto with_gelu = [&](const Linear& down) {
+    return swiglu_linear(gate, up, down, rows_, Activation::kGeluTanh);
+  };
+  kernels::expect_gradients([&] { return with_gelu({w}); }, {gate, up});
+  const at::Tensor hidden = at::gelu(gate.detach(), "tanh") * up.detach();
+  EXPECT_TRUE(at::allclose(with_gelu({w}).detach(), hidden.matmul(w.t()), 1e-12, 1e-12));
+  WeightGrad sum;
+  with_gelu({w, {}, &sum}).backward(g);
+  EXPECT_TRUE(at::allclose(sum.sum, g.t().matmul(hidden), 1e-10, 1e-12));
+}
+
 TEST_F(SwigluLinearTest, a_trained_weights_gradient_equals_plain_autograds) {
   const auto gate = kernels::leaf({5, 7}), up = kernels::leaf({5, 7}), w = kernels::leaf({4, 7}),
              g = kernels::leaf({5, 4});

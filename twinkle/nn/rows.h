@@ -38,8 +38,8 @@ struct Segment {
 };
 
 struct Rows {
-  // [T] int32 or int64: what rope sees, usually 0, 1, ... per sequence; undefined of gathered rows,
-  // which only linears take.
+  // [T] int32 or int64: rows of rope's table (RopeSpec::first_row), usually 0, 1, ... per sequence;
+  // undefined of gathered rows, which only linears take.
   at::Tensor position_ids = {};
   std::vector<int64_t> cu_seqlens = {0};  // [S + 1]: run s is rows cu_seqlens[s] ..< [s + 1]
   std::vector<Segment> segments = {};     // [S]

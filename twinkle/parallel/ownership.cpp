@@ -14,8 +14,9 @@ Ownership::Ownership(model::Decoder& decoder, int num_ranks, int fsdp)
   for (size_t i = 0; i < num_weights_; ++i) {
     const at::Tensor& value = *decoder.weights()[i].value;
     const size_t number = decoder.pieces()[i];
-    Piece& piece = value.dim() == 2 ? matrices[number] : vectors[value.scalar_type()];
-    if (value.dim() == 2) piece.number = number;
+    const bool is_cut = value.dim() >= 2;
+    Piece& piece = is_cut ? matrices[number] : vectors[value.scalar_type()];
+    if (is_cut) piece.number = number;
     const int64_t begin = whole_lines(piece.count, type);
     piece.count = begin + value.numel();
     piece.members.push_back({i, {begin, piece.count}});

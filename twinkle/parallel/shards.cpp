@@ -47,7 +47,7 @@ void Shards::give_up(const std::string& why) const noexcept {
 
 at::Tensor Shards::weight(const model::WeightSource& source, const model::PieceWeight& weight,
                           model::WeightMemory* memory) {
-  if (weight.shape.size() != 2) {
+  if (weight.shape.size() < 2) {
     at::Tensor out = Borders::weight(source, weight, memory);
     whole_bytes_ += static_cast<int64_t>(out.nbytes());
     return out;
@@ -60,8 +60,10 @@ at::Tensor Shards::weight(const model::WeightSource& source, const model::PieceW
         c10::Storage(c10::Storage::use_byte_size_t(), 0, at::DataPtr(nullptr, at::kCPU));
   }
   const int64_t begin = whole_lines(piece.count, piece.type);
-  piece.count = begin + weight.shape[0] * weight.shape[1];
+  piece.count = begin + c10::multiply_integers(weight.shape);
   piece.matrices.push_back({weight.name, weight.shape, {begin, piece.count}});
+  // While it is away, too: views of its matrices may be made, as a stack's are at once.
+  piece.storage.set_nbytes(static_cast<size_t>(piece.count * elementSize(piece.type)));
   return view_in(piece.storage, piece.type, begin, weight.shape);
 }
 
@@ -71,7 +73,6 @@ void Shards::loaded(const model::WeightSource& source) {
     piece.part = part_of(piece.count, comm_.size(), piece.type);
     piece.stays = piece.all_bytes(comm_.size()) <= left;
     if (piece.stays) left -= piece.all_bytes(comm_.size());
-    // While it is away, too: views of its matrices may be made.
     piece.storage.set_nbytes(static_cast<size_t>(piece.all_bytes(comm_.size())));
     read(source, piece);
   }

@@ -1,8 +1,8 @@
 // The frozen base over the ranks of a group: of each piece of the decoder a rank keeps 1/n, and the
 // whole is there only while the piece is in use, or all the time where gathered_bytes has room for
-// it. What is asked for next is gathered while the piece before it computes. Matrices alone are
-// cut; norms and biases are small, and whole on every rank. No bit depends on any of this. n ranks.
-// docs/decisions/0020-shards.md.
+// it. What is asked for next is gathered while the piece before it computes. Matrices and stacks of
+// them are cut; norms and biases are small, and whole on every rank. No bit depends on any of this.
+// n ranks. docs/decisions/0020-shards.md.
 #pragma once
 #include <c10/core/Storage.h>
 

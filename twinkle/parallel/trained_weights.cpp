@@ -45,7 +45,9 @@ void TrainedWeights::completed(size_t number) {
   for (const Piece& piece : ownership_.pieces())
     if (piece.number == number) add(piece);
   if (number != decoder_.pieces().front()) return;
-  add(ownership_.pieces().back());  // the embedding's piece ends a pass
+  // The embedding's piece ends a pass. Of norms and biases there is a piece for each type.
+  for (const Piece& piece : ownership_.pieces())
+    if (!piece.number) add(piece);
   agree_on_zeros();
 }
 

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <bit>
 
+#include "twinkle/nn/head/head.h"
+
 namespace twinkle::sampler {
 
 // One step's memory, and its graph from its second time on.
 struct DecodeGraphs::Step {
-  at::Tensor numbers;  // [2, R] int64: ids and positions
+  at::Tensor numbers;  // [3, R] int64: ids, positions and their rows of rope's table
   kernels::PagedRows rows;
   model::Batch batch;
   at::Tensor logits;
@@ -27,21 +29,21 @@ bool is_known(const Sequence& s) { return s.job->request.slot < 0 || s.job->requ
 
 }  // namespace
 
-DecodeGraphs::DecodeGraphs(model::Decoder& decoder, PagedCache& cache, int64_t num_positions)
+DecodeGraphs::DecodeGraphs(model::Decoder& decoder, PagedCache& cache, int64_t num_rows)
     : decoder_(decoder), cache_(cache) {
-  if (!decoder.device().is_cpu()) decoder.reserve_positions(num_positions);
+  if (!decoder.device().is_cpu()) decoder.reserve_positions(num_rows);
 }
 
 std::shared_ptr<DecodeGraphs::Step> DecodeGraphs::make(const Key& key) const {
   const int64_t rows = std::ssize(key.owners);
   const auto options = at::device(decoder_.device());
   auto step = std::make_shared<Step>();
-  step->numbers = at::zeros({2, rows}, options.dtype(at::kLong));
+  step->numbers = at::zeros({3, rows}, options.dtype(at::kLong));
   step->rows = {at::zeros({rows, key.width}, options.dtype(at::kInt)),
                 at::arange(rows, at::kLong).to(decoder_.device()), step->numbers.select(0, 1)};
   model::Batch& batch = step->batch;
   batch.input_ids = step->numbers.select(0, 0);
-  batch.rows.position_ids = step->numbers.select(0, 1);
+  batch.rows.position_ids = step->numbers.select(0, 2);
   for (const auto& [slot, version] : key.owners) batch.rows.add(1, {.slot = slot});
   batch.kv = &cache_;
   return step;
@@ -49,13 +51,14 @@ std::shared_ptr<DecodeGraphs::Step> DecodeGraphs::make(const Key& key) const {
 
 void DecodeGraphs::fill(Step& step, const Key& key, const std::vector<Sequence*>& batch) const {
   const int64_t rows = std::ssize(batch);
-  const at::Tensor numbers = at::empty({2, rows}, at::kLong);
+  const at::Tensor numbers = at::empty({3, rows}, at::kLong);
   auto* number = numbers.mutable_data_ptr<int64_t>();
   std::vector<Chunk> chunks;
   for (int64_t row = 0; row < rows; ++row) {
     const Sequence& s = *batch[static_cast<size_t>(row)];
     number[row] = s.tokens.back();
     number[rows + row] = s.computed;
+    number[2 * rows + row] = s.job->rope_row + s.computed;
     chunks.push_back({&s.blocks, s.computed, s.next});
   }
   step.numbers.copy_(numbers);
@@ -79,7 +82,7 @@ at::Tensor DecodeGraphs::logits(const std::vector<Sequence*>& batch) {
   fill(*mine, key, batch);
   const auto run = [this, at = mine.get()] {
     cache_.start(at->rows);
-    at->logits = nn::linear(decoder_.forward(at->batch), decoder_.head(), at->batch.rows);
+    at->logits = nn::sampling_logits(decoder_.forward(at->batch), decoder_.head(), at->batch.rows);
   };
   const bool again = mine->logits.defined();
   if (!mine->graph) run();

@@ -18,8 +18,8 @@ namespace twinkle::sampler {
 
 class DecodeGraphs {
  public:
-  // Both outlive it. No position of a batch is at or beyond num_positions.
-  DecodeGraphs(model::Decoder& decoder, PagedCache& cache, int64_t num_positions);
+  // Both outlive it. No row of rope's table that a batch names is at or beyond num_rows.
+  DecodeGraphs(model::Decoder& decoder, PagedCache& cache, int64_t num_rows);
 
   // Logits [R, V] of the batch's sequences, good until the next call; undefined, and nothing has
   // been done: the decoder is on the CPU, a sequence has more than one token to compute or a

@@ -28,6 +28,7 @@ inline std::vector<float> trainer_logprobs(model::Decoder& decoder,
   const int64_t length[] = {std::ssize(tokens) - 1};
   batch.input_ids = at::tensor(std::vector<int64_t>(tokens.begin(), tokens.end() - 1), at::kLong);
   batch.rows = nn::pack(length);
+  batch.rows.position_ids.add_(decoder.spec().rope.first_row(length[0]));
   nn::Targets targets;
   for (int64_t t = first; t < std::ssize(tokens); ++t) {
     targets.rows.push_back(t - 1);

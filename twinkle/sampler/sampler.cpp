@@ -11,7 +11,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/simd/team.h"
-#include "twinkle/nn/linear.h"
+#include "twinkle/nn/head/head.h"
 #include "twinkle/sampler/logits/scores.h"
 
 namespace twinkle::sampler {
@@ -88,7 +88,9 @@ Sampler::Sampler(model::Decoder& decoder, const SamplerOptions& options,
       ranks_(comm),
       schedule_(options, layout_of(decoder.states())),
       cache_(decoder.states(), decoder.dtype(), decoder.device(), schedule_.pool().num_pages()),
-      graphs_(decoder, cache_, std::min(decoder.spec().max_positions, num_pages() * kPageTokens)) {}
+      graphs_(decoder, cache_,
+              decoder.spec().rope.num_rows(
+                  std::min(decoder.spec().max_positions, num_pages() * kPageTokens))) {}
 
 Sampler::~Sampler() = default;
 
@@ -128,6 +130,10 @@ int64_t Sampler::add(Request request, Decode decode) {
   auto job = std::make_unique<Job>();
   job->ticket = next_ticket_;
   job->limit = generation_limit(request, decoder_.spec().max_positions);
+  // Of what the decoder gets at most: not the last token. Then all of it has one kind of keys, and
+  // the scores that training gives a completion of that length.
+  job->rope_row = decoder_.spec().rope.first_row(std::ssize(request.prompt) +
+                                                 std::max<int64_t>(job->limit - 1, 0));
   job->num_left = request.params.num_samples;
   job->completions.resize(static_cast<size_t>(job->num_left));
   job->num_scored = scores_prompt(request.params) ? 1 : std::ssize(request.prompt);
@@ -160,7 +166,7 @@ at::Tensor Sampler::forward(const std::vector<Sequence*>& batch) {
     const Sequence& s = *each;
     for (int64_t t = s.computed; t < s.next; ++t) {
       *id++ = s.tokens[static_cast<size_t>(t)];
-      *position++ = t;
+      *position++ = s.job->rope_row + t;
     }
     packed.rows.add(s.next - s.computed, {.slot = s.job->request.slot});
     chunks.push_back({&s.blocks, s.computed, s.next, s.state.data()});
@@ -256,7 +262,8 @@ at::Tensor Sampler::last_logits(const at::Tensor& hidden, const std::vector<Sequ
   }
   if (last.empty()) return {};
   const at::Tensor index = at::from_blob(last.data(), {std::ssize(last)}, at::kLong);
-  return nn::linear(hidden.index_select(0, index.to(hidden.device())), decoder_.head(), rows);
+  return nn::sampling_logits(hidden.index_select(0, index.to(hidden.device())), decoder_.head(),
+                             rows);
 }
 
 // Makes tokens [0, count) of the sequence's completion events, if the request streams.

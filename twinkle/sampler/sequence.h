@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "twinkle/sampler/cache/block_pool.h"
+#include "twinkle/sampler/cache/prefix_cache.h"
 #include "twinkle/sampler/cache/state_pool.h"
 #include "twinkle/sampler/request.h"
 #include "twinkle/sampler/stop_strings.h"
@@ -20,6 +21,7 @@ struct Job {
   Request request;
   Decode decode;
   int64_t limit = 0;       // tokens to generate at most
+  int64_t rope_row = 0;    // of position 0 in rope's table, by the longest that it may become
   bool forked = false;     // its prompt is computed, and is as many sequences as it has samples
   int64_t num_left = 0;    // samples that have not ended
   int64_t num_scored = 0;  // first tokens of the prompt that have their scores, or get none
@@ -42,10 +44,10 @@ struct Sequence {
   bool done = false;
   size_t num_given = 0;  // generated tokens that are events already
   StopStrings stops;
-  uint64_t version;        // of the request; 0 from when the prefix cache was reset
-  int64_t num_linked = 0;  // its first pages that the prefix cache knows
-  uint64_t linked_id = 0;  // the id of the last of those
-  int64_t shared_end = 0;  // tokens of pages that others have, whose state nobody kept
+  uint64_t version;             // of the request; 0 from when the prefix cache was reset
+  int64_t num_linked = 0;       // its first pages that the prefix cache knows
+  uint64_t linked_id = root();  // the id of the last of those
+  int64_t shared_end = 0;       // tokens of pages that others have, whose state nobody kept
   // Where its computed tokens went, as Completion has it, and how much of that all ranks know.
   std::vector<int32_t> routes;
   size_t num_told = 0;
@@ -57,6 +59,9 @@ struct Sequence {
         stops(job->request.params.stop, job->decode),
         version(job->request.version) {}
 
+  // What stands in place of the page before its first. Keys that were turned by other rows of the
+  // table are others, whatever the tokens.
+  uint64_t root() const { return job->rope_row == 0 ? 0 : kOtherRoot; }
   int64_t size() const { return std::ssize(tokens); }
   int64_t left() const { return size() - computed; }
   bool finishes() const { return next == size(); }
@@ -86,7 +91,7 @@ struct Sequence {
     while (!blocks.empty()) blocks.pop_back();
     state = {};
     computed = next = num_linked = 0;
-    linked_id = 0;
+    linked_id = root();
     shared_end = 0;
     running = false;
   }

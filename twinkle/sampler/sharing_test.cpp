@@ -54,6 +54,38 @@ TEST_P(Sharing, LogprobsThroughSharedPagesAreTheTrainers) {
   }
 }
 
+// One prompt, from which one request stays within 128 tokens and one may go beyond.
+TEST(SharingOfPages, AreNotSharedAcrossTheLengthAtWhichLongropeTurnsKeysOtherwise) {
+  TinyDecoder decoder({.longrope = 128});
+  const std::vector<int32_t> prompt = some_prompt(100, 3);
+  std::vector<Request> both;
+  for (const int64_t count : {29, 30, 60})  // the decoder gets all but the last token
+    both.push_back({prompt, {.max_tokens = count, .seed = 5}, -1, 7});
+  const auto expect_the_trainers = [&](const Completion& got) {
+    EXPECT_EQ(got.logprobs, trainer_logprobs(*decoder, joined(prompt, got.tokens), 100, 1));
+  };
+  Sampler alone(*decoder, {.kv_tokens = 2048});
+  const auto want = generate(alone, without_version(both));
+  for (const auto& completions : want) expect_the_trainers(completions[0]);
+  EXPECT_NE(want[0][0].logprobs[0], want[1][0].logprobs[0]);
+  EXPECT_EQ(want[1][0].logprobs[0], want[2][0].logprobs[0]);
+  Sampler sampler(*decoder, {.kv_tokens = 2048, .prefill_tokens = 80});
+  const auto computed = [&](const Request& request, size_t i) {
+    const int64_t before = sampler.num_computed_tokens();
+    expect_same(generate(sampler, {&request, 1})[0][0], want[i][0], std::to_string(i));
+    return sampler.num_computed_tokens() - before;
+  };
+  EXPECT_EQ(computed(both[0], 0), 100 + 28);
+  EXPECT_EQ(computed(both[1], 1), 100 + 29) << "another line";
+  EXPECT_EQ(computed(both[2], 2), 100 - 64 + 59);
+  EXPECT_EQ(computed(both[0], 0), 100 - 64 + 28);
+  Sampler fresh(*decoder, {.kv_tokens = 2048, .prefill_tokens = 80});
+  expect_all_same(generate(fresh, both), want, "at once");
+  EXPECT_EQ(fresh.num_computed_tokens(), 2 * 100 + 28 + 29 + 59);
+  Sampler tight(*decoder, {.kv_tokens = 64 * 5, .max_sequences = 3});
+  expect_all_same(generate(tight, both), want, "tight");
+}
+
 TEST(SharingOfPages, AGroupComputesItsPromptOnce) {
   TinyDecoder decoder({});
   Sampler sampler(*decoder, {.kv_tokens = 4096});

@@ -24,7 +24,8 @@ struct TinyOptions {
   float scale = 0.2f;  // of the weights: larger ones make sharper distributions
   int64_t window = 0;  // tokens; 0: none. qwen3 only
   at::Device device = at::kCPU;
-  bool delta = false;  // odd layers mix by the gated delta rule, the others gate their output
+  int64_t longrope = 0;  // longest sequences of its first kind, tokens; 0: another rope
+  bool delta = false;    // odd layers mix by the gated delta rule, the others gate their output
 };
 
 class TinyDecoder {
@@ -54,6 +55,12 @@ class TinyDecoder {
 
   static model::Decoder make(const TinyOptions& o) {
     model::DecoderSpec spec = model::read_spec(config(o));
+    if (o.longrope > 0) {
+      spec.rope.kind = nn::RopeKind::kLongRope;
+      spec.rope.original_max_position = o.longrope;
+      spec.rope.short_factor.assign(static_cast<size_t>(o.head_dim / 2), 1.0);
+      spec.rope.long_factor.assign(static_cast<size_t>(o.head_dim / 2), 3.0);
+    }
     constexpr model::DeltaSpec kDelta{
         .num_key_heads = 2, .num_value_heads = 4, .key_dim = 8, .value_dim = 12};
     for (size_t i = 0; o.delta && i < spec.layers.size(); ++i) {

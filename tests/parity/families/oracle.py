@@ -13,7 +13,8 @@ import safetensors.torch
 import torch
 from torch.nn import functional
 
-PLUS_ONE = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # norms multiply by 1 + weight
+GEMMA = ("gemma2", "gemma3")
+PLUS_ONE = ("qwen3_next", "qwen3_5", "qwen3_5_moe", *GEMMA)  # norms multiply by 1 + weight
 INTERLEAVED = ("glm", "glm4", "chatglm")  # and latent attention
 SIGMOID = ("deepseek_v3", "glm4_moe")  # of routers' logits; the others take softmax
 INNER_EPS = (
@@ -37,6 +38,7 @@ class Oracle:
         file = json.loads((Path(directory) / "config.json").read_text())
         weights = safetensors.torch.load_file(Path(directory) / "model.safetensors")
         self.weights = {k: v.double() for k, v in weights.items()}
+        self.dtype = next(iter(weights.values())).dtype
         fields = file.get("text_config", file)
         self.kind = fields["model_type"].removesuffix("_text")
         if self.kind == "chatglm":
@@ -50,6 +52,12 @@ class Oracle:
         beside = {k: fields[k] for k in ("rope_theta", "partial_rotary_factor") if k in fields}
         inside = fields.get("rope_scaling") or fields.get("rope_parameters") or {}
         self.rope = {"rope_theta": 1e4, **beside, **inside}
+        self.ropes = {}  # by the type of a layer, where they differ
+        if self.kind == "gemma3":
+            self.ropes = fields.get("rope_parameters") or {
+                "full_attention": {"rope_theta": 1e6, **beside, **inside},
+                "sliding_attention": {"rope_theta": fields["rope_local_base_freq"]},
+            }
         if self.latent:
             self.head_dim = fields["qk_rope_head_dim"]
         self.margins = None
@@ -71,9 +79,9 @@ class Oracle:
 
     # Rotary positions
 
-    def angles(self, length):
+    def angles(self, length, rope):
         """cos and sin [T, rotated pairs]."""
-        rope, pi = self.rope, math.pi
+        pi = math.pi
         size = int(self.head_dim * rope.get("partial_rotary_factor", 1.0))
         theta, factor = rope["rope_theta"], rope.get("factor", 1.0)
         frequency = theta ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
@@ -96,6 +104,12 @@ class Oracle:
             scale = self.mscale(1)
             if rope.get("mscale") and rope.get("mscale_all_dim"):
                 scale = self.mscale(rope["mscale"]) / self.mscale(rope["mscale_all_dim"])
+        elif kind == "longrope":  # by the length of the whole sequence
+            original = self.fields["original_max_position_embeddings"]
+            factors = rope["long_factor" if length > original else "short_factor"]
+            frequency = frequency / torch.tensor(factors, dtype=torch.float64)
+            longer = self.fields["max_position_embeddings"] / original
+            scale = math.sqrt(1 + math.log(longer) / math.log(original))
         elif kind not in ("default", "dynamic"):  # dynamic: the default up to the longest position
             raise NotImplementedError(kind)
         angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
@@ -104,9 +118,10 @@ class Oracle:
     def mscale(self, of):
         return 0.1 * of * math.log(self.rope["factor"]) + 1
 
-    def rotated(self, x):
-        """Of x [T, H, d] the first pairs, as many as turn."""
-        cos, sin = (part[:, None] for part in self.angles(len(x)))
+    def rotated(self, x, kind=None):
+        """Of x [T, H, d] the first pairs, as many as turn, in a layer of this type."""
+        rope = self.ropes.get(kind, self.rope)
+        cos, sin = (part[:, None] for part in self.angles(len(x), rope))
         size = 2 * cos.shape[-1]
         head, rest = x[..., :size], x[..., size:]
         if self.kind in INTERLEAVED or self.latent:
@@ -125,6 +140,9 @@ class Oracle:
         groups = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
         scores = torch.einsum("ihd,jhd->hij", q, k) * scale
+        cap = self.fields.get("attn_logit_softcapping") if self.kind == "gemma2" else None
+        if cap:
+            scores = cap * (scores / cap).tanh()
         i, j = torch.arange(len(q))[:, None], torch.arange(len(q))[None]
         seen = (j <= i) if window is None else (j <= i) & (j > i - window)
         scores = scores.masked_fill(~seen, -math.inf)
@@ -135,14 +153,21 @@ class Oracle:
             )
         return torch.einsum("hij,jhd->ihd", scores.softmax(-1), v)
 
+    def type_of(self, layer):
+        """As layer_types has it, None where neither it nor the family says."""
+        kinds = self.fields.get("layer_types")
+        if kinds is None and self.kind in GEMMA:
+            every = 2 if self.kind == "gemma2" else self.fields.get("sliding_window_pattern", 6)
+            return "sliding_attention" if (layer + 1) % every else "full_attention"
+        return kinds and kinds[layer]
+
     def window(self, layer):
-        size, kinds = self.fields.get("sliding_window"), self.fields.get("layer_types")
-        if self.kind == "mistral":
+        size = self.fields.get("sliding_window")
+        if self.kind in ("mistral", "phi3"):
             return size
         if self.kind == "qwen3_moe":
             return size if self.fields["use_sliding_window"] else None
-        slides = kinds is not None and kinds[layer] == "sliding_attention"
-        return size if slides and size is not None else None
+        return size if self.type_of(layer) == "sliding_attention" else None
 
     def attention(self, x, at, layer):
         tokens, h, k, d = len(x), self.heads, self.key_heads, self.head_dim
@@ -155,6 +180,10 @@ class Oracle:
             y = self.linear(x, at + "self_attention.query_key_value").view(tokens, -1, d)
             q, keys, values = y.split([h, k, k], 1)
             output = at + "self_attention.dense"
+        elif self.kind == "phi3":
+            q, keys, values = (
+                self.linear(x, at + "self_attn.qkv_proj").view(tokens, -1, d).split([h, k, k], 1)
+            )
         else:
             q, keys, values = (
                 self.linear(x, f"{at}self_attn.{part}_proj").view(tokens, -1, d) for part in "qkv"
@@ -164,9 +193,11 @@ class Oracle:
         if self.has(at + "self_attn.q_norm"):
             q = self.norm(q, at + "self_attn.q_norm")
             keys = self.norm(keys, at + "self_attn.k_norm")
-        q, keys = self.rotated(q), self.rotated(keys)
+        kind = self.type_of(layer)
+        q, keys = self.rotated(q, kind), self.rotated(keys, kind)
+        scale = self.fields["query_pre_attn_scalar"] if self.kind in GEMMA else d
         sinks = self.weights.get(at + "self_attn.sinks")
-        y = self.attend(q, keys, values, d**-0.5, self.window(layer), sinks).flatten(1)
+        y = self.attend(q, keys, values, scale**-0.5, self.window(layer), sinks).flatten(1)
         return self.linear(y if gate is None else y * gate.flatten(1).sigmoid(), output)
 
     def latent_attention(self, x, at):
@@ -238,8 +269,11 @@ class Oracle:
 
     # MLPs
 
+    def act(self, x):
+        return functional.gelu(x, approximate="tanh") if self.kind in GEMMA else functional.silu(x)
+
     def gated(self, x, gate, up, down):
-        return self.linear(functional.silu(self.linear(x, gate)) * self.linear(x, up), down)
+        return self.linear(self.act(self.linear(x, gate)) * self.linear(x, up), down)
 
     def mlp(self, x, at):
         if self.kind == "internlm2":
@@ -331,15 +365,19 @@ class Oracle:
     def layer(self, x, at, index):
         before, after = "input_layernorm", "post_attention_layernorm"
         block = {"mixtral": "block_sparse_moe."}.get(self.kind, "mlp.")
+        behind = [at + "post_self_attn_layernorm", at + "post_mlp_layernorm"]  # the blocks
         if self.kind == "internlm2":
             before, after, block = "attention_norm", "ffn_norm", "feed_forward."
+        if self.kind in GEMMA:
+            behind = [at + after, at + "post_feedforward_layernorm"]
+            after = "pre_feedforward_layernorm"
         y = self.norm(x, at + before)
         if self.has(at + "linear_attn.out_proj"):
             y = self.delta_rule(y, at)
         else:
             y = self.latent_attention(y, at) if self.latent else self.attention(y, at, index)
-        if self.has(at + "post_self_attn_layernorm"):
-            y = self.norm(y, at + "post_self_attn_layernorm")
+        if self.has(behind[0]):
+            y = self.norm(y, behind[0])
         x = x + y
         y = self.norm(x, at + after)
         y = (
@@ -347,8 +385,8 @@ class Oracle:
             if self.has(at + block + "gate") or self.has(at + block + "router")
             else self.mlp(y, at + block)
         )
-        if self.has(at + "post_mlp_layernorm"):
-            y = self.norm(y, at + "post_mlp_layernorm")
+        if self.has(behind[1]):
+            y = self.norm(y, behind[1])
         return x + y
 
     def logits(self, ids):
@@ -363,9 +401,13 @@ class Oracle:
             embedding, head = "model.tok_embeddings", "output"
         self.margins = torch.full((len(ids),), math.inf, dtype=torch.float64)
         x = self.weights[embedding + ".weight"][torch.as_tensor(ids)]
+        if self.kind in GEMMA:  # the root in the weights' type
+            x = x * torch.tensor(self.fields["hidden_size"] ** 0.5).to(self.dtype).item()
         for i in range(self.fields["num_hidden_layers"]):
             x = self.layer(x, f"{layers}{i}.", i)
-        return self.linear(self.norm(x, final), head if self.has(head) else embedding)
+        out = self.linear(self.norm(x, final), head if self.has(head) else embedding)
+        cap = self.fields.get("final_logit_softcapping") if self.kind in GEMMA else None
+        return cap * (out / cap).tanh() if cap else out
 
     def logps(self, ids, labels):
         """log p of each label, [T]."""

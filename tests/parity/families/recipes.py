@@ -22,11 +22,13 @@ from parity.families.layouts import (
     chatglm_tensors,
     deepseek_config,
     deepseek_tensors,
+    gemma3_config,
     internlm2_config,
     internlm2_tensors,
     internlm3_config,
     latent_config,
     mixtral_names,
+    phi3_config,
     qwen3_5_config,
     qwen3_5_tensors,
     same,
@@ -40,10 +42,11 @@ LENGTHS = (3, 66, 131)  # beyond every window below
 ROPE = {"rope_type": "default", "rope_theta": 1e6}
 HALF = {**ROPE, "partial_rotary_factor": 0.5}
 MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
+GEMMA = ("gemma2", "gemma3")
 LATENT = ("deepseek_v2_lite", "deepseek_v2", "deepseek_v3")
 ROUTED = ("qwen3_moe", "qwen2_moe", "mixtral", "deepseek", "glm4_moe", "qwen3_next", "qwen3_5_moe")
 ROUTED = (*ROUTED, *LATENT, "qwen3_moe_windowed", "gpt_oss")
-ON_CPU_ALONE = (*ROUTED, "qwen3_5")  # refused on a GPU by name
+ON_CPU_ALONE = (*ROUTED, *GEMMA, "qwen3_5")  # refused on a GPU by name
 DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -72,6 +75,9 @@ MLA = MOE | {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32, "beta_slow": 1}
 YARN |= {"original_max_position_embeddings": 64}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
+LONGROPE |= {"short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.4]}
+LONGROPE |= {"long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0]}
 PREDICTORS = {  # the layer behind the last one, of deepseek_v3 and of glm4_moe
     "model.layers.2." + name: torch.linspace(-1, 1, rows * columns).view(rows, columns)
     for name, rows, columns in (
@@ -221,6 +227,26 @@ FAMILIES = {
         {"intermediate_size": 32, "num_local_experts": 8, "num_experts_per_tok": 2}
         | {"sliding_window": 8, "swiglu_limit": 1.25, "swiglu_alpha": 1.5}  # a fifth is held
         | {"rope_parameters": {**YARN, "rope_theta": 1.5e5, "truncate": False}},
+    ),
+    "gemma2": Family(
+        transformers.Gemma2Config,
+        {"sliding_window": 8, "query_pre_attn_scalar": 20}
+        | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+        zero_centred=True,
+    ),
+    "gemma3": Family(
+        transformers.Gemma3TextConfig,
+        {"sliding_window": 8, "query_pre_attn_scalar": 20, "sliding_window_pattern": 2}
+        | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+        | {"attn_logit_softcapping": 5.0},  # which its class does not read
+        hub=gemma3_config,
+        zero_centred=True,
+    ),
+    "phi3": Family(
+        transformers.Phi3Config,
+        {"sliding_window": 40, "original_max_position_embeddings": 64, "tie_word_embeddings": True}
+        | {"rope_parameters": LONGROPE},
+        hub=phi3_config,
     ),
 }
 

@@ -18,7 +18,8 @@ from peft.utils import transformers_weight_conversion
 NATIVE = [name for name in families.ROUTED if not families.FAMILIES[name].alien]
 PARAMETERS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 HALVES = ["q_proj", "gate_proj", "up_proj", "down_proj"]
-NO_NAMES = ("qwen2_moe",)  # of whose experts peft 0.21 turns no linears' names into stacks
+# Of whose experts peft 0.21 turns no linears' names into stacks.
+NO_NAMES = ("qwen2_moe", "gpt_oss")
 MIXTRALS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 

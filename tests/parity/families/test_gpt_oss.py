@@ -235,7 +235,7 @@ def test_blocks_and_scales_that_do_not_fit_are_refused(both, tmp_path):
 def test_a_field_that_it_alone_reads_is_refused_elsewhere_and_where_it_cannot_be(tmp_path):
     for name, value, words in (
         ("mixtral", 7.0, ["'swiglu_limit' is 7E0", "'mixtral'"]),
-        ("gpt_oss", -1.0, ["'swiglu_limit' is -1, it must be above 0"]),
+        ("gpt_oss", -1.0, ["'swiglu_limit' is -1, it must be at least 0.001"]),
     ):
         (tmp_path / name).mkdir()
         folder = changed(name, tmp_path / name, fields={"swiglu_limit": value})

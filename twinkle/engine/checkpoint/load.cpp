@@ -56,7 +56,8 @@ std::vector<at::Tensor> read_owned(const model::WeightSource& source, const Base
 std::vector<at::Tensor> read_weights(const fs::path& directory, const BaseModel& base) {
   const Checkpoint checkpoint = Checkpoint::open(directory);
   // Refuses a critic's weights for a causal model, whose head may be tied and so not be read.
-  const auto given = model::spec_of(checkpoint.config(), directory, base.spec.value_head);
+  auto given = model::spec_of(checkpoint.config(), directory, base.spec.value_head);
+  given.layout.settle(checkpoint.names());
   require_same_model(base.spec, given, directory);
   const std::string ours = base.weights.front().name, theirs = given.layout.name(kEmbedding);
   require(ours == theirs, Code::kInvalid, "engine: load: ", directory.string(),
@@ -147,7 +148,8 @@ lora::SavedAdapter read_adapter(const fs::path& directory, const BaseModel& base
     const model::Layout& layout = base.spec.layout;
     // A tied head need not be in the files.
     std::string there = layout.name(kEmbedding);
-    for (const std::string& known : {layout.name(name), name, lora::other_path(name)})
+    const std::string other = lora::other_path(name);
+    for (const std::string& known : {layout.name(other), layout.name(name), name, other})
       if (checkpoint.contains(known)) there = known;
     return model::is_copy(copy, checkpoint.at(there));
   };

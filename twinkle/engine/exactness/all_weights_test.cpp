@@ -9,6 +9,7 @@
 
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/engine/exactness/all_weights_for_test.h"
+#include "twinkle/model/tiny_families.h"
 
 namespace twinkle::engine {
 namespace {
@@ -146,6 +147,39 @@ TEST(AllWeightsOf, BFloat16AreTheSameBitsOnEveryRankAndAgain) {
       EXPECT_EQ(got[r].tensors, got[0].tensors) << r;
       EXPECT_EQ(got[r].tokens, got[0].tokens) << r;
     }
+  }
+}
+
+// The stacks of experts are cut as matrices are.
+TEST(AllWeightsOf, ExpertsAreTrainedWithin1e4OfOneRank) {
+  for (const std::string family : {"qwen3_moe", "gpt_oss"}) {
+    SCOPED_TRACE(family);
+    const model::TinyModel model(model::tiny_family(family));
+    const Told one = on_mesh({1, 1}, in_float32(model), train)[0];
+    for (const Mesh& mesh : {Mesh{2, 1}, Mesh{1, 2}, Mesh{2, 2}})
+      expect_near(on_mesh(mesh, in_float32(model), train), one);
+  }
+}
+
+// Some families keep norms and others in float32 beside weights in bfloat16.
+TEST(AllWeightsOf, WhatABFloat16ModelHasInFloat32LearnsAsOnOneRank) {
+  const auto life = [](Rank& rank) {
+    rank.create();
+    rank.learn(1);
+    rank.inspect();
+  };
+  const auto names_of = [](const Told& told) {
+    std::vector<std::string> out;
+    for (const NamedTensor& t : told.tensors) out.push_back(t.name);
+    return out;
+  };
+  for (const std::string family : {"gpt_oss", "qwen3_5"}) {
+    const model::TinyModel model(model::tiny_family(family));
+    const EngineOptions options{.model = {.path = model.path(), .mixed_precision = "bf16"}};
+    const auto want = names_of(on_mesh({1, 1}, options, life)[0]);
+    ASSERT_TRUE(std::ranges::count(want, "grad/model.norm.weight"));
+    for (const Mesh& mesh : {Mesh{2, 1}, Mesh{2, 2}})
+      EXPECT_EQ(names_of(on_mesh(mesh, options, life)[0]), want) << family;
   }
 }
 

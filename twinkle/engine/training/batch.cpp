@@ -117,10 +117,21 @@ std::shared_ptr<nn::Routing> routing_of(std::span<const OpSlice> pieces, const n
   return out;
 }
 
+// The rows of rope's table that go with each sequence's length.
+void choose_rope(nn::Rows& rows, const nn::RopeSpec& rope) {
+  auto* position = rows.position_ids.mutable_data_ptr<int64_t>();
+  for (size_t s = 0; s < rows.segments.size(); ++s) {
+    const int64_t begin = rows.cu_seqlens[s], end = rows.cu_seqlens[s + 1];
+    const int64_t first = rope.first_row(end - begin);
+    for (int64_t row = begin; first > 0 && row < end; ++row) position[row] += first;
+  }
+}
+
 void pack_pass(PackedBatch& pass, std::span<const OpSlice> pieces, const model::Decoder& decoder) {
   pack_rows(pass, pieces);
-  if (pass.has_rows())
-    pass.tape.batch.routing = routing_of(pieces, pass.tape.batch.rows, decoder.spec());
+  if (!pass.has_rows()) return;
+  choose_rope(pass.tape.batch.rows, decoder.spec().rope);
+  pass.tape.batch.routing = routing_of(pieces, pass.tape.batch.rows, decoder.spec());
 }
 
 // Where the tokens of a sequence went.

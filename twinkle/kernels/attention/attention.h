@@ -3,7 +3,8 @@
 // Functions over tensors, no autograd. bf16 and float32 are computed in float32, float64 in
 // float64. T, N tokens; H query heads, K key heads (H a multiple of K: head h reads key head h / (H
 // / K)); d head size; S sequences; P pages. Error kInvalid of each: other shapes or types, a
-// negative window, cu_seqlens that do not rise from 0 to T, a page outside the cache.
+// negative window or softcap, one on a device, cu_seqlens that do not rise from 0 to T, a page
+// outside the cache.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -22,11 +23,13 @@ struct AttentionOptions {
   // [H] of any float type, or undefined: of each head one more score in the softmax' sum, of a key
   // that has no value (Xiao et al. 2024, section 3.3; a learned one). On the CPU.
   at::Tensor sinks = {};
+  double softcap = 0;  // scaled scores s become softcap tanh(s / softcap), on the CPU; 0: they stay
 };
 
 struct AttentionResult {
   at::Tensor out;  // [T, H, d], of q's type
-  // [T, H] float32 (float64): log of the sum of exp of the scaled scores, and of a head's sink
+  // [T, H] float32 (float64): log of the sum of exp of the scaled scores, capped where they are,
+  // and of a head's sink
   at::Tensor lse;
 };
 

@@ -28,6 +28,23 @@ struct GradTile {
   A* k;   // [kKeyTile][padded_dim]
 };
 
+// Of one row: scores, masked, become probabilities, and the probabilities' gradients the scores'
+// before they were capped.
+template <bool kCapped, class A>
+inline void grad_row(A* p, A* ds, int64_t columns, A lse, A delta, A cap) {
+  for (int64_t j = 0; j < columns; j += kLanes<A>) {
+    const auto score = load<A>(p + j);
+    const auto probability = exp(score - splat(lse));
+    store<A, A>(p + j, probability);
+    auto slope = probability * (load<A>(ds + j) - splat(delta));
+    if constexpr (kCapped) {
+      const auto t = score * splat(1 / cap);
+      slope = probability > 0 ? slope * (A{1} - t * t) : Lanes<A>{};  // a masked score is -inf
+    }
+    store<A, A>(ds + j, slope);
+  }
+}
+
 // Fills p and ds for rows [r, r + count), and zeros where nothing is visible.
 template <class A>
 void grad_scores(const AttentionShape& shape, const GradRows<A>& x, const GradTile<A>& tile,
@@ -40,11 +57,13 @@ void grad_scores(const AttentionShape& shape, const GradRows<A>& x, const GradTi
   product<A, Into::kZero, Left::kRowMajor>(count, x.grad + r * dim, dim, tile.vt, kKeyTile, ds,
                                            kKeyTile, shape.head_dim, columns);
   for (int64_t i = r; i < r + count; ++i, p += kKeyTile, ds += kKeyTile) {
+    const A cap = static_cast<A>(shape.softcap);
+    if (cap > 0) cap_scores(p, columns, cap);
     mask(p, visible(x.first + i / shape.group, shape.window, tile_index), columns);
-    for (int64_t j = 0; j < columns; j += kLanes<A>) {
-      const auto probability = exp(load<A>(p + j) - splat(x.lse[i]));
-      store<A, A>(p + j, probability);
-      store<A, A>(ds + j, probability * (load<A>(ds + j) - splat(x.delta[i])));
+    if (cap > 0) {
+      grad_row<true>(p, ds, columns, x.lse[i], x.delta[i], cap);
+    } else {
+      grad_row<false>(p, ds, columns, x.lse[i], x.delta[i], cap);
     }
   }
 }

@@ -28,6 +28,7 @@ struct AttentionShape {
   int64_t head_dim = 0;  // elements
   double scale = 1;
   int64_t window = 0;  // tokens; 0: all
+  double softcap = 0;  // of scaled scores; 0: none
 
   int64_t padded_dim() const { return (head_dim + 15) / 16 * 16; }
 };

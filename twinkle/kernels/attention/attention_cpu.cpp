@@ -30,6 +30,8 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
   require_like(v, "attention's v", k, "k");
   require(options.window >= 0, Code::kInvalid, "kernels: attention's window is ", options.window,
           ", it must be at least 1 token, or 0 for none");
+  require(options.softcap >= 0, Code::kInvalid, "kernels: attention's softcap is ", options.softcap,
+          ", it must be above 0, or 0 for none");
   require(!cu_seqlens.empty() && cu_seqlens.front() == 0 && cu_seqlens.back() == q.size(0) &&
               std::is_sorted(cu_seqlens.begin(), cu_seqlens.end()),
           Code::kInvalid, "kernels: attention's cu_seqlens must rise from 0 to ", q.size(0),
@@ -41,7 +43,8 @@ AttentionShape shape_of(const at::Tensor& q, const at::Tensor& k, const Attentio
   return {.group = q.size(1) / k.size(1),
           .head_dim = q.size(2),
           .scale = options.scale,
-          .window = options.window};
+          .window = options.window,
+          .softcap = options.softcap};
 }
 
 // Blocks of `step` positions; the last ones, which see the most keys, first.

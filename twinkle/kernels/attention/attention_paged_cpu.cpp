@@ -117,6 +117,8 @@ at::Tensor attention_paged(const at::Tensor& q, const PagedKeys& pages, const Pa
   require(options.window >= 0, Code::kInvalid, "kernels: attention's window is ", options.window,
           ", it must be at least 1 token, or 0 for none");
   check_sinks(q, options.sinks);
+  require(options.softcap >= 0, Code::kInvalid, "kernels: attention's softcap is ", options.softcap,
+          ", it must be above 0, or 0 for none");
   if (cuda::takes(q)) {
     if (!cuda::takes(rows.positions)) check_rows(rows, q.size(0), pages.v.size(0), options.window);
     return cuda::attention_paged(q, pages, rows, options);
@@ -126,7 +128,8 @@ at::Tensor attention_paged(const at::Tensor& q, const PagedKeys& pages, const Pa
   const AttentionShape shape{.group = q.size(1) / heads,
                              .head_dim = q.size(2),
                              .scale = options.scale,
-                             .window = options.window};
+                             .window = options.window,
+                             .softcap = options.softcap};
   const int64_t page_size = shape.head_dim * kKeyTile, most = block_positions(shape.group);
   std::vector<int64_t> starts{0};  // of the blocks: neighbouring rows of one sequence
   for (int64_t r = 1; r < at.size(); ++r) {

@@ -15,6 +15,7 @@ struct Case {
   at::ScalarType type = at::kFloat;
   int64_t heads = 4, key_heads = 2, dim = 32, window = 0;
   std::vector<int64_t> lengths;
+  double softcap = 0;
 };
 
 std::vector<int64_t> ends(const std::vector<int64_t>& lengths) {
@@ -30,7 +31,9 @@ struct Input {
 
   explicit Input(const Case& c)
       : cu_seqlens(ends(c.lengths)),
-        options{.scale = 1 / std::sqrt(static_cast<double>(c.dim)), .window = c.window} {
+        options{.scale = 1 / std::sqrt(static_cast<double>(c.dim)),
+                .window = c.window,
+                .softcap = c.softcap} {
     at::manual_seed(7);
     const int64_t tokens = cu_seqlens.back();
     q = at::randn({tokens, c.heads, c.dim}, at::kDouble).to(c.type);
@@ -53,8 +56,10 @@ at::Tensor naive(const Input& in, const at::Tensor& q, const at::Tensor& k, cons
     const auto ahead = index.unsqueeze(0) - index.unsqueeze(1);
     auto hidden = ahead > 0;
     if (in.options.window > 0) hidden = hidden.logical_or(ahead <= -in.options.window);
-    const auto scores = (at::matmul(part(q, 1), part(k, group).transpose(1, 2)) * in.options.scale)
-                            .masked_fill(hidden, -std::numeric_limits<double>::infinity());
+    auto scores = at::matmul(part(q, 1), part(k, group).transpose(1, 2)) * in.options.scale;
+    const double cap = in.options.softcap;
+    if (cap > 0) scores = cap * (scores / cap).tanh();
+    scores = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity());
     parts.push_back(at::matmul(scores.softmax(-1), part(v, group)).transpose(0, 1));
   }
   return at::cat(parts);
@@ -74,6 +79,8 @@ std::vector<Case> cases(at::ScalarType type) {
       {.type = type, .heads = 7, .key_heads = 1, .dim = 20, .window = 1, .lengths = {90}},
       {.type = type, .heads = 6, .key_heads = 2, .dim = 64, .window = 50, .lengths = {300, 20}},
       {.type = type, .heads = 4, .key_heads = 4, .dim = 16, .window = 64, .lengths = {257}},
+      {.type = type, .lengths = {1, 130}, .softcap = 50},
+      {.type = type, .dim = 40, .window = 50, .lengths = {200, 7}, .softcap = 0.7},
   };
 }
 
@@ -191,14 +198,16 @@ struct Cache {
 };
 
 TEST_P(AttentionOfType, paged_prefill_in_chunks_and_decode_have_the_bits_of_the_packed_forward) {
-  for (const int64_t window : {0, 40}) {
+  for (const auto& [window, softcap] :
+       {std::pair{0, 0.0}, std::pair{40, 0.0}, std::pair{0, 0.7}, std::pair{40, 2.0}}) {
     for (const Simd* simd : supported_simd()) {
       const Input in({.type = GetParam(),
                       .heads = 6,
                       .key_heads = 2,
                       .dim = 64,
                       .window = window,
-                      .lengths = {150, 131, 140}});
+                      .lengths = {150, 131, 140},
+                      .softcap = softcap});
       const auto truth = attention(in.q, in.k, in.v, in.cu_seqlens, in.options, *simd).out;
       Cache cache(in);
       const auto expect_row = [&](const at::Tensor& got, int64_t s, int64_t from, int64_t to) {
@@ -254,6 +263,8 @@ TEST(Attention, mistakes_are_named) {
                [&] { run(in.q, in.v.to(at::kDouble), {0, 5}, 0); });
   expect_error("kernels: attention's window is -1", [&] { run(in.q, in.v, {0, 5}, -1); });
   expect_error("cu_seqlens must rise from 0 to 5", [&] { run(in.q, in.v, {0, 4}, 0); });
+  expect_error("kernels: attention's softcap is -1",
+               [&] { attention(in.q, in.k, in.v, in.cu_seqlens, {.softcap = -1}); });
   expect_error("kernels: attention's gradient is Float [5, 2, 32]", [&] {
     attention_backward({in.k, in.q, in.k, in.v, {}}, in.cu_seqlens, in.options);
   });
@@ -281,6 +292,7 @@ TEST(AttentionPaged, mistakes_are_named_and_write_nothing) {
   expect_error("q is Float [1, 3, 32]",
                [&] { attention_paged(at::randn({1, 3, 32}), pages, rows(0, 0, 0), {}); });
   expect_error("window is -2", [&] { attention_paged(x, pages, rows(0, 0, 0), {.window = -2}); });
+  expect_error("softcap is -2", [&] { attention_paged(x, pages, rows(0, 0, 0), {.softcap = -2}); });
   auto wrong = rows(0, 0, 0);
   wrong.positions = at::zeros({2}, at::kLong);
   expect_error("1 sequences and 2 positions for 1 rows",

@@ -29,6 +29,15 @@ inline void mask(A* scores, Visible range, int64_t columns) {
   }
 }
 
+// `columns` is a multiple of the lanes. What no key gave comes out as anything: mask() follows.
+template <class A>
+inline void cap_scores(A* scores, int64_t columns, A cap) {
+  const auto inverse = splat(1 / cap);
+  for (int64_t i = 0; i < columns; i += kLanes<A>) {
+    store<A, A>(scores + i, tanh(load<A>(scores + i) * inverse) * splat(cap));
+  }
+}
+
 // A running softmax over up to kProductRows rows.
 template <class A>
 struct RowStates {
@@ -87,6 +96,7 @@ void attend(const AttentionShape& shape, int64_t rows, const A* q, const A* kt, 
       for (int64_t i = 0; i < columns; ++i) row[i] = 0;
       continue;
     }
+    if (shape.softcap > 0) cap_scores(row, columns, static_cast<A>(shape.softcap));
     if (ranges[r].begin > 0 || ranges[r].end < columns) mask(row, ranges[r], columns);
     const A tile_top = largest_score(row, columns), old_top = states.top[r];
     const A top = tile_top > old_top ? tile_top : old_top;

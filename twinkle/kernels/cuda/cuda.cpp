@@ -57,6 +57,11 @@ const Functions& functions() {
   return *library().functions;
 }
 
+void refuse_softcap(const AttentionOptions& options) {
+  require(options.softcap == 0, Code::kInvalid, "kernels: attention's softcap is ", options.softcap,
+          " on a CUDA device; it runs on the CPU only");
+}
+
 }  // namespace
 
 bool available() { return library().functions != nullptr && functions().available(); }
@@ -119,10 +124,12 @@ at::Tensor sums_of_squares(std::span<const at::Tensor> tensors) {
 
 AttentionResult attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           std::span<const int64_t> cu_seqlens, const AttentionOptions& options) {
+  refuse_softcap(options);
   return functions().attention(q, k, v, cu_seqlens, options);
 }
 AttentionGrads attention_backward(const AttentionSaved& saved, std::span<const int64_t> cu_seqlens,
                                   const AttentionOptions& options, const AttentionNeeds& needs) {
+  refuse_softcap(options);
   return functions().attention_backward(saved, cu_seqlens, options, needs);
 }
 void write_pages(PagedKeys& pages, const at::Tensor& k, const at::Tensor& v,
@@ -131,6 +138,7 @@ void write_pages(PagedKeys& pages, const at::Tensor& k, const at::Tensor& v,
 }
 at::Tensor attention_paged(const at::Tensor& q, const PagedKeys& pages, const PagedRows& rows,
                            const AttentionOptions& options) {
+  refuse_softcap(options);
   return functions().attention_paged(q, pages, rows, options);
 }
 

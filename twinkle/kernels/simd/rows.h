@@ -1,5 +1,5 @@
-// The row loops of rms_norm, rope and swiglu. Compiled once per instruction set (see simd.h). A
-// row's result depends on that row alone.
+// The row loops of rms_norm, rope, swiglu and geglu. Compiled once per instruction set (see
+// simd.h). A row's result depends on that row alone.
 #pragma once
 #include "twinkle/kernels/simd/lanes.h"
 
@@ -147,6 +147,49 @@ void swiglu_backward(const T* grad, const T* gate, const T* up, int64_t count, T
     if (dup != nullptr) store<T, A>(dup + i, go * (g * sigmoid), left);
     if (dgate != nullptr) {
       const auto slope = sigmoid * fma(g, A{1} - sigmoid, splat(A{1}));
+      store<T, A>(dgate + i, go * load<A>(up + i, left) * slope, left);
+    }
+  }
+}
+
+// gelu(g) = g sigmoid(2 z) with z = sqrt(2 / pi) (g + 0.044715 g^3), as 1 + tanh(z) = 2 sigmoid(2
+// z).
+template <class A>
+inline constexpr A kGelu = static_cast<A>(1.5957691216057308);  // 2 sqrt(2 / pi)
+template <class A>
+inline constexpr A kGeluCube = static_cast<A>(1.5957691216057308 * 0.044715);
+
+// exp(-2 z), finite: beyond 80 its sigmoid is 0 either way.
+template <class A>
+inline Lanes<A> gelu_exp(Lanes<A> g) {
+  const auto minus = g * fma(g * g, splat(-kGeluCube<A>), splat(-kGelu<A>));
+  return exp(minus > splat(A{80}) ? splat(A{80}) : minus);
+}
+
+template <class T, class A>
+void geglu(const T* gate, const T* up, int64_t count, T* y) {
+  for (int64_t i = 0; i < count; i += kLanes<A>) {
+    const int64_t left = count - i;
+    const auto g = load<A>(gate + i, left);
+    store<T, A>(y + i, g / (gelu_exp<A>(g) + A{1}) * load<A>(up + i, left), left);
+  }
+}
+
+// Null outputs are skipped.
+template <class T, class A>
+void geglu_backward(const T* grad, const T* gate, const T* up, int64_t count, T* dgate, T* dup) {
+  for (int64_t i = 0; i < count; i += kLanes<A>) {
+    const int64_t left = count - i;
+    const auto go = load<A>(grad + i, left), g = load<A>(gate + i, left);
+    const auto e = gelu_exp<A>(g), sigmoid = A{1} / (e + A{1});
+    if (dup != nullptr) store<T, A>(dup + i, go * (g * sigmoid), left);
+    if (dgate != nullptr) {
+      // Of far gates sigmoid and 1 - sigmoid = e sigmoid, which is not computed as a difference,
+      // are 0 and 1: no cube may be infinite.
+      const auto above = g < splat(A{-16}) ? splat(A{-16}) : g;
+      const auto near = above > splat(A{16}) ? splat(A{16}) : above;
+      const auto of_two_z = fma(near * near, splat(3 * kGeluCube<A>), splat(kGelu<A>));
+      const auto slope = sigmoid * fma(near * of_two_z, e * sigmoid, splat(A{1}));
       store<T, A>(dgate + i, go * load<A>(up + i, left) * slope, left);
     }
   }

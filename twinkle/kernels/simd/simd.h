@@ -37,11 +37,16 @@ struct Loops {
   void (*swiglu)(const T* gate, const T* up, int64_t count, T* y);
   void (*swiglu_backward)(const T* grad, const T* gate, const T* up, int64_t count, T* dgate,
                           T* dup);
+  void (*geglu)(const T* gate, const T* up, int64_t count, T* y);
+  void (*geglu_backward)(const T* grad, const T* gate, const T* up, int64_t count, T* dgate,
+                         T* dup);
   void (*attention_forward)(const AttentionBlock<T>& block, A* scratch);
   void (*attention_backward)(const AttentionGradBlock<T>& block, A* scratch);
   RowStats (*softmax_stats)(const T* row, int64_t vocab, int64_t id, A temperature, bool entropy);
   A (*softmax_logprob)(const T* row, int64_t id, A temperature, const RowStats& stats);
   void (*softmax_grad)(T* row, int64_t vocab, int64_t id, A temperature, const RowGrad& grad);
+  void (*softcap)(T* x, int64_t count, A cap);
+  void (*softcap_grad)(T* grad, const T* capped, int64_t count, A cap);
   void (*lora_mask)(const LoraDropout& dropout, int64_t token, int64_t begin, int64_t count,
                     A* factor);
   void (*lora_shrink)(const LoraShrink<T>& rows, A* scratch);

@@ -1,5 +1,5 @@
-// The row loops of softmax. Compiled once per instruction set (see simd.h). A row's result depends
-// on that row alone.
+// The row loops of softmax and of logits' softcap. Compiled once per instruction set (see simd.h).
+// A row's result depends on that row alone.
 #pragma once
 #include "twinkle/kernels/simd/lanes.h"
 
@@ -140,6 +140,26 @@ template <class T, class A>
 void softmax_grad(T* row, int64_t vocab, int64_t id, A temperature, const RowGrad& grad) {
   if (grad.entropy_grad == 0) return write_softmax_grad<false>(row, vocab, id, temperature, grad);
   write_softmax_grad<true>(row, vocab, id, temperature, grad);
+}
+
+template <class T, class A>
+void softcap(T* x, int64_t count, A cap) {
+  const auto inverse = splat(1 / cap);
+  for (int64_t i = 0; i < count; i += kLanes<A>) {
+    const int64_t left = count - i;
+    store<T, A>(x + i, tanh(load<A>(x + i, left) * inverse) * splat(cap), left);
+  }
+}
+
+// Given what softcap returned.
+template <class T, class A>
+void softcap_grad(T* grad, const T* capped, int64_t count, A cap) {
+  const auto inverse = splat(1 / cap);
+  for (int64_t i = 0; i < count; i += kLanes<A>) {
+    const int64_t left = count - i;
+    const auto t = load<A>(capped + i, left) * inverse;
+    store<T, A>(grad + i, load<A>(grad + i, left) * (A{1} - t * t), left);
+  }
 }
 
 }  // namespace twinkle::kernels::TWINKLE_ISA

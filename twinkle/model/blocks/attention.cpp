@@ -33,6 +33,9 @@ Attention::Attention(const DecoderSpec& decoder, const AttentionSpec& spec, Part
             ", but attention with sinks (", decoder.family,
             ") runs on the CPU only in this version; set the device to cpu");
   }
+  require(spec.softcap == 0 || o_.weight.is_cpu(), Code::kInvalid, "model: device is ",
+          o_.weight.device(), ", but attention with attn_logit_softcapping (", decoder.family,
+          ") runs on the CPU only in this version; set the device to cpu");
   if (!spec.qk_norm) return;
   parts.norm("self_attn.q_norm", head_dim_, decoder.norm, q_norm_);
   parts.norm("self_attn.k_norm", head_dim_, decoder.norm, k_norm_);
@@ -77,9 +80,14 @@ at::Tensor Attention::forward(const at::Tensor& x, const Context& context) const
     q = nn::rms_norm(q, q_norm_, rows);
     k = nn::rms_norm(k, k_norm_, rows);
   }
-  std::tie(q, k) = nn::apply_rope(q, k, context.rope, rows.position_ids);
-  const nn::AttentionOptions options{1.0 / std::sqrt(static_cast<double>(head_dim_)), spec_.window,
-                                     o_.exact, sinks_};
+  std::tie(q, k) = nn::apply_rope(q, k, spec_.local_rope ? *context.local_rope : context.rope,
+                                  rows.position_ids);
+  const nn::AttentionOptions options{
+      .scale = spec_.scale > 0 ? spec_.scale : 1.0 / std::sqrt(static_cast<double>(head_dim_)),
+      .window = spec_.window,
+      .deterministic = o_.exact,
+      .sinks = sinks_,
+      .softcap = spec_.softcap};
   at::Tensor mixed = context.kv ? context.kv->attend(context.layer, q, k, v, rows, options)
                                 : nn::attention(q, k, v, rows, options, sinks_grad_);
   if (gate.defined()) mixed = nn::sigmoid_gate(mixed, gate);

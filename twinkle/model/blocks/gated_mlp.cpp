@@ -2,11 +2,12 @@
 
 #include <ATen/ATen.h>
 
-#include "twinkle/nn/mlp.h"
+#include "twinkle/base/error.h"
 
 namespace twinkle::model {
 
-GatedMlp::GatedMlp(const DecoderSpec& decoder, const GatedMlpSpec& spec, Parts& parts) {
+GatedMlp::GatedMlp(const DecoderSpec& decoder, const GatedMlpSpec& spec, Parts& parts)
+    : activation_(spec.activation) {
   const int64_t d = decoder.hidden_size, inner = spec.intermediate_size;
   if (spec.fused) {
     parts.linear("mlp.gate_up_proj", {2 * inner, d, spec.bias}, gate_up_);
@@ -15,6 +16,9 @@ GatedMlp::GatedMlp(const DecoderSpec& decoder, const GatedMlpSpec& spec, Parts& 
     parts.linear("mlp.up_proj", {inner, d, spec.bias}, up_);
   }
   parts.linear("mlp.down_proj", {d, inner, spec.bias}, down_);
+  require(activation_ == nn::Activation::kSilu || down_.weight.is_cpu(), Code::kInvalid,
+          "model: device is ", down_.weight.device(), ", but an MLP with gelu (", decoder.family,
+          ") runs on the CPU only in this version; set the device to cpu");
 }
 
 at::Tensor GatedMlp::forward(const at::Tensor& x, const Context& context) const {
@@ -22,12 +26,12 @@ at::Tensor GatedMlp::forward(const at::Tensor& x, const Context& context) const 
     const at::Tensor both = nn::linear(x, gate_up_, context.rows);
     nn::prefetch(down_);
     const auto parts = both.chunk(2, 1);
-    return nn::swiglu_linear(parts[0], parts[1], down_, context.rows);
+    return nn::swiglu_linear(parts[0], parts[1], down_, context.rows, activation_);
   }
   const at::Tensor gate = nn::linear(x, gate_, context.rows);
   const at::Tensor up = nn::linear(x, up_, context.rows);
   nn::prefetch(down_);
-  return nn::swiglu_linear(gate, up, down_, context.rows);
+  return nn::swiglu_linear(gate, up, down_, context.rows, activation_);
 }
 
 void GatedMlp::prefetch() const { nn::prefetch(gate_up_.weight.defined() ? gate_up_ : gate_); }

@@ -1,4 +1,5 @@
-// The MLP of llama-like models: down(silu(gate x) * up x) (Shazeer 2020, SwiGLU).
+// The MLP of llama-like models: down(silu(gate x) * up x) (Shazeer 2020, SwiGLU), or with gelu in
+// place of silu.
 #pragma once
 #include "twinkle/model/blocks/block.h"
 #include "twinkle/model/blocks/parts.h"
@@ -15,6 +16,7 @@ class GatedMlp final : public Block {
 
  private:
   nn::Linear gate_, up_, gate_up_, down_;  // either the first two, or the one of both's rows
+  nn::Activation activation_;
 };
 
 }  // namespace twinkle::model

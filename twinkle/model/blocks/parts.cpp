@@ -12,7 +12,7 @@ void Parts::weight(const std::string& name, const std::vector<int64_t>& shape, b
 void Parts::linear(const std::string& name, const LinearSize& size, nn::Linear& into, bool drops) {
   weight(name + ".weight", {size.outputs, size.inputs}, true, into.weight, into.weight_grad);
   if (size.bias) weight(name + ".bias", {size.outputs}, false, into.bias, into.bias_grad);
-  linears.push_back({layout_.name(path + name), &into, drops});
+  linears.push_back({layout_.path(path + name), &into, drops});
 }
 
 void Parts::norm(const std::string& name, int64_t width, const NormSpec& spec, nn::RmsNorm& into) {

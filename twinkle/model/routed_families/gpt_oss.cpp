@@ -40,8 +40,8 @@ kernels::ClampedSwiglu read_clamp(const Json& config) {
   out.alpha = get_or(config, "swiglu_alpha", out.alpha);
   for (const auto& [key, value] :
        {std::pair{"swiglu_limit", out.limit}, std::pair{"swiglu_alpha", out.alpha}}) {
-    require(value > 0 && value <= 1e6, Code::kInvalid, "model: config field '", key, "' is ", value,
-            ", it must be above 0 and at most 1000000");
+    require(value >= 1e-3 && value <= 1e6, Code::kInvalid, "model: config field '", key, "' is ",
+            value, ", it must be at least 0.001 and at most 1000000");
   }
   return out;
 }

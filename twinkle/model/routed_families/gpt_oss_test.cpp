@@ -135,8 +135,9 @@ TEST(GptOss, WeightsAreOfTheShapesThatItsFilesHave) {
 TEST(GptOss, FieldsThatCannotBeAreRefused) {
   JsonObject c = gpt_oss_config();
   c["swiglu_limit"] = 0;
-  EXPECT_EQ(invalid_of([&] { read_spec(c); }),
-            "model: config field 'swiglu_limit' is 0, it must be above 0 and at most 1000000");
+  EXPECT_EQ(
+      invalid_of([&] { read_spec(c); }),
+      "model: config field 'swiglu_limit' is 0, it must be at least 0.001 and at most 1000000");
   c = tiny_config("qwen3");
   c["swiglu_limit"] = 7.0;
   EXPECT_EQ(invalid_of([&] { read_spec(c); }).substr(0, 43),

@@ -21,6 +21,18 @@ std::optional<std::string> renamed(std::string_view name, std::span<const Rename
 }  // namespace
 
 std::string Layout::name(const std::string& ours) const {
+  const std::string now = path(ours);
+  return is_older ? renamed(now, older).value_or(now) : now;
+}
+
+void Layout::settle(std::span<const std::string> names) {
+  is_older = std::ranges::any_of(older, [&](const Rename& rename) {
+    return std::ranges::any_of(
+        names, [&](const std::string& name) { return name.starts_with(rename.theirs + "."); });
+  });
+}
+
+std::string Layout::path(const std::string& ours) const {
   std::string out = ours;
   if (ours.starts_with(kLayers)) {
     const size_t begin = ours.find('.', kLayers.size()) + 1;  // behind the layer's number

@@ -32,9 +32,16 @@ struct Layout {
   std::vector<std::string> skipped = {};
   // Ends of the names of weights that are float32 where the others are bfloat16.
   std::vector<std::string> in_float32 = {};
+  // Beginnings of names by now (`ours`), and of those in older files of the family.
+  std::vector<Rename> older = {};
+  bool is_older = false;  // the checkpoint has names of the older kind
 
-  // The checkpoint's name of a weight, or path of a linear.
+  // The checkpoint's name of a weight.
   std::string name(const std::string& ours) const;
+  // The path of a linear, which adapters know it by: older files change it not.
+  std::string path(const std::string& ours) const;
+  // By the names in a checkpoint, whether it is older.
+  void settle(std::span<const std::string> names);
   // True if the decoder does not read the tensor of this name, and is right not to.
   bool skips(std::string_view name) const;
   bool is_in_float32(std::string_view name) const;

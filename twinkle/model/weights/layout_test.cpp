@@ -27,6 +27,19 @@ TEST(Layout, NamesOfALayerAndOfTheModelAreRenamedOnceAtTheirBeginnings) {
   EXPECT_EQ(layout.name("model.norm.weight"), "model.norm.weight");
 }
 
+TEST(Layout, OlderFilesHaveNamesOfTheirOwnAndTheSamePaths) {
+  Layout layout{.model = {{"model", "model.language_model"}},
+                .older = {{"model.language_model", "language_model.model"},
+                          {"lm_head", "language_model.lm_head"}}};
+  const std::string now = "model.language_model.norm.weight";
+  layout.settle(std::vector<std::string>{now, "lm_head.weight"});
+  EXPECT_EQ(layout.name("model.norm.weight"), now);
+  layout.settle(std::vector<std::string>{"language_model.model.norm.weight"});
+  EXPECT_EQ(layout.name("model.norm.weight"), "language_model.model.norm.weight");
+  EXPECT_EQ(layout.name("lm_head.weight"), "language_model.lm_head.weight");
+  EXPECT_EQ(layout.path("model.layers.0.mlp.up_proj"), "model.language_model.layers.0.mlp.up_proj");
+}
+
 TEST(Layout, AStacksPartsAreThoseOfOneMatrixAfterTheOther) {
   const Layout layout{.stacks = {{"mlp.experts.down_proj", {"mlp.experts.*.w2.weight"}},
                                  {"mlp.experts.gate_up_proj",

@@ -30,16 +30,23 @@ struct TrainedSinks : torch::CustomClassHolder {
   }
 };
 
+struct AttentionCall {
+  const Rows& rows;
+  const AttentionOptions& options;
+  WeightGrad* sinks_grad;
+};
+
 struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, const Rows& rows, const AttentionOptions& options,
-                            WeightGrad* sinks_grad) {
+                            const at::Tensor& v, const AttentionCall& call) {
+    const auto& [rows, options, sinks_grad] = call;
     const std::vector<int64_t>& cu_seqlens = rows.cu_seqlens;
     auto result = kernels::attention(q, k, v, cu_seqlens, options);
     context->save_for_backward({q, k, v, result.out, result.lse});
     context->saved_data["cu_seqlens"] = cu_seqlens;
     context->saved_data["scale"] = options.scale;
     context->saved_data["window"] = options.window;
+    context->saved_data["softcap"] = options.softcap;
     context->saved_data["deterministic"] = options.deterministic;
     if (sinks_grad) {
       context->saved_data["sinks"] = c10::IValue::make_capsule(
@@ -53,7 +60,8 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     auto& data = context->saved_data;
     const AttentionOptions options{.scale = data["scale"].toDouble(),
                                    .window = data["window"].toInt(),
-                                   .deterministic = data["deterministic"].toBool()};
+                                   .deterministic = data["deterministic"].toBool(),
+                                   .softcap = data["softcap"].toDouble()};
     const kernels::AttentionNeeds needs{.q = context->needs_input_grad(0),
                                         .k = context->needs_input_grad(1),
                                         .v = context->needs_input_grad(2)};
@@ -64,7 +72,7 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
     auto out =
         kernels::attention_backward({grads[0], saved[0], saved[1], saved[2], {saved[3], saved[4]}},
                                     data["cu_seqlens"].toIntVector(), options, needs);
-    return {std::move(out.q), std::move(out.k), std::move(out.v), {}, {}, {}};
+    return {std::move(out.q), std::move(out.k), std::move(out.v), {}};
   }
 };
 
@@ -72,7 +80,7 @@ struct AttentionFunction : torch::autograd::Function<AttentionFunction> {
 
 at::Tensor attention(const at::Tensor& q_THd, const at::Tensor& k_TKd, const at::Tensor& v_TKd,
                      const Rows& rows, const AttentionOptions& options, WeightGrad* sinks_grad) {
-  return AttentionFunction::apply(q_THd, k_TKd, v_TKd, rows, options, sinks_grad);
+  return AttentionFunction::apply(q_THd, k_TKd, v_TKd, AttentionCall{rows, options, sinks_grad});
 }
 
 }  // namespace twinkle::nn

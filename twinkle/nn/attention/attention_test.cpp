@@ -12,11 +12,14 @@ namespace {
 
 TEST(Attention, gradients_equal_finite_differences) {
   const Rows rows = pack(std::vector<int64_t>{4, 1, 3});
-  for (const int64_t window : {0, 2}) {
+  for (const auto& [window, softcap] : {std::pair{0, 0.0}, std::pair{2, 0.0}, std::pair{2, 0.6}}) {
     const auto q = kernels::leaf({8, 4, 6}), k = kernels::leaf({8, 2, 6}),
                v = kernels::leaf({8, 2, 6});
     kernels::expect_gradients(
-        [&] { return attention(q, k, v, rows, {.scale = 0.5, .window = window}); }, {q, k, v});
+        [&, window = window, softcap = softcap] {
+          return attention(q, k, v, rows, {.scale = 0.5, .window = window, .softcap = softcap});
+        },
+        {q, k, v});
   }
 }
 

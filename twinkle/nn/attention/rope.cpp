@@ -50,7 +50,14 @@ at::Tensor llama3_frequencies(const RopeSpec& spec, const at::Tensor& frequency)
   return at::where(medium, smoothed, slow);
 }
 
-at::Tensor frequencies(const RopeSpec& spec, int64_t dim) {
+// Ding et al. 2024 (LongRoPE), section 3.2: each pair's own divisor.
+at::Tensor divided(const at::Tensor& wave, const std::vector<double>& factors) {
+  require(std::ssize(factors) == wave.size(0), Code::kInvalid, "nn: rope has ", factors.size(),
+          " factors for ", wave.size(0), " pairs of dims");
+  return 1.0 / (at::tensor(factors, at::kFloat) * wave);
+}
+
+at::Tensor frequencies(const RopeSpec& spec, int64_t dim, bool is_long) {
   const auto wave = at::pow(spec.theta, at::arange(0, dim, 2, at::kFloat) / dim);
   const auto plain = 1.0 / wave;
   switch (spec.kind) {
@@ -62,13 +69,20 @@ at::Tensor frequencies(const RopeSpec& spec, int64_t dim) {
       return yarn_frequencies(spec, wave, dim);
     case RopeKind::kLlama3:
       return llama3_frequencies(spec, plain);
+    case RopeKind::kLongRope:
+      return divided(wave, is_long ? spec.long_factor : spec.short_factor);
   }
   fail(Code::kInternal, "nn: rope kind ", static_cast<int>(spec.kind), " is unknown");
 }
 
 double attention_factor(const RopeSpec& spec) {
-  if (spec.kind != RopeKind::kYarn) return 1;
+  const bool is_longrope = spec.kind == RopeKind::kLongRope;
+  if (spec.kind != RopeKind::kYarn && !is_longrope) return 1;
   if (spec.attention_factor) return *spec.attention_factor;
+  if (is_longrope) {
+    const double original = static_cast<double>(spec.original_max_position);
+    return spec.factor <= 1 ? 1 : std::sqrt(1 + std::log(spec.factor) / std::log(original));
+  }
   const auto mscale = [&](double m) {
     return spec.factor <= 1 ? 1.0 : 0.1 * m * std::log(spec.factor) + 1;
   };
@@ -90,6 +104,14 @@ void check(const RopeSpec& spec) {
             Code::kInvalid, "nn: rope low_freq_factor is ", spec.low_freq_factor,
             " and high_freq_factor ", spec.high_freq_factor,
             ", they must be above 0, the second the larger");
+  } else if (spec.kind == RopeKind::kLongRope) {
+    require(spec.original_max_position > 1, Code::kInvalid,
+            "nn: rope original_max_position is 1, longrope's must be at least 2");
+    for (const auto* factors : {&spec.short_factor, &spec.long_factor}) {
+      for (const double f : *factors)
+        require(f > 0 && std::isfinite(f), Code::kInvalid, "nn: a rope factor of longrope is ", f,
+                ", it must be finite and above 0");
+    }
   } else {
     require(spec.beta_slow > 0 && spec.beta_fast > 0, Code::kInvalid, "nn: rope beta_slow is ",
             spec.beta_slow, " and beta_fast ", spec.beta_fast, ", they must be above 0");
@@ -120,15 +142,20 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
 
 }  // namespace
 
-RopeTable make_rope_table(const RopeSpec& spec, int64_t head_dim, int64_t max_positions) {
+RopeTable make_rope_table(const RopeSpec& spec, int64_t head_dim, int64_t num_rows) {
   const int64_t dim = spec.rotary_dim == 0 ? head_dim : spec.rotary_dim;
   require(dim > 0 && dim % 2 == 0 && dim <= head_dim, Code::kInvalid, "nn: rope rotary_dim is ",
           dim, ", it must be even, positive and at most the head size ", head_dim);
-  require(max_positions > 0, Code::kInvalid, "nn: rope max_positions is ", max_positions,
+  require(num_rows > 0, Code::kInvalid, "nn: rope num_rows is ", num_rows,
           ", it must be at least 1");
   check(spec);
-  const auto frequency = frequencies(spec, dim);
-  const auto angle = at::arange(max_positions, at::kFloat).unsqueeze(1) * frequency;
+  const auto angles = [&](int64_t count, bool is_long) {
+    return at::arange(count, at::kFloat).unsqueeze(1) * frequencies(spec, dim, is_long);
+  };
+  const int64_t num_long =
+      spec.kind == RopeKind::kLongRope ? num_rows - spec.original_max_position : 0;
+  at::Tensor angle = angles(num_rows - std::max<int64_t>(num_long, 0), false);
+  if (num_long > 0) angle = at::cat({angle, angles(num_long, true)});
   const double factor = attention_factor(spec);
   return {angle.cos() * factor, angle.sin() * factor, spec.interleaved};
 }

@@ -55,7 +55,7 @@ const std::vector<Reference> kReferences{
 TEST(RopeTable, equals_that_of_transformers) {
   for (const auto& [name, spec, cos, sin] : kReferences) {
     const RopeTable table = make_rope_table(spec, 64, 4001);
-    EXPECT_EQ(table.num_positions(), 4001);
+    EXPECT_EQ(table.num_rows(), 4001);
     for (size_t i = 0; i < 4; ++i) {
       EXPECT_FLOAT_EQ(table.cos[kPositions[i]][kPairs[i]].item<float>(), cos[i]) << name << i;
       EXPECT_FLOAT_EQ(table.sin[kPositions[i]][kPairs[i]].item<float>(), sin[i]) << name << i;
@@ -75,6 +75,38 @@ TEST(RopeTable, an_attention_factor_multiplies_both) {
   spec.attention_factor = 2;
   const RopeTable table = make_rope_table(spec, 32, 5);
   EXPECT_TRUE(at::allclose(table.cos.square() + table.sin.square(), at::full({5, 16}, 4.0)));
+}
+
+RopeSpec longrope() {
+  RopeSpec spec{.kind = RopeKind::kLongRope, .factor = 4, .original_max_position = 10};
+  spec.short_factor = {1, 1.5, 2};
+  spec.long_factor = {1, 4, 30};
+  return spec;
+}
+
+TEST(RopeTable, of_longrope_has_the_rows_of_long_sequences_behind_those_of_short_ones) {
+  const RopeSpec spec = longrope();
+  EXPECT_EQ(spec.first_row(10), 0);
+  EXPECT_EQ(spec.first_row(11), 10);
+  EXPECT_EQ(spec.num_rows(10), 10);
+  EXPECT_EQ(spec.num_rows(25), 35);
+  EXPECT_EQ(RopeSpec().first_row(25), 0);
+  const RopeTable table = make_rope_table(spec, 6, 35);
+  const double scale = std::sqrt(1 + std::log(4.0) / std::log(10.0));
+  for (const int64_t position : {3, 9, 24}) {
+    for (int64_t pair = 0; pair < 3; ++pair) {
+      const double wave = std::pow(10000.0, static_cast<double>(pair) / 3);
+      const auto expect_row = [&](int64_t row, double factor) {
+        const double angle = static_cast<double>(position) / (factor * wave);
+        EXPECT_NEAR(table.cos[row][pair].item<double>(), std::cos(angle) * scale, 1e-6);
+        EXPECT_NEAR(table.sin[row][pair].item<double>(), std::sin(angle) * scale, 1e-6);
+      };
+      const auto at = static_cast<size_t>(pair);
+      if (position < 10) expect_row(position, spec.short_factor[at]);
+      expect_row(10 + position, spec.long_factor[at]);
+    }
+  }
+  EXPECT_TRUE(at::equal(make_rope_table(spec, 6, 7).cos, table.cos.slice(0, 0, 7)));
 }
 
 TEST(ApplyRope, gradients_equal_finite_differences) {
@@ -110,7 +142,7 @@ TEST(RopeTable, mistakes_are_named) {
   const auto yarn = RopeKind::kYarn, llama3 = RopeKind::kLlama3;
   expect_refused({.rotary_dim = 65}, 9, "nn: rope rotary_dim is 65");
   expect_refused({.rotary_dim = 66}, 9, "nn: rope rotary_dim is 66");
-  expect_refused({}, 0, "nn: rope max_positions is 0");
+  expect_refused({}, 0, "nn: rope num_rows is 0");
   expect_refused({.theta = 0}, 9, "nn: rope theta is 0");
   expect_refused({.theta = INFINITY}, 9, "nn: rope theta is inf");
   expect_refused({.kind = RopeKind::kLinear, .factor = 0}, 9, "nn: rope factor is 0");
@@ -120,6 +152,13 @@ TEST(RopeTable, mistakes_are_named) {
                  "nn: rope low_freq_factor is 1");
   expect_refused({.kind = yarn, .original_max_position = 9, .beta_slow = 0}, 9,
                  "nn: rope beta_slow is 0");
+  RopeSpec factors = longrope();
+  expect_refused(factors, 9, "nn: rope has 3 factors for 32 pairs of dims");
+  factors.rotary_dim = 6;
+  factors.short_factor[1] = 0;
+  expect_refused(factors, 9, "nn: a rope factor of longrope is 0");
+  factors.original_max_position = 1;
+  expect_refused(factors, 9, "nn: rope original_max_position is 1");
   expect_refused({.kind = static_cast<RopeKind>(9), .original_max_position = 9}, 9,
                  "nn: rope kind 9 is unknown");
 }

@@ -139,7 +139,10 @@ TEST_F(ClampedExperts, adapters_are_as_if_their_products_were_in_the_turned_weig
   Experts some = some_experts(at::kDouble);
   Experts plain = some;
   for (at::Tensor* w : {&plain.gate_up, &plain.down}) *w = w->clone();
-  Expert &first = some.each[1], &second = some.each[4];
+  const Routes routes = route(x.detach(), some_router(at::kDouble), rows_);
+  const int64_t one = routes.ids[0][0].item<int64_t>(), other = routes.ids[0][1].item<int64_t>();
+  Expert &first = some.each[static_cast<size_t>(one)],
+         &second = some.each[static_cast<size_t>(other)];
   Dense gate(first.gate.weight), up(first.up.weight), down(first.down.weight),
       both(second.gate_up.weight);
   first.gate.delta = &gate, first.up.delta = &up, first.down.delta = &down;
@@ -147,20 +150,19 @@ TEST_F(ClampedExperts, adapters_are_as_if_their_products_were_in_the_turned_weig
   const auto turn = [](const at::Tensor& stack, int64_t which) {
     return stack.slice(1, which, stack.size(1), 2);
   };
-  turn(plain.gate_up[1], 0).add_(gate.m.t()), turn(plain.gate_up[1], 1).add_(up.m.t());
-  plain.gate_up[4] += both.m.t(), plain.down[1] += down.m.t();
+  turn(plain.gate_up[one], 0).add_(gate.m.t()), turn(plain.gate_up[one], 1).add_(up.m.t());
+  plain.gate_up[other] += both.m.t(), plain.down[one] += down.m.t();
   for (at::Tensor* w : {&plain.gate_up, &plain.down}) w->requires_grad_();
-  const Routes routes = route(x.detach(), some_router(at::kDouble), rows_);
   const Routes fixed{routes.ids, routes.weights.detach()};
   const at::Tensor want = by_torch(x, fixed, plain), got = experts(x, fixed, some, rows_);
   EXPECT_TRUE(at::allclose(got, want, 1e-11, 1e-13));
   const at::Tensor g = at::randn(want.sizes(), at::kDouble);
   const auto slopes = torch::autograd::grad({want}, {x, plain.gate_up, plain.down}, {g});
   EXPECT_TRUE(at::allclose(torch::autograd::grad({got}, {x}, {g})[0], slopes[0], 1e-10, 1e-12));
-  EXPECT_TRUE(at::allclose(gate.grad.t(), turn(slopes[1][1], 0), 1e-10, 1e-12));
-  EXPECT_TRUE(at::allclose(up.grad.t(), turn(slopes[1][1], 1), 1e-10, 1e-12));
-  EXPECT_TRUE(at::allclose(both.grad.t(), slopes[1][4], 1e-10, 1e-12));
-  EXPECT_TRUE(at::allclose(down.grad.t(), slopes[2][1], 1e-10, 1e-12));
+  EXPECT_TRUE(at::allclose(gate.grad.t(), turn(slopes[1][one], 0), 1e-10, 1e-12));
+  EXPECT_TRUE(at::allclose(up.grad.t(), turn(slopes[1][one], 1), 1e-10, 1e-12));
+  EXPECT_TRUE(at::allclose(both.grad.t(), slopes[1][other], 1e-10, 1e-12));
+  EXPECT_TRUE(at::allclose(down.grad.t(), slopes[2][one], 1e-10, 1e-12));
 }
 
 TEST_F(ClampedExperts, a_sequence_has_the_same_bits_alone_and_among_others) {

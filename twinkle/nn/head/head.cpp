@@ -96,6 +96,10 @@ class ChunkDelta {
   std::vector<at::Tensor> saved_;
 };
 
+void cap(at::Tensor& logits, const Linear& head) {
+  if (head.softcap > 0) kernels::softcap_(logits, head.softcap);
+}
+
 std::span<const int64_t> part(const std::vector<int64_t>& all, int64_t begin, int64_t n) {
   return std::span(all).subspan(static_cast<size_t>(begin), static_cast<size_t>(n));
 }
@@ -126,12 +130,19 @@ HeadOutput head_forward(const at::Tensor& hidden, const Linear& head, const Targ
     const at::Tensor x = take(hidden, lead.rows, begin, size);
     at::Tensor logits = product(x, head);
     ChunkDelta(head, [&] { return rows.gather(part(lead.rows, begin, size)); }).add(x, logits);
+    cap(logits, head);
     logprobs_of(logits, part(lead.ids, begin, size), part(lead.temperature, begin, size),
                 options.entropy, stats);
     by_row.append(begin, logits, stats, options.entropy, out);
     begin += size;
   }
   return out;
+}
+
+at::Tensor sampling_logits(const at::Tensor& hidden, const Linear& head, const Rows& rows) {
+  at::Tensor logits = linear(hidden, head, rows);
+  cap(logits, head);
+  return logits;
 }
 
 void head_logits(const at::Tensor& hidden, const Linear& head, const LogitsOf& of,
@@ -147,6 +158,7 @@ void head_logits(const at::Tensor& hidden, const Linear& head, const LogitsOf& o
     const at::Tensor x = hidden.narrow(0, begin, size);
     at::Tensor y = product(x, head);
     ChunkDelta(head, [&] { return whole.part(begin, size); }).add(x, y);
+    cap(y, head);
     at::Tensor part = logits.narrow(0, begin, size);
     part.copy_(y);
     if (of.temperature != 1) part.div_(of.temperature);
@@ -164,14 +176,16 @@ void head_logits_backward(const at::Tensor& hidden, const Linear& head, const Lo
   for (int64_t begin = 0; begin < n; begin += chunk) {
     const int64_t size = std::min(chunk, n - begin);
     const at::Tensor x = hidden.narrow(0, begin, size);
-    const at::Tensor d = given.narrow(0, begin, size).div(of.temperature).to(hidden.options());
-    at::Tensor dx = transposed_product(d, head.weight, head.exact);
-    if (head.delta) {
-      ChunkDelta delta(head, [&] { return whole.part(begin, size); });
-      at::Tensor unread = at::zeros_like(d);
-      delta.add(x, unread);  // for what its backward reads
-      delta.add_backward(d, x, dx);
+    at::Tensor d = given.narrow(0, begin, size).div(of.temperature).to(hidden.options());
+    ChunkDelta delta(head, [&] { return whole.part(begin, size); });
+    if (head.delta || head.softcap > 0) {  // for what its backward reads, and the slopes
+      at::Tensor y = head.softcap > 0 ? product(x, head) : at::zeros_like(d);
+      delta.add(x, y);
+      cap(y, head);
+      if (head.softcap > 0) kernels::softcap_grad_(d, y, head.softcap);
     }
+    at::Tensor dx = transposed_product(d, head.weight, head.exact);
+    delta.add_backward(d, x, dx);
     dhidden.narrow(0, begin, size).add_(dx);
     if (head.weight_grad)
       add_thread_invariant_product(head.weight_grad->buffer(head.weight), d.t(), x);
@@ -203,6 +217,8 @@ HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Tar
     at::Tensor logits = product(x, head);
     ChunkDelta delta(head, [&] { return rows.gather(part(lead.rows, begin, size)); });
     delta.add(x, logits);
+    cap(logits, head);
+    const at::Tensor capped = head.softcap > 0 ? logits.clone() : at::Tensor();
     logprobs_of(logits, part(lead.ids, begin, size), part(lead.temperature, begin, size), entropy,
                 stats);
     by_row.append(begin, logits, stats, entropy, out);
@@ -212,6 +228,7 @@ HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Tar
     grad(first, logprobs, slopes);
     by_row.logits_grad_(begin, logits, stats, logprobs, slopes,
                         part(options.entropy_grad, first, num));
+    if (capped.defined()) kernels::softcap_grad_(logits, capped, head.softcap);
     at::Tensor dx = transposed_product(logits, head.weight, head.exact);
     delta.add_backward(logits, x, dx);
     put(out.dhidden, lead.rows, begin, dx);

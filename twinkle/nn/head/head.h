@@ -1,6 +1,7 @@
 // The language model's head: log p(target) and entropy of the rows that have a target, and their
 // backward, in chunks of rows, so that the T x V matrix of logits does not exist unless it is asked
-// for; rows without a target cost nothing. Adapters add to the logits as to any linear. Logits in
+// for; rows without a target cost nothing. Adapters add to the logits as to any linear, and the sum
+// is capped where the head has a softcap. Logits in
 // the weight's type, probabilities in float32, their sums in float64. N scored rows, D width, V
 // vocabulary; N counts targets, where a row has several.
 #pragma once
@@ -56,6 +57,10 @@ HeadOutput head_forward(const at::Tensor& hidden_TD, const Linear& head, const T
 // a longer one by its own rows alone: their gradients have the same bits in any company.
 HeadOutput head_backward(const at::Tensor& hidden_TD, const Linear& head, const Targets& targets,
                          const TokenGrad& grad, const Rows& rows, const HeadOptions& options = {});
+
+// The logits of rows of hidden [N, D] that are sampled from, [N, V] in the weight's type. Not
+// differentiable.
+at::Tensor sampling_logits(const at::Tensor& hidden_ND, const Linear& head, const Rows& rows);
 
 // Whose logits they are, and what they are divided by.
 struct LogitsOf {

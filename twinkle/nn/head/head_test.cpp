@@ -22,6 +22,9 @@ struct Problem {
   std::vector<float> entropy_grad{0, 1, -0.5, 0, 2, 0.25f, -3, 1};
 };
 
+// With a softcap of this head's logits, some of which are beyond it.
+constexpr double kCap = 2.5;
+
 // 96 tokens, every third without a target, 500 logits of about 1, of which some are likely.
 Problem drawn(at::ScalarType type) {
   at::manual_seed(7);
@@ -48,12 +51,13 @@ struct Answers {
 
 // By autograd over ATen's own operators, in the inputs' type, but for logits, which are widened to
 // float32 as transformers does.
-Answers plain(const Problem& p) {
+Answers plain(const Problem& p, double softcap = 0) {
   const auto h = p.hidden.clone().requires_grad_(true), w = p.weight.clone().requires_grad_(true);
   const auto rows = at::tensor(at::ArrayRef<int64_t>(p.targets.rows));
   const auto ids = at::tensor(at::ArrayRef<int32_t>(p.targets.ids)).to(at::kLong);
   const double t = p.targets.temperature.empty() ? 1 : p.targets.temperature[0];
   auto logits = at::linear(h.index_select(0, rows), w);
+  if (softcap > 0) logits = (logits / softcap).tanh() * softcap;
   if (logits.scalar_type() == at::kBFloat16) logits = logits.to(at::kFloat);
   const auto logp = at::log_softmax(logits / t, 1);
   const auto picked = logp.gather(1, ids.unsqueeze(1)).squeeze(1);
@@ -64,9 +68,9 @@ Answers plain(const Problem& p) {
   return {picked.detach(), entropies.detach(), d[0], d[1]};
 }
 
-Answers ours(const Problem& p, int64_t chunk) {
+Answers ours(const Problem& p, int64_t chunk, double softcap = 0) {
   WeightGrad dw;
-  const Linear head{p.weight, {}, &dw, nullptr, nullptr};
+  const Linear head{.weight = p.weight, .weight_grad = &dw, .softcap = softcap};
   const auto out =
       head_backward(p.hidden, head, p.targets,
                     [&](int64_t first, std::span<const float> logprobs, std::span<float> grad) {
@@ -74,8 +78,8 @@ Answers ours(const Problem& p, int64_t chunk) {
                         grad[i] = static_cast<float>(p.grad[first + i]);
                     },
                     p.rows, {.entropy_grad = p.entropy_grad, .chunk = chunk});
-  const auto forward = head_forward(p.hidden, Linear{p.weight}, p.targets, p.rows,
-                                    {.entropy = true, .chunk = chunk + 1});
+  const auto forward = head_forward(p.hidden, Linear{.weight = p.weight, .softcap = softcap},
+                                    p.targets, p.rows, {.entropy = true, .chunk = chunk + 1});
   EXPECT_EQ(out.logprobs, forward.logprobs);
   EXPECT_EQ(out.entropies, forward.entropies);
   return {at::tensor(at::ArrayRef<float>(out.logprobs)),
@@ -101,6 +105,61 @@ TEST(Head, ForwardAndBackwardInOnePassEqualPlainAutograd) {
       EXPECT_TRUE(at::allclose(mine.to(at::kDouble), theirs, 1e-5, 1e-6)) << name;
     });
   }
+}
+
+TEST(Head, WithASoftcapForwardAndBackwardEqualPlainAutograd) {
+  for (const at::ScalarType type : {at::kDouble, at::kFloat}) {
+    for (const float t : {1.0f, 0.7f}) {
+      Problem p = drawn(type);
+      if (t != 1) p.targets.temperature.assign(p.targets.rows.size(), t);
+      const Answers want = plain(p, kCap);
+      compare(ours(p, 5, kCap), want, want, [](const char* name, auto& mine, auto& theirs, auto&) {
+        EXPECT_TRUE(at::allclose(mine.to(at::kDouble), theirs.to(at::kDouble), 1e-5, 1e-5)) << name;
+      });
+    }
+  }
+}
+
+TEST(Head, WithASoftcapItsGradientsAreThoseOfFiniteDifferences) {
+  at::manual_seed(9);
+  Problem p;
+  p.targets.temperature.assign(8, 0.5f);
+  const auto rows = at::tensor(at::ArrayRef<int64_t>(p.targets.rows));
+  const auto value = [&] {
+    std::vector<kernels::RowStats> stats(8);
+    const at::Tensor logits = product(p.hidden.index_select(0, rows), Linear{p.weight});
+    logprobs_of((logits / kCap).tanh() * kCap, p.targets.ids, p.targets.temperature, true, stats);
+    double sum = 0;
+    for (size_t i = 0; i < 8; ++i)
+      sum += p.grad[i] * stats[i].logprob + double{p.entropy_grad[i]} * stats[i].entropy;
+    return at::scalar_tensor(sum, at::kDouble);
+  };
+  const Answers mine = ours(p, 3, kCap);
+  for (const auto& [got, of] :
+       {std::pair{mine.dhidden, p.hidden}, std::pair{mine.dweight, p.weight}}) {
+    const at::Tensor want = kernels::finite_difference(value, of);
+    EXPECT_LT((got - want).abs().max().item<double>(), 1e-7);
+  }
+}
+
+TEST(Head, LogitsWithASoftcapAndTheirGradientsAreAutograds) {
+  const auto h = at::randn({12, 8}, at::kDouble).requires_grad_(true),
+             w = at::randn({50, 8}, at::kDouble).requires_grad_(true);
+  const at::Tensor want = (at::linear(h, w) / kCap).tanh() * kCap / 2, grad = at::randn({12, 50});
+  const auto slopes = torch::autograd::grad({want}, {h, w}, {grad.to(at::kDouble)});
+  const at::NoGradGuard no_grad;
+  WeightGrad of_weight;
+  const Linear head{.weight = w, .weight_grad = &of_weight, .softcap = kCap};
+  std::vector<float> out(12 * 50);
+  head_logits(h, head, {2}, out);
+  const at::Tensor mine = at::tensor(at::ArrayRef<float>(out)).view({12, 50});
+  EXPECT_TRUE(at::allclose(mine, want.to(at::kFloat), 1e-6, 1e-6));
+  EXPECT_TRUE(at::allclose(sampling_logits(h, head, rows_of({12}, {-1}, {0}, {0})), want * 2, 1e-12,
+                           1e-12));
+  at::Tensor dhidden = at::zeros_like(h);
+  head_logits_backward(h, head, {2}, std::span(grad.const_data_ptr<float>(), 12 * 50), dhidden);
+  EXPECT_TRUE(at::allclose(dhidden, slopes[0], 1e-11, 1e-11));
+  EXPECT_TRUE(at::allclose(of_weight.sum, slopes[1], 1e-11, 1e-11));
 }
 
 // The whole head in float64: what it makes of hidden states, statistics of rows, which are not

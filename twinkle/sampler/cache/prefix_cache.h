@@ -17,9 +17,13 @@
 
 namespace twinkle::sampler {
 
+// The parent of first pages with other keys for the same tokens (longrope's long sequences); no
+// page has this id.
+inline constexpr uint64_t kOtherRoot = ~uint64_t{0};
+
 struct PageKey {
   uint64_t version = 0;  // of the weights
-  uint64_t parent = 0;   // id of the page before; 0: this is the first
+  uint64_t parent = 0;   // id of the page before; 0 or kOtherRoot: this is the first
   std::array<int32_t, kPageTokens> tokens{};
 
   bool operator==(const PageKey&) const = default;

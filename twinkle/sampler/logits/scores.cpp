@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "twinkle/kernels/simd/team.h"
+#include "twinkle/nn/head/head.h"
 
 namespace twinkle::sampler {
 namespace {
@@ -49,8 +50,8 @@ void score_tokens(const at::Tensor& hidden, const HeadOf& of, std::span<const in
   for (int64_t begin = 0; begin < n; begin += kRows) {
     const int64_t count = std::min(kRows, n - begin);
     const at::Tensor logits =
-        nn::linear(hidden.narrow(0, begin, count), of.head,
-                   {.cu_seqlens = {0, count}, .segments = {{.slot = of.slot}}});
+        nn::sampling_logits(hidden.narrow(0, begin, count), of.head,
+                            {.cu_seqlens = {0, count}, .segments = {{.slot = of.slot}}});
     const auto targets = ids.subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
     std::vector<kernels::RowStats> stats(static_cast<size_t>(count));
     const std::vector<float> temperatures(stats.size(), options.temperature);

@@ -19,12 +19,13 @@ TEST(BodyLimit, NamesWhoseItIsAndARemedyThatFitsThePath) {
   expect_limit({.is_short = true, .is_protobuf = true}, kMiB, kMiB / 16, kShort);
   expect_limit({}, 256 * kMiB, 8 * kMiB, ", the most of JSON; send a shorter request");
   expect_limit({.takes_protobuf = true}, 256 * kMiB, 8 * kMiB,
-         ", the most of JSON; this path takes application/x-protobuf");
-  expect_limit({.is_protobuf = true, .takes_protobuf = true}, 256 * kMiB, 256 * kMiB,
-         ", max_body_bytes; send fewer or shorter examples at once, or have the operator raise it");
+               ", the most of JSON; this path takes application/x-protobuf");
+  expect_limit(
+      {.is_protobuf = true, .takes_protobuf = true}, 256 * kMiB, 256 * kMiB,
+      ", max_body_bytes; send fewer or shorter examples at once, or have the operator raise it");
   for (const bool is_protobuf : {false, true})
     expect_limit({.is_protobuf = is_protobuf}, kMiB, kMiB,
-           ", max_body_bytes; send a shorter request, or have the operator raise it");
+                 ", max_body_bytes; send a shorter request, or have the operator raise it");
 }
 
 }  // namespace

@@ -97,7 +97,6 @@ using Reply = std::function<void(Response)>;
 // Told what a request's body may be: whether to read it, and how many bytes of it.
 struct Admission {
   int64_t max_body_bytes = 0;  // and with what it decodes to
-  std::string why_most = {};   // ", ..." behind that number: whose limit it is, and the remedy
   Response refused = {};       // where max_body_bytes is negative: the answer instead
   std::shared_ptr<HeldRoom> held = {};
   std::string tenant = {}, key_id = {};  // for the log: whose key it has, let in or not
@@ -106,6 +105,7 @@ struct Admission {
   // at once.
   std::shared_ptr<Finder> finder = {};
   int64_t most_searched_bytes = 0;
+  std::string why_most = {};  // behind max_body_bytes: ", " and whose limit it is, and the remedy
 };
 using Admit = std::function<void(Admission)>;
 

@@ -1,0 +1,121 @@
+"""Gemma 3 inside a model with pictures, by the names of the hub's files and by those that
+transformers saves: the same bits as the text model alone, saves in the layout that came in, and
+adapters under the paths of transformers' class.
+
+The text model alone: test_families.py and its neighbours.
+"""
+
+import json
+from pathlib import Path
+
+import peft
+import pytest
+import safetensors.torch
+import torch
+import transformers
+from parity import ours
+from parity.families import recipes as families
+from parity.families.test_families import FIELDS, expect_scores, learn, tensors_in
+from parity.test_gradients import adapted
+
+VISION = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 8,
+    "image_size": 8,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "patch_size": 4,
+    "vision_use_head": False,
+}
+UNREAD = {
+    "vision_tower.vision_model.embeddings.patch_embedding.weight": torch.ones(8, 3, 4, 4),
+    "multi_modal_projector.mm_soft_emb_norm.weight": torch.linspace(-1, 1, 8),
+}
+EACH_LAYOUT = pytest.mark.parametrize("older", [False, True], ids=["transformers 5", "the hub"])
+
+
+def with_pictures(case, folder, older):
+    """The case's text model in a folder of a model with pictures."""
+    root, vision = ("language_model.model.", "") if older else ("model.language_model.", "model.")
+    files = {root + k.removeprefix("model."): t for k, t in tensors_in(case.directory).items()}
+    files |= {vision + key: value for key, value in UNREAD.items()}
+    text = json.loads((Path(case.directory) / "config.json").read_text())
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"}
+    for key in ("architectures", "tie_word_embeddings", "dtype"):
+        text.pop(key, None)
+    config |= {"text_config": text | {"model_type": "gemma3_text"}, "vision_config": VISION}
+    config |= {"mm_tokens_per_image": 4, "dtype": "float32"}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    safetensors.torch.save_file(files, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
+def whole(folder):
+    model = transformers.AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    assert type(model).__name__ == "Gemma3ForConditionalGeneration"
+    return model.eval()
+
+
+def equal_scores(one, other, case):
+    for mine, theirs in zip(
+        *(ours.scores(made, case.sequences)[0] for made in (one, other)), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+
+
+@EACH_LAYOUT
+def test_the_text_model_has_the_bits_that_it_has_alone_and_is_saved_as_it_came(older, tmp_path):
+    case = families.case("gemma3")
+    folder = with_pictures(case, tmp_path / "given", older)
+    made, alone = ours.engine(folder), ours.engine(case.directory)
+    equal_scores(made, alone, case)
+    for each in (made, alone):
+        learn(each, case)
+    made.save(tenant=ours.TENANT, directory=str(tmp_path / "saved")).result()
+    before, saved = tensors_in(folder), tensors_in(tmp_path / "saved")
+    assert before.keys() == saved.keys()
+    for key, value in before.items():
+        assert torch.equal(value, saved[key]) == ("vision" in key or "projector" in key), key
+    equal_scores(ours.engine(str(tmp_path / "saved")), alone, case)
+    expect_scores(made, whole(tmp_path / "saved"), case)
+    made.load(tenant=ours.TENANT, directory=str(tmp_path / "saved")).result()
+    equal_scores(made, alone, case)
+
+
+@EACH_LAYOUT
+def test_an_adapter_of_the_text_class_is_read_and_saved_under_the_other_classs_paths(
+    older, tmp_path
+):
+    case = families.case("gemma3")
+    model = adapted(case, tmp_path / "theirs", peft.LoraConfig(**FIELDS))
+    folder = with_pictures(case, tmp_path / "given", older)
+    nested, flat = (
+        ours.engine(base, directory=str(tmp_path / "theirs")) for base in (folder, case.directory)
+    )
+    expect_scores(nested, model, case)
+    equal_scores(nested, flat, case)
+    learn(nested, case)
+    nested.save(tenant=ours.TENANT, directory=str(tmp_path / "mine")).result()
+    keys = safetensors.torch.load_file(tmp_path / "mine" / "adapter_model.safetensors")
+    assert all(key.startswith("base_model.model.model.language_model.layers.") for key in keys)
+    expect_scores(nested, peft.PeftModel.from_pretrained(whole(folder), tmp_path / "mine"), case)
+    flat.load(tenant=ours.TENANT, directory=str(tmp_path / "mine")).result()
+    equal_scores(nested, flat, case)
+
+
+@pytest.mark.parametrize("name", families.GEMMA)
+def test_logits_are_transformers_capped_ones(name):
+    case = families.case(name)
+    made = ours.engine(case.directory, frozen=True)
+    rows = [{"input_ids": s["input_ids"]} for s in case.sequences]
+    given = made.forward(tenant=ours.TENANT, sequences=rows, logits=True).result()["logits"]
+    for row, logits in zip(rows, given, strict=True):
+        with torch.no_grad():
+            theirs = case.reference(torch.tensor([row["input_ids"]])).logits[0]
+        ours_are = torch.as_tensor(logits)
+        torch.testing.assert_close(ours_are, theirs, rtol=0, atol=1e-4)
+        assert name == "gemma3" or ours_are.abs().max() <= 3.0
