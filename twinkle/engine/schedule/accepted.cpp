@@ -118,6 +118,7 @@ std::vector<int64_t> Dispatcher::submit(std::vector<Accepted> accepted,
         ids[i] = job.id = node.key() = next_id_++;
         accepted[i].dispatcher_ = nullptr;  // its place is the job's
         jobs_.insert(std::move(node));
+        ++tenants_.at(tenant_of(job.operation)).num_submitted;
         scheduler_.push(tenant_of(job.operation), job.id, tokens_of(job.operation),
                         executor_.joins(job.operation));
       }

@@ -112,6 +112,7 @@ Jobs::node_type Dispatcher::extract(int64_t id) {
   Jobs::node_type job = jobs_.extract(id);
   if (!job) return job;
   scheduler_.remove(tenant_of(job.mapped().operation), id);
+  --tenants_.at(tenant_of(job.mapped().operation)).num_submitted;
   if (job.mapped().state == Job::kSampling) end_sampling(job.mapped());
   count_out(tenant_of(job.mapped().operation));
   // The batch that waited is gone; the next one waits anew.
@@ -248,7 +249,7 @@ void Dispatcher::begin(Job& head) {
 bool Dispatcher::gathers() {
   if (draining_ || options_.gather_ms == 0 || num_sampling_ > 0) return false;
   const bool missing = std::ranges::any_of(tenants_, [this](const auto& t) REQUIRES(mutex_) {
-    return t.second.num_queued == 0 && t.second.last_batch == stats_.num_batches;
+    return t.second.num_submitted == 0 && t.second.last_batch == stats_.num_batches;
   });
   if (!missing) return false;
   const double now = executor_.seconds();
@@ -321,7 +322,7 @@ void Dispatcher::run_head(Job& job) {
     }
     if (std::holds_alternative<Delete>(job.operation)) {
       scheduler_.forget(name);
-      tenant = {.num_queued = tenant.num_queued};
+      tenant = {.num_queued = tenant.num_queued, .num_submitted = tenant.num_submitted};
     }
     done = extract(job.id);
   }

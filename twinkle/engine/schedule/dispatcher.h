@@ -85,10 +85,11 @@ class Dispatcher {
   friend class Accepted;
   struct Tenant {  // one with operations accepted that have not ended, or created
     int64_t num_queued = 0;
-    int64_t created_by = 0;    // its Create; 0: it does not exist
-    int64_t num_sampled = 0;   // since then
-    int64_t last_batch = -1;   // the number of the last batch with operations of it, ...
-    int64_t num_in_batch = 0;  // ... and of how many
+    int64_t num_submitted = 0;  // of these: an accepted one may still wait for its journal
+    int64_t created_by = 0;     // its Create; 0: it does not exist
+    int64_t num_sampled = 0;    // since then
+    int64_t last_batch = -1;    // the number of the last batch with operations of it, ...
+    int64_t num_in_batch = 0;   // ... and of how many
   };
   struct Turn {                        // what the thread does next: ...
     Background::Jobs ended{};          // ... it tells these, ...
