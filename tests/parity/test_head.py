@@ -116,6 +116,26 @@ def test_files_go_both_ways_and_hold_factors_alone(index, tmp_path):
     check_scores(made, back, case)
 
 
+@pytest.mark.parametrize("index", SOME[:2], ids=models.name_of)
+def test_embeddings_that_peft_saved_with_an_adapter_must_be_the_bases(index, tmp_path):
+    """With an adapter on other modules, peft's file has the embedding and the head as they are."""
+    case = models.case(index)
+    some = peft.LoraConfig(r=3, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+    model = adapted(case, tmp_path, some)
+    embedding = model.get_input_embeddings().weight
+    model.save_pretrained(str(tmp_path), save_embedding_layers=True)
+    name = "base_model.model.model.embed_tokens.weight"
+    saved = safetensors.torch.load_file(tmp_path / "adapter_model.safetensors")
+    assert torch.equal(saved[name], embedding)
+    check_scores(engine(case, tmp_path), model, case)
+    with torch.no_grad():
+        embedding[0, 0] += 1
+    model.save_pretrained(str(tmp_path), save_embedding_layers=True)
+    first = "lm_head" if model.config.tie_word_embeddings else "embed_tokens"  # the same tensor
+    with pytest.raises(InvalidError, match=rf"{first}\.weight' is not this base model's"):
+        engine(case, tmp_path)
+
+
 def test_a_head_that_was_trained_itself_is_refused(tmp_path):
     case = models.case(SOME[0])
     model = adapted(case, tmp_path, config(0))

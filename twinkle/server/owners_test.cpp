@@ -3,7 +3,9 @@
 #include "twinkle/server/owners.h"
 
 #include <set>
+#include <sstream>
 
+#include "twinkle/base/file.h"
 #include "twinkle/server/service_for_test.h"
 
 namespace twinkle::server {
@@ -276,6 +278,33 @@ TEST_F(OwnersTest, AKeyDoesWhatItsScopesSay) {
               measures || of_sample.contains(name) ? 403 : all.at(name_of(r)).status)
         << name;
   }
+}
+
+// The same names as in docs/operating.md, "Audit log".
+TEST_F(OwnersTest, TheAuditLogHasALineOfEachRequestThatLastsAndOfNoOther) {
+  const auto all = cases(owned());
+  const std::set<std::string> audited = {"create_model", "save_weights", "save_weights_for_sampler",
+                                         "load_weights", "create_sampling_session"};
+  const auto lines = [&] {
+    std::istringstream in(read_text(dir_ / "audit.jsonl"));
+    std::vector<std::string> out;
+    for (std::string line; std::getline(in, line);) out.push_back(line);
+    return out;
+  };
+  size_t num_audited = 0;
+  for (const Route& r : routes()) {
+    const std::string name(r.path.substr(r.path.rfind('/') + 1));
+    const size_t before = lines().size();
+    EXPECT_EQ(status(all.at(name_of(r)).request, alice_), all.at(name_of(r)).status) << name_of(r);
+    const auto after = lines();
+    EXPECT_EQ(after.size(), before + (audited.contains(name) ? 1 : 0)) << name_of(r);
+    if (!audited.contains(name)) continue;
+    ++num_audited;
+    const JsonObject line = parse_json(after.back(), "line").as_object();
+    EXPECT_EQ(line.at("action"), Json(name));
+    EXPECT_EQ(line.at("tenant"), "alice");
+  }
+  EXPECT_EQ(num_audited, audited.size());
 }
 
 TEST_F(OwnersTest, ARequestThatNamesNothingIs422AndTheFieldIsNamed) {

@@ -192,15 +192,17 @@ TEST_P(HeadAdapters, ASavedOneComesBackAndACopyOfTheBaseWithItMustBeEqual) {
   ASSERT_EQ(create("with copies"), "done");
   EXPECT_EQ(state("with copies"), state(name_of(2)));
 
-  at::Tensor other = head.clone();
-  other[130][47] += 0.25;
-  engine.run<SaveResult>(Save{.tenant = name_of(2), .directory = dir.string()});
-  add_copy(dir, "base_model.model.lm_head.weight", other);
-  EXPECT_EQ(create("trained"),
-            "lora: " + dir.string() +
-                ": tensor 'base_model.model.lm_head.weight' is not this base model's "
-                "lm_head.weight: it is of another base model, or was trained or resized; only "
-                "LoRA's factors are loaded, save the adapter with save_embedding_layers=False");
+  for (const std::string name : {"lm_head.weight", "model.embed_tokens.weight"}) {
+    at::Tensor other = (name == "lm_head.weight" ? head : weights.at(name)).clone();
+    other[130][47] += 0.25;
+    engine.run<SaveResult>(Save{.tenant = name_of(2), .directory = dir.string()});
+    add_copy(dir, "base_model.model." + name, other);
+    EXPECT_EQ(create("trained"),
+              "lora: " + dir.string() + ": tensor 'base_model.model." + name +
+                  "' is not this base model's " + name +
+                  ": it is of another base model, or was trained or resized; only LoRA's factors "
+                  "are loaded, save the adapter with save_embedding_layers=False");
+  }
 }
 
 TEST(HeadAdaptersOf, AValueHeadAreRefused) {

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <map>
 #include <thread>
 
@@ -29,13 +28,17 @@ class AcceptedOperation : public Dispatched {
     one.push_back(std::move(operation));
     return std::move(dispatcher_->accept(std::move(one))[0]);
   }
-  void queue(Accepted accepted) {
+  // Its outcome, behind `name`, among outcomes().
+  OnDone noted(const std::string& name = "") {
+    return [this, name](const Outcome& outcome) {
+      const Lock lock(mutex_);
+      outcomes_.push_back(name + text_of(outcome.error));
+    };
+  }
+  int64_t queue(Accepted accepted, const std::string& name = "") {
     std::vector<Accepted> one;
     one.push_back(std::move(accepted));
-    dispatcher_->submit(std::move(one), {[this](Outcome outcome) {
-                          const Lock lock(mutex_);
-                          outcomes_.push_back(text_of(outcome.error));
-                        }});
+    return dispatcher_->submit(std::move(one), {noted(name)})[0];
   }
   std::vector<std::string> outcomes() {
     const Lock lock(mutex_);
@@ -112,20 +115,25 @@ TEST_F(AcceptedOperation, GivesItsPlaceAndItsBytesBackWhenDropped) {
 TEST_F(AcceptedOperation, IsToldHowItEndedInTheOrderOfTheEnds) {
   open();
   create("a");
+  create("b");
   hold_batch();
-  queue(accept(work("a", 1)));
+  std::vector<Accepted> both;
+  both.push_back(accept(work("a", 1)));
+  both.push_back(accept(work("b", 1)));
+  const auto began = dispatcher_->submit(std::move(both), {noted("a: "), noted("b: ")});
   in_batch_.wait();
-  queue(accept(ZeroGrad{"nobody"}));
-  Future cancelled = submit(work("a", 1));
+  queue(accept(ZeroGrad{"nobody"}), "nobody: ");
+  const int64_t waiting = queue(accept(work("a", 1)), "behind a: ");
+  EXPECT_TRUE(dispatcher_->cancel(began[1]));  // ends with the batch that computes it
   EXPECT_EQ(outcomes(), std::vector<std::string>{});
-  dispatcher_->cancel(cancelled.id);
-  EXPECT_EQ(error_of(cancelled), "engine: cancelled");
+  EXPECT_TRUE(dispatcher_->cancel(waiting));  // ends at once
+  EXPECT_EQ(outcomes(), std::vector<std::string>{"behind a: engine: cancelled"});
   go_on_.count_down();
-  submit(ZeroGrad{"a"}).get();
-  dispatcher_->close();
-  const auto told = outcomes();
-  ASSERT_EQ(told.size(), 2u);
-  EXPECT_EQ(std::ranges::count(told, "no error"), 1);
+  Future last = submit(ZeroGrad{"nobody"});
+  EXPECT_EQ(error_of(last), "null: no tenant 'nobody'");
+  EXPECT_EQ(outcomes(),
+            (std::vector<std::string>{"behind a: engine: cancelled", "a: no error",
+                                      "b: engine: cancelled", "nobody: null: no tenant 'nobody'"}));
 }
 
 TEST_F(AcceptedOperation, IsRefusedByAClosedDispatcherWithoutACall) {

@@ -55,16 +55,26 @@ constexpr const char* kOneRun =
 
 TEST_F(AmountsTest, OneRunTooManyIsRefusedUntilASessionIsFinished) {
   limit([](store::Quota& q) { q.max_runs = 1; });
-  const std::string first = session(key_), second = session(key_);
+  const std::string first = session(key_), second = session(key_), third = session(key_);
   EXPECT_EQ(create(first).status, 200);
   EXPECT_EQ(detail(create(first, 1)), kOneRun);
   EXPECT_EQ(detail(create(second)), kOneRun);
   EXPECT_EQ(create(first).status, 200);  // what was accepted is known
+  const Response saved = result(save("save_weights", first + ":train:0", 1, "a"), key_);
+  const auto load = [&](const std::string& session, int64_t number) {
+    return post("/api/v1/load_weights",
+                {{"session_id", session}, {"model_seq_id", number}, {"path", text(saved, "path")}},
+                key_);
+  };
+  EXPECT_EQ(detail(load(second, 1)), kOneRun);
   EXPECT_EQ(post("/api/v1/sessions/" + first + "/finish", JsonObject{}, key_).status, 200);
   EXPECT_EQ(create(second).status, 200);
-  EXPECT_NE(detail(save("save_weights", first + ":train:0", 1, "a")).find("has finished"),
+  EXPECT_NE(detail(save("save_weights", first + ":train:0", 2, "b")).find("has finished"),
             std::string::npos);
   EXPECT_NE(detail(create(first, 2)).find("has finished"), std::string::npos);
+  EXPECT_EQ(post("/api/v1/sessions/" + second + "/finish", JsonObject{}, key_).status, 200);
+  EXPECT_EQ(load(third, 0).status, 200);
+  EXPECT_EQ(detail(create(third, 1)), kOneRun) << "one that was loaded is a run";
 }
 
 TEST_F(AmountsTest, OfTwoThatComeAtOnceOneIsRefused) {

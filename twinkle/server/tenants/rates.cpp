@@ -96,7 +96,9 @@ std::string Rates::reason(const std::string& request_id) const {
     before += static_cast<double>(tenant.held[place].tokens);
   const double tokens = tenant.tokens.wait(before), seconds = tenant.seconds.wait(0);
   const double passed = std::chrono::duration<double>(loop_.now() - tenant.at).count();
-  const bool by_tokens = tokens >= seconds;
+  // One that is just empty waits 0 seconds, as one without a limit does.
+  const bool by_tokens =
+      tenant.tokens.is_limited() && (tokens >= seconds || !tenant.seconds.is_limited());
   const double left = std::ceil(std::max(tokens, seconds) - passed - 0.001);
   const Bucket& bucket = by_tokens ? tenant.tokens : tenant.seconds;
   std::ostringstream out;

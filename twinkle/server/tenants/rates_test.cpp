@@ -109,6 +109,16 @@ TEST_F(RatesTest, WhatWasGeneratedAndComputedIsPaidAfterwards) {
             "this tenant's limit of 60 tokens a minute: position 1 of 1, about 41 s");
 }
 
+TEST_F(RatesTest, ABucketThatIsJustEmptyIsToldByItsOwnLimit) {
+  quotas_["alice"].compute_seconds_per_minute = 0.25;
+  ask("alice", "a", 1);
+  rates_.spend("alice", 0, 0.25);
+  ask("alice", "b", 1);
+  EXPECT_EQ(rates_.reason("b"),
+            "this tenant's limit of 0.25 seconds of computing a minute: position 1 of 1, about 1 "
+            "s");
+}
+
 // Of a file that was written before such a limit was refused.
 TEST_F(RatesTest, AWaitThatNobodyLivesToSeeIsToldAsLong) {
   quotas_["alice"].compute_seconds_per_minute = 1e-300;

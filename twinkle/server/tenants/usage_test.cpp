@@ -68,6 +68,19 @@ class TenantsTest : public ServiceTest {
                 {{"model_id", run}, {"seq_id", seq_id}, {"adam_params", {{"learning_rate", 0.1}}}},
                 alice_.text);
   }
+  std::string sampler_of(const std::string& session) {
+    const Json body = {
+        {"session_id", session}, {"sampling_session_seq_id", 0}, {"base_model", "null"}};
+    return text(post("/api/v1/create_sampling_session", body, alice_.text), "sampling_session_id");
+  }
+  // Of four tokens; whatever max_tokens says, the null model generates three.
+  Response sample(const std::string& sampler, int64_t seq_id) {
+    const Json body = {{"sampling_session_id", sampler},
+                       {"seq_id", seq_id},
+                       {"prompt", {{"chunks", {{{"tokens", {1, 2, 3, 4}}}}}}},
+                       {"sampling_params", {{"max_tokens", 3}}}};
+    return post("/api/v1/asample", body, alice_.text);
+  }
   std::shared_ptr<std::optional<Response>> poll(const Response& ack) {
     return send(request("/api/v1/retrieve_future",
                         boost::json::serialize(JsonObject{{"request_id", text(ack, "request_id")}}),
@@ -148,21 +161,45 @@ TEST_F(TenantsTest, AHeldRequestsPollEndsWith408AndItsPlace) {
   }
 }
 
+// Nobody knows before it has ended: a bucket that is empty by then holds what comes next.
+TEST_F(TenantsTest, WhatWasComputedIsPaidWhenItHasEnded) {
+  executor_->clock = [this] { return seconds_ += 0.25; };
+  const std::string run = this->run(alice_.text);
+  limit([](store::Quota& q) { q.compute_seconds_per_minute = 0.25; });
+  EXPECT_EQ(result(train_three(run, 1), alice_.text).status, 200);
+  const auto polled = poll(train_three(run, 2));
+  const std::string why = services_->rates.reason(run + ":2");
+  EXPECT_TRUE(
+      why.starts_with("this tenant's limit of 0.25 seconds of computing a minute: "
+                      "position 1 of 1, about "))
+      << why;
+  EXPECT_EQ(executor_->num_batches, 1);
+  limit([](store::Quota& q) { q.compute_seconds_per_minute = 0; });
+  loop_->pass(milliseconds(1100));
+  EXPECT_TRUE(has_ended(polled));
+}
+
+TEST_F(TenantsTest, WhatWasGeneratedIsPaidWhenItHasEndedAndIsUsage) {
+  limit([](store::Quota& q) { q.tokens_per_minute = 5; });
+  const std::string session = this->session(alice_.text), sampler = sampler_of(session);
+  result(sample(sampler, 0), alice_.text);  // of the 5, 1 was left before it generated
+  const Response held = sample(sampler, 1);
+  const std::string why = services_->rates.reason(text(held, "request_id"));
+  EXPECT_TRUE(why.starts_with("this tenant's limit of 5 tokens a minute: position 1 of 1, about "))
+      << why;
+  const JsonArray lines = usage();
+  ASSERT_EQ(lines.size(), 1u);
+  const JsonObject& line = lines[0].as_object();
+  EXPECT_EQ(line.at("run"), Json(session));
+  EXPECT_EQ(line.at("requests"), 1);
+  EXPECT_EQ(line.at("prompt_tokens"), 4);
+  EXPECT_EQ(line.at("generated_tokens"), 3);
+  EXPECT_EQ(line.at("trained_tokens"), 0);
+}
+
 TEST_F(TenantsTest, SamplesOfASessionThatEndedAreHeldNoMore) {
   limit([](store::Quota& q) { q.tokens_per_minute = 1; });
   const std::string ends = session(alice_.text), stays = session(alice_.text);
-  const auto sampler_of = [&](const std::string& session) {
-    const Json body = {
-        {"session_id", session}, {"sampling_session_seq_id", 0}, {"base_model", "null"}};
-    return text(post("/api/v1/create_sampling_session", body, alice_.text), "sampling_session_id");
-  };
-  const auto sample = [&](const std::string& sampler, int64_t seq_id) {
-    const Json body = {{"sampling_session_id", sampler},
-                       {"seq_id", seq_id},
-                       {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}}}}}},
-                       {"sampling_params", {{"max_tokens", 2}}}};
-    return post("/api/v1/asample", body, alice_.text);
-  };
   const std::string mine = sampler_of(ends), others = sampler_of(stays);
   result(sample(mine, 0), alice_.text);  // owes its tokens now
   const std::vector<Response> held{sample(mine, 1), sample(mine, 2)};
