@@ -207,5 +207,11 @@ own_lengths = {
     "its scores": length_of("its scores", [scores], is_agreed=False),
     "its step": length_of("its step", None),
 }
-told["exchanges"] = {"whole": [], "own": [], "of": calls, "bytes": lengths, "own bytes": own_lengths}
+told["exchanges"] = {
+    "whole": [],
+    "own": [],
+    "of": calls,
+    "bytes": lengths,
+    "own bytes": own_lengths,
+}
 Path(os.environ["TOLD"], os.environ.get("RANK", "0")).write_text(json.dumps(told))
