@@ -76,17 +76,17 @@ def test_what_only_tunes_other_engines_is_told(logged):
     ]
 
 
-class Made(Exception):
+class MadeError(Exception):
     pass
 
 
 def test_the_engine_is_made_with_the_bytes_that_stay_gathered(tmp_path, monkeypatch):
     def engine(*_, **kwargs):
-        raise Made(kwargs.get("gathered_bytes"))
+        raise MadeError(kwargs.get("gathered_bytes"))
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("twinkle.engine.engine.Engine", engine)
     for fsdp_config, gathered in (({"gathered_bytes": 4096}, 4096), (None, None)):
-        with pytest.raises(Made) as made:
+        with pytest.raises(MadeError) as made:
             TransformersModel(str(tmp_path), device_mesh=SHARDED, fsdp_config=fsdp_config)
         assert made.value.args == (gathered,)
