@@ -3,6 +3,7 @@ that are the same on every rank, "own": a list, this rank's part of what one pro
 
 import json
 import os
+import pickle
 import sys
 from pathlib import Path
 
@@ -75,11 +76,32 @@ gather = model._ranks.gather
 model._ranks.gather = lambda what, value: said.append(what) or gather(what, value)
 
 
+class Weighed:
+    """A meeting, and how many bytes this rank has brought to each exchange."""
+
+    def __init__(self, meeting):
+        self._meeting, self.lengths = meeting, []
+
+    def all_gather(self, data, place):
+        self.lengths.append(len(data))
+        return self._meeting.all_gather(data, place)
+
+
+weighed = Weighed(getattr(model._ranks, "_meeting", None))
+if model._ranks.size > 1:
+    model._ranks._meeting = weighed
+
+
 def exchanged(call):
-    """What the ranks tell each other in a call, on several."""
-    before = len(said)
+    """What the ranks tell each other in a call, on several, and how many bytes this one does."""
+    before = len(said), len(weighed.lengths)
     call()
-    return said[before:]
+    return said[before[0] :], weighed.lengths[before[1] :]
+
+
+def length_of(what, value, is_agreed=True):
+    """How many bytes a rank tells that comes to an exchange with this."""
+    return len(pickle.dumps((what, (pickle.dumps(value), None) if is_agreed else value)))
 
 
 def adapter(name, loss, *metrics, **options):
@@ -174,6 +196,22 @@ steps = {
     "load": lambda: model.load("saved", output_dir=sys.argv[2], adapter_name=name),
     "get_state_dict": lambda: model.get_state_dict(adapter_name=name),
 }
-calls = {step: exchanged(call) for step, call in steps.items()}
-told["exchanges"] = {"whole": [], "own": [], "of": calls}
+exchanges = {step: exchanged(call) for step, call in steps.items()}
+calls = {step: what for step, (what, _) in exchanges.items()}
+lengths = {step: lengths for step, (_, lengths) in exchanges.items()}
+# What this rank has of the batch, and of what comes of it: four bytes for each token.
+scores = [np.zeros(len(row["input_ids"]), np.float32) for row in mine(batch)]
+own_lengths = {
+    "a batch": length_of("a batch", (mine(batch), None)),
+    "a batch that learns": length_of("a batch", (mine(batch), {})),
+    "its scores": length_of("its scores", [scores], is_agreed=False),
+    "its step": length_of("its step", None),
+}
+told["exchanges"] = {
+    "whole": [],
+    "own": [],
+    "of": calls,
+    "bytes": lengths,
+    "own bytes": own_lengths,
+}
 Path(os.environ["TOLD"], os.environ.get("RANK", "0")).write_text(json.dumps(told))

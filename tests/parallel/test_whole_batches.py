@@ -47,3 +47,17 @@ def test_a_call_is_agreed_on_once(told):
             "load": ["its load"],
             "get_state_dict": ["its get_state_dict"],
         }
+
+
+def test_a_rank_tells_the_others_its_own_rows_and_their_scores_once(told):
+    for of_rank in told[1]:
+        own, lengths = of_rank["exchanges"]["own bytes"], of_rank["exchanges"]["bytes"]
+        for step, rows in (("forward", "a batch"), ("forward_backward", "a batch that learns")):
+            of_batch, of_scores = lengths[step]
+            assert of_batch == own[rows]
+            # NumPy names arrays that it has not made itself otherwise.
+            assert own["its scores"] <= of_scores <= own["its scores"] + 16
+        assert lengths["step"] == [own["its step"]]
+        for step in ("clip_grad_norm", "zero_grad", "clip_grad_and_step", "save", "load"):
+            (length,) = lengths[step]
+            assert length <= 248, "more than one frame"

@@ -49,6 +49,7 @@ for step in range(steps):
     manager.sync_weights(merge_and_sync=True)
     sampler.reset_prefix_cache()
     responses = sampler.sample(prompts * NUM_GENERATIONS, params, return_encoded=True)
+    assert isinstance(responses, list)  # lazy_collect is False
     sequences = [sequence for response in responses for sequence in response.sequences]
     tokens = [list(sequence.tokens) for sequence in sequences]
     old_logps = [[logprob[0][1] for logprob in sequence.logprobs] for sequence in sequences]

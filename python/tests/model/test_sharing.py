@@ -2,7 +2,7 @@
 
 import pytest
 
-from twinkle import DeviceMesh
+from twinkle import DeviceMesh, TransformersModel
 from twinkle.errors import InvalidError, NotAvailableError
 from twinkle.model.sharing import sharing_options
 
@@ -74,3 +74,19 @@ def test_what_only_tunes_other_engines_is_told(logged):
         "model: bucket_cap_mb of ddp_config, forward_prefetch of fsdp_config change nothing here: "
         "ranks have one way to share a model, docs/parallel.md"
     ]
+
+
+class MadeError(Exception):
+    pass
+
+
+def test_the_engine_is_made_with_the_bytes_that_stay_gathered(tmp_path, monkeypatch):
+    def engine(*_, **kwargs):
+        raise MadeError(kwargs.get("gathered_bytes"))
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("twinkle.engine.engine.Engine", engine)
+    for fsdp_config, gathered in (({"gathered_bytes": 4096}, 4096), (None, None)):
+        with pytest.raises(MadeError) as made:
+            TransformersModel(str(tmp_path), device_mesh=SHARDED, fsdp_config=fsdp_config)
+        assert made.value.args == (gathered,)

@@ -41,7 +41,7 @@ void require_same_mesh(const Json& state, const Json& ours, const fs::path& file
   require(ours.is_null() || theirs == ours, Code::kInvalid, "engine: load: exact is true, but ",
           file.string(), " was saved by ranks ", theirs, ", these are ", ours,
           ": training of all weights goes on with other bits there, within rounding; load it with "
-          "exact=false, or on as many ranks");
+          "exact=false, or on the same mesh");
 }
 
 // The state goes on from the weights that it was saved with. Older ones do not tell which.

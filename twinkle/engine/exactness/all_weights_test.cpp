@@ -9,6 +9,7 @@
 
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/engine/exactness/all_weights_for_test.h"
+#include "twinkle/engine/group/sent_for_test.h"
 #include "twinkle/model/tiny_families.h"
 
 namespace twinkle::engine {
@@ -221,6 +222,10 @@ TEST_P(AllWeights, StayAsTheyWereWhenAnOperationFails) {
 
 // ---- what is sent
 
+// Of the model below: what its matrices have, in whole lines of every rank.
+constexpr int64_t kHeadFloats = 48 * 16;
+constexpr int64_t kLayerFloats = 2 * 16 * 16 + 2 * 8 * 16 + 3 * 24 * 16;
+
 // Elements that ranks add up and hold: 16 to a line, all of whole lines.
 struct Sizes {
   int64_t parameters = 0, weights = 0;
@@ -231,22 +236,37 @@ TEST(AllWeightsSend, TheBytesOfTheFormula) {
   config["vocab_size"] = 48;
   const model::TinyModel model(config);
   constexpr int64_t kTokens = 3 + 4 + 5 + 6 + 7 + 8 + 9 + 10;
-  for (const Mesh& mesh : {Mesh{2, 1}, Mesh{4, 1}, Mesh{1, 2}, Mesh{1, 4}, Mesh{2, 2}}) {
+  constexpr int64_t kAll = int64_t{1} << 40;
+  for (const Mesh& mesh : {Mesh{2, 1}, Mesh{4, 1}, Mesh{1, 2}, Mesh{1, 4}, Mesh{2, 2},
+                           Mesh{1, 2, kAll}, Mesh{2, 2, kAll}}) {
     SCOPED_TRACE(testing::PrintToString(mesh));
     const int n = mesh.size();
     std::vector<int64_t> of_pass(static_cast<size_t>(n)), of_step(static_cast<size_t>(n));
     Sizes sizes;
     int64_t vectors = 0;
-    on_ranks(mesh, in_float32(model), [&](Engine& engine, int r, const auto& sent) {
+    on_counted_ranks(mesh, in_float32(model), [&](Engine& engine, int r, const Channels& sent) {
       Told told;
       Rank rank(engine, r, n, told);
       rank.create();
       rank.inspect();
-      int64_t before = sent.all_to_all;
+      int64_t before = sent.data.all_to_all, base = sent.base.all_to_all;
+      const auto base_since = [&] {
+        return sent.base.all_to_all - std::exchange(base, sent.base.all_to_all);
+      };
       rank.learn(1);
-      of_pass[static_cast<size_t>(r)] = sent.all_to_all - std::exchange(before, sent.all_to_all);
+      of_pass[static_cast<size_t>(r)] =
+          sent.data.all_to_all - std::exchange(before, sent.data.all_to_all);
+      const int64_t of_first = base_since();
       rank.step({.max_grad_norm = 0.5});
-      of_step[static_cast<size_t>(r)] = sent.all_to_all - before;
+      of_step[static_cast<size_t>(r)] = sent.data.all_to_all - before;
+      // Each piece twice in a pass, but for what stays: once, for ever.
+      int64_t pieces = 0;
+      for (const int64_t floats : {kHeadFloats, kLayerFloats, kLayerFloats})
+        pieces += (mesh.fsdp - 1) * 4 * floats / mesh.fsdp;
+      EXPECT_EQ(of_first, mesh.gathered_bytes > 0 ? pieces : 2 * pieces);
+      EXPECT_EQ(base_since(), 0) << "a step";
+      rank.learn(2);
+      EXPECT_EQ(base_since(), mesh.gathered_bytes > 0 ? 0 : 2 * pieces);
       if (r > 0) return;
       for (const NamedTensor& t : told.tensors) {
         sizes.parameters += std::ssize(t.values);
@@ -260,8 +280,9 @@ TEST(AllWeightsSend, TheBytesOfTheFormula) {
     EXPECT_EQ(sum(of_pass),
               (n - 1) * (4 * sizes.parameters + n * (sizes.weights + 4 + 4) + 4 * kTokens));
     // Values, to those that hold them, a double for each weight, and whether it can be stepped.
-    EXPECT_EQ(sum(of_step), 4 * (mesh.dp - 1) * (sizes.parameters - vectors) +
-                                4 * (n - 1) * vectors + n * (n - 1) * (8 * sizes.weights + 256));
+    const int64_t by_all = mesh.gathered_bytes > 0 ? sizes.parameters : vectors;
+    EXPECT_EQ(sum(of_step), 4 * (mesh.dp - 1) * (sizes.parameters - by_all) + 4 * (n - 1) * by_all +
+                                n * (n - 1) * (8 * sizes.weights + 256));
   }
 }
 

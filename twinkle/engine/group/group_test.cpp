@@ -10,7 +10,7 @@
 
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/engine/exactness/schedules_for_test.h"
-#include "twinkle/engine/group/groups_for_test.h"
+#include "twinkle/engine/group/sent_for_test.h"
 
 namespace twinkle::engine {
 namespace {
@@ -197,54 +197,35 @@ TEST(Groups, SampleEachRequestOnOneRank) {
   for (const int64_t tokens : computed) EXPECT_LT(3 * tokens, all);
 }
 
-// What a rank sends over three of its group's channels.
-struct Channels {
-  const mesh::SentBytes &door, &control, &data;
-};
-
 // Runs `script` of every rank in a thread of its own, with a tenant.
-void on_counted_ranks(int n, const EngineOptions& options,
-                      const std::function<void(Engine&, int rank, const Channels&)>& script) {
-  std::vector<Group> of_ranks = groups({n});
-  std::vector<std::thread> threads;
-  for (int r = 0; r < n; ++r) {
-    threads.emplace_back([&, r] {
-      Group group = std::move(of_ranks[static_cast<size_t>(r)]);
-      const Channels sent{count(group.door), count(group.control), count(group.data)};
-      Engine engine(options, in_letters, std::move(group));
-      engine.run<Done>(
-          Create{.tenant = "a", .lora_json = R"({"r": 2, "target_modules": ["q_proj"]})"});
-      script(engine, r, sent);
-    });
-  }
-  for (std::thread& t : threads) t.join();
+void on_ranks_of_a(int n, const EngineOptions& options, const CountedScript& script) {
+  on_counted_ranks({n}, options, [&](Engine& engine, int r, const Channels& sent) {
+    engine.run<Done>(
+        Create{.tenant = "a", .lora_json = R"({"r": 2, "target_modules": ["q_proj"]})"});
+    script(engine, r, sent);
+  });
 }
-
-constexpr int64_t kFrame = 256, kInFrame = 248;
-// Of so many bytes, to each other rank.
-int64_t framed(int64_t bytes) { return kFrame + std::max<int64_t>(0, bytes - kInFrame); }
 
 // Once at the door, by each rank its own part. A command names it, news tell its end, and every
 // rank says how it ended, in a frame each, whatever its size.
 TEST(Groups, AreSentAnOperationOnceAndThenItsNumber) {
   const model::TinyModel model(smallest_config());
   for (const int n : {2, 4}) {
-    on_counted_ranks(n, {.model = {.path = model.path()}},
-                     [&](Engine& engine, int r, const Channels& sent) {
-                       for (const size_t length : {2, 30}) {
-                         ForwardBackward op{.tenant = "a"};
-                         for (uint64_t i = 0; i < 8; ++i)
-                           op.sequences.push_back(drawn(i, length, 41));
-                         const Operation mine = sliced(op, drawn_part(8, r, n, length));
-                         const mesh::SentBytes door = sent.door, control = sent.control;
-                         engine.run<ForwardResult>(mine);
-                         EXPECT_EQ(sent.door.all_to_all - door.all_to_all,
-                                   (n - 1) * framed(std::ssize(to_bytes(mine))));
-                         EXPECT_EQ(sent.control.broadcast - control.broadcast,
-                                   r == 0 ? (n - 1) * 2 * kFrame : 0);
-                         EXPECT_EQ(sent.control.all_to_all - control.all_to_all, (n - 1) * kFrame);
-                       }
-                     });
+    on_ranks_of_a(n, {.model = {.path = model.path()}},
+                  [&](Engine& engine, int r, const Channels& sent) {
+                    for (const size_t length : {2, 30}) {
+                      ForwardBackward op{.tenant = "a"};
+                      for (uint64_t i = 0; i < 8; ++i) op.sequences.push_back(drawn(i, length, 41));
+                      const Operation mine = sliced(op, drawn_part(8, r, n, length));
+                      const mesh::SentBytes door = sent.door, control = sent.control;
+                      engine.run<ForwardResult>(mine);
+                      EXPECT_EQ(sent.door.all_to_all - door.all_to_all,
+                                (n - 1) * framed(std::ssize(to_bytes(mine))));
+                      EXPECT_EQ(sent.control.broadcast - control.broadcast,
+                                r == 0 ? (n - 1) * 2 * kFrame : 0);
+                      EXPECT_EQ(sent.control.all_to_all - control.all_to_all, (n - 1) * kFrame);
+                    }
+                  });
   }
 }
 
@@ -255,7 +236,7 @@ TEST(Groups, AreSentTheTokensOfASampleAtEachOfItsSteps) {
   const EngineOptions options{.model = {.path = model.path()}, .sampler = {.kv_tokens = 2048}};
   constexpr int64_t kTokens = 5, kPrompts = 8;
   for (const int n : {2, 4}) {
-    on_counted_ranks(n, options, [&](Engine& engine, int r, const Channels& sent) {
+    on_ranks_of_a(n, options, [&](Engine& engine, int r, const Channels& sent) {
       for (const int64_t num_samples : {1, 3}) {
         Sample op{.tenant = "a",
                   .params = {{.max_tokens = kTokens,

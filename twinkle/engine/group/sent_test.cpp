@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "twinkle/engine/group/groups_for_test.h"
+#include "twinkle/engine/group/command.h"
+#include "twinkle/engine/group/sent_for_test.h"
+#include "twinkle/io/scratch_dir_for_test.h"
 
 namespace twinkle::engine {
 namespace {
@@ -17,7 +19,12 @@ constexpr int64_t kVocabulary = 41, kWidth = 16;
 constexpr int64_t kHeadFloats = kVocabulary * kWidth;
 constexpr int64_t kLayerFloats = 2 * 16 * 16 + 2 * 8 * 16 + 3 * 24 * 16;
 
-constexpr Mesh kMeshes[] = {{2, 1}, {4, 1}, {1, 2}, {1, 4}, {2, 2}};
+constexpr int64_t kAll = int64_t{1} << 40;
+constexpr Mesh kMeshes[] = {{2, 1}, {4, 1}, {1, 2}, {1, 4}, {2, 2}, {1, 2, kAll}};
+
+Create adapter() {
+  return {.tenant = "a", .lora_json = R"({"r": 4, "target_modules": "all-linear"})"};
+}
 
 template <class Op>
 Op with_sequences(Op op) {
@@ -51,37 +58,32 @@ struct SentByAll {
   }
 };
 
+// Of a rank, as large as every other's.
+Operation own_part(const Operation& whole, int rank, int size) {
+  const auto r = static_cast<size_t>(rank), share = kSequences / static_cast<size_t>(size);
+  return sliced(whole, {r * share, (r + 1) * share});
+}
+
 // Of a second run of the operation, each rank's part of it: what the first gathers ahead is there.
 SentByAll sent_for(const Mesh& of, const Operation& operation, int64_t token_budget) {
   const model::TinyModel model(smallest_config());
   const EngineOptions options{.model = {.path = model.path(), .mixed_precision = "no"},
                               .scheduling = {.token_budget = token_budget}};
-  std::vector<Group> groups_of = groups(of);
-  SentByAll out{.of_rank = std::vector<SentFor>(groups_of.size())};
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < groups_of.size(); ++r) {
-    threads.emplace_back([&, r] {
-      Group group = std::move(groups_of[r]);
-      const mesh::SentBytes none;
-      const mesh::SentBytes& data = count(group.data);
-      const mesh::SentBytes& base = group.base ? count(group.base) : none;
-      Engine engine(options, in_letters, std::move(group));
-      engine.run<Done>(
-          Create{.tenant = "a", .lora_json = R"({"r": 4, "target_modules": "all-linear"})"});
-      const size_t share = static_cast<size_t>(kSequences) / groups_of.size();
-      const Operation mine = sliced(operation, {r * share, (r + 1) * share});
-      engine.submit(mine).get();
-      const SentFor before{data.all_to_all, base.all_to_all};
-      const int64_t passes_before = engine.num_passes();
-      engine.submit(mine).get();
-      out.of_rank[r] = {data.all_to_all - before.data, base.all_to_all - before.base};
-      const int64_t parameters = engine.run<InspectResult>(Inspect{"a"}).num_parameters;
-      if (r > 0) return;
-      out.num_passes = engine.num_passes() - passes_before;
-      out.parameters = parameters;
-    });
-  }
-  for (std::thread& t : threads) t.join();
+  SentByAll out{.of_rank = std::vector<SentFor>(static_cast<size_t>(of.size()))};
+  on_counted_ranks(of, options, [&](Engine& engine, int rank, const Channels& sent) {
+    engine.run<Done>(adapter());
+    const Operation mine = own_part(operation, rank, of.size());
+    engine.submit(mine).get();
+    const SentFor before{sent.data.all_to_all, sent.base.all_to_all};
+    const int64_t passes_before = engine.num_passes();
+    engine.submit(mine).get();
+    out.of_rank[static_cast<size_t>(rank)] = {sent.data.all_to_all - before.data,
+                                              sent.base.all_to_all - before.base};
+    const int64_t parameters = engine.run<InspectResult>(Inspect{"a"}).num_parameters;
+    if (rank > 0) return;
+    out.num_passes = engine.num_passes() - passes_before;
+    out.parameters = parameters;
+  });
   return out;
 }
 
@@ -129,14 +131,86 @@ TEST(Sent, OfAnAdaptersOperationsAreTheBytesOfTheFormulasOnEveryMesh) {
       EXPECT_EQ(sent.data(),
                 4 * (n - 1) * (gradients + of.floats + n * (num_passes + of.num_learning)));
       // Each use of a piece: a rank's part, in lines of 64 bytes, to each other one. A head that is
-      // the embedding is used twice in a pass, a layer twice where it learns.
+      // the embedding is used twice in a pass, a layer twice where it learns. What stays gathered
+      // is there since the first run.
       const auto part = [&](int64_t floats) {
         return (4 * floats + 64 * mesh.fsdp - 1) / (64 * mesh.fsdp) * 64;
       };
       const int64_t of_layer = part(kLayerFloats) * (num_passes + of.num_learning);
+      const int64_t of_base = 2 * num_passes * part(kHeadFloats) + of_layer;
       for (const SentFor& rank : sent.of_rank)
-        EXPECT_EQ(rank.base, (mesh.fsdp - 1) * (2 * num_passes * part(kHeadFloats) + of_layer));
+        EXPECT_EQ(rank.base, mesh.gathered_bytes > 0 ? 0 : (mesh.fsdp - 1) * of_base);
     }
+  }
+}
+
+int64_t all(const mesh::SentBytes& sent) { return sent.all_to_all + sent.broadcast + sent.send; }
+
+// An inspection gives every rank all that has an owner, by its owner; the leader tells its result.
+TEST(Sent, OfAnInspectionAreTheBytesOfTheFormulaOnEveryMesh) {
+  const model::TinyModel model(smallest_config());
+  for (const Mesh& mesh : kMeshes) {
+    SCOPED_TRACE(testing::PrintToString(mesh));
+    const int64_t n = mesh.size();
+    std::vector<int64_t> of_data(static_cast<size_t>(n));
+    int64_t parameters = 0;
+    on_counted_ranks(mesh, {.model = {.path = model.path(), .mixed_precision = "no"}},
+                     [&](Engine& engine, int rank, const Channels& sent) {
+                       const Operation learn =
+                           own_part(with_loss("CrossEntropyLoss"), rank, mesh.size());
+                       engine.run<Done>(adapter());
+                       engine.submit(learn).get();
+                       engine.run<StepResult>(Step{.tenant = "a"});
+                       engine.submit(learn).get();
+                       const mesh::SentBytes door = sent.door, control = sent.control;
+                       const int64_t data = all(sent.data), base = all(sent.base);
+                       const auto result = engine.run<InspectResult>(Inspect{"a", true});
+                       of_data[static_cast<size_t>(rank)] = all(sent.data) - data;
+                       EXPECT_EQ(all(sent.base), base);
+                       EXPECT_EQ(all(sent.door) - all(door), (n - 1) * kFrame);
+                       EXPECT_EQ(sent.control.all_to_all - control.all_to_all, (n - 1) * kFrame);
+                       if (rank > 0) return;
+                       Command news;
+                       news.told.push_back({.result = to_bytes(Result(result))});
+                       EXPECT_EQ(sent.control.broadcast - control.broadcast,
+                                 (n - 1) * (kFrame + framed(std::ssize(to_bytes(news)))));
+                       parameters = result.num_parameters;
+                     });
+    // The gradient and two moments; the values are on every rank.
+    EXPECT_EQ(std::accumulate(of_data.begin(), of_data.end(), int64_t{0}),
+              3 * 4 * (n - 1) * parameters);
+  }
+}
+
+// Each rank writes what it has: they tell each other that they have done it.
+TEST(Sent, OfASaveAreTheBytesOfTheFormulaOnEveryMesh) {
+  const model::TinyModel model(smallest_config());
+  const ScratchDir scratch;
+  for (const Mesh& mesh : kMeshes) {
+    SCOPED_TRACE(testing::PrintToString(mesh));
+    const int64_t n = mesh.size();
+    on_counted_ranks(
+        mesh, {.model = {.path = model.path(), .mixed_precision = "no"}},
+        [&](Engine& engine, int rank, const Channels& sent) {
+          const Operation learn = own_part(with_loss("CrossEntropyLoss"), rank, mesh.size());
+          engine.run<Done>(adapter());
+          engine.submit(learn).get();
+          engine.run<StepResult>(Step{.tenant = "a"});
+          engine.submit(learn).get();
+          const mesh::SentBytes door = sent.door, control = sent.control;
+          const int64_t data = all(sent.data), base = all(sent.base), saves = all(sent.saves);
+          const Operation save = Save{
+              .tenant = "a", .directory = (scratch.path() / "saved").string(), .optimizer = true};
+          engine.submit(save).get();
+          EXPECT_EQ(all(sent.data), data);
+          EXPECT_EQ(all(sent.base), base);
+          EXPECT_EQ(all(sent.door) - all(door), (n - 1) * framed(std::ssize(to_bytes(save))));
+          EXPECT_EQ(all(sent.saves) - saves, (n - 1) * kFrame);
+          // To begin with, to write, and news of the end.
+          EXPECT_EQ(sent.control.broadcast - control.broadcast,
+                    rank == 0 ? (n - 1) * 3 * kFrame : 0);
+          EXPECT_EQ(sent.control.all_to_all - control.all_to_all, (n - 1) * 2 * kFrame);
+        });
   }
 }
 

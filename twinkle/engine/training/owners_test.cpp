@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <set>
 
@@ -85,36 +86,46 @@ TEST(Owners, HoldTheirShareOfGradientsAndMomentsAlone) {
   }
 }
 
-TEST(Owners, AreSentTheBytesOfTheFormula) {
+// `mine` is what a rank submits of the eight sequences of a batch.
+void expect_the_bytes_of_the_formula(int n, const std::function<ForwardBackward(int rank)>& mine) {
   const model::TinyModel model(smallest_config());
   constexpr int kTokens = 5;
   constexpr int64_t kSequences = 8;
+  std::vector<int64_t> of_batch(static_cast<size_t>(n)), of_step(static_cast<size_t>(n));
+  int64_t parameters = 0, tensors = 0;
+  on_ranks({n}, {.model = {.path = model.path()}}, [&](Engine& engine, int rank, const auto& sent) {
+    engine.run<Done>(Create{.tenant = "a", .lora_json = kAll});
+    const auto inspected = engine.run<InspectResult>(Inspect{"a", true});
+    int64_t before = sent.all_to_all;
+    engine.run<ForwardResult>(mine(rank));
+    of_batch[static_cast<size_t>(rank)] = sent.all_to_all - std::exchange(before, sent.all_to_all);
+    engine.run<StepResult>(Step{.tenant = "a", .max_grad_norm = 0.1});
+    of_step[static_cast<size_t>(rank)] = sent.all_to_all - before;
+    if (rank > 0) return;
+    parameters = inspected.num_parameters;
+    tensors = std::ssize(inspected.tensors) / 2;  // each with its gradient
+  });
+  const auto sum = [](const auto& x) { return std::accumulate(x.begin(), x.end(), int64_t{0}); };
+  // A rank sends its sequences' gradients to their owners, and to each other rank its rows and,
+  // of the operation and of its tenant, whether all is finite.
+  EXPECT_EQ(sum(of_batch),
+            4 * (n - 1) * (parameters * kSequences / n + kSequences * kTokens + 2 * n));
+  // And its factors, a double for each, and whether each can be stepped.
+  EXPECT_EQ(sum(of_step), (n - 1) * (4 * parameters + 8 * tensors + 256 * n));
+  const int64_t most = 4 * 4 * 24 * kSequences;  // of one tensor
+  EXPECT_LE(std::ranges::max(of_batch) - std::ranges::min(of_batch), most);
+}
+
+// Whoever submits the sequences: each rank a part, or one all of them.
+TEST(Owners, AreSentTheBytesOfTheFormula) {
   for (const int n : {2, 4}) {
-    std::vector<int64_t> of_batch(static_cast<size_t>(n)), of_step(static_cast<size_t>(n));
-    int64_t parameters = 0, tensors = 0;
-    on_ranks({n}, {.model = {.path = model.path()}},
-             [&](Engine& engine, int rank, const auto& sent) {
-               engine.run<Done>(Create{.tenant = "a", .lora_json = kAll});
-               const auto inspected = engine.run<InspectResult>(Inspect{"a", true});
-               int64_t before = sent.all_to_all;
-               engine.run<ForwardResult>(part(batch(1), rank, n));
-               of_batch[static_cast<size_t>(rank)] =
-                   sent.all_to_all - std::exchange(before, sent.all_to_all);
-               engine.run<StepResult>(Step{.tenant = "a", .max_grad_norm = 0.1});
-               of_step[static_cast<size_t>(rank)] = sent.all_to_all - before;
-               if (rank > 0) return;
-               parameters = inspected.num_parameters;
-               tensors = std::ssize(inspected.tensors) / 2;  // each with its gradient
-             });
-    const auto sum = [](const auto& x) { return std::accumulate(x.begin(), x.end(), int64_t{0}); };
-    // A rank sends its sequences' gradients to their owners, and to each other rank its rows and,
-    // of the operation and of its tenant, whether all is finite.
-    EXPECT_EQ(sum(of_batch),
-              4 * (n - 1) * (parameters * kSequences / n + kSequences * kTokens + 2 * n));
-    // And its factors, a double for each, and whether each can be stepped.
-    EXPECT_EQ(sum(of_step), (n - 1) * (4 * parameters + 8 * tensors + 256 * n));
-    const int64_t most = 4 * 4 * 24 * kSequences;  // of one tensor
-    EXPECT_LE(std::ranges::max(of_batch) - std::ranges::min(of_batch), most);
+    for (const bool by_one : {false, true}) {
+      SCOPED_TRACE(std::to_string(n) + (by_one ? " ranks, by one" : " ranks"));
+      expect_the_bytes_of_the_formula(n, [&](int rank) {
+        if (!by_one) return part(batch(1), rank, n);
+        return rank == 0 ? batch(1) : ForwardBackward{.tenant = "a"};
+      });
+    }
   }
 }
 
