@@ -9,7 +9,7 @@
 
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/engine/exactness/all_weights_for_test.h"
-#include "twinkle/engine/group/sent_for_test.h"
+#include "twinkle/engine/exactness/sent_for_test.h"
 #include "twinkle/model/tiny_families.h"
 
 namespace twinkle::engine {

@@ -10,7 +10,7 @@
 
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/engine/exactness/schedules_for_test.h"
-#include "twinkle/engine/group/sent_for_test.h"
+#include "twinkle/engine/exactness/sent_for_test.h"
 
 namespace twinkle::engine {
 namespace {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "twinkle/engine/exactness/sent_for_test.h"
 #include "twinkle/engine/group/command.h"
-#include "twinkle/engine/group/sent_for_test.h"
 #include "twinkle/io/scratch_dir_for_test.h"
 
 namespace twinkle::engine {
