@@ -2,7 +2,8 @@
 // grouped_bench [experts [outputs [inputs [rounds]]]]. For 16, 64 and 256 rows an expert, float32
 // and bfloat16, forward (x W^T) and backward (dy W): billions of multiply-adds a second of one
 // dense product of all rows with one expert's weight, and of the grouped one, taken in turn, the
-// best of the rounds of each; and their ratio.
+// best of the rounds of each; and their ratio. The experts' weights lie in huge pages, as a loaded
+// model's do (model/weights/weight_memory.h).
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -12,6 +13,7 @@
 #include <functional>
 #include <vector>
 
+#include "twinkle/base/huge_pages.h"
 #include "twinkle/kernels/linear/grouped.h"
 #include "twinkle/kernels/linear/linear_bf16.h"
 #include "twinkle/kernels/linear/linear_f32.h"
@@ -32,15 +34,22 @@ at::Tensor dense(const at::Tensor& x, const at::Tensor& w) {
                                        : twinkle::kernels::linear_bf16(x, w);
 }
 
+at::Tensor drawn(at::IntArrayRef shape, at::ScalarType type) {
+  const at::Tensor out = at::empty(shape, type);
+  twinkle::use_huge_pages(out.mutable_data_ptr(), static_cast<int64_t>(out.nbytes()));
+  return out.copy_(at::randn(shape));
+}
+
 struct Sizes {
   int64_t experts, outputs, inputs, rounds;
 };
 
 void compare(const Sizes& s, int64_t rows, at::ScalarType type, bool transposed) {
   const at::Tensor x = at::randn({s.experts * rows, s.inputs}).to(type);
-  const at::Tensor stack = at::randn(transposed ? at::IntArrayRef{s.experts, s.inputs, s.outputs}
-                                                : at::IntArrayRef{s.experts, s.outputs, s.inputs})
-                               .to(type);
+  const at::Tensor stack =
+      drawn(transposed ? at::IntArrayRef{s.experts, s.inputs, s.outputs}
+                       : at::IntArrayRef{s.experts, s.outputs, s.inputs},
+            type);
   std::vector<RowGroup> groups;
   for (int64_t e = 0; e < s.experts; ++e) {
     const at::Tensor w = stack.select(0, e);

@@ -1,8 +1,8 @@
 // The service as `twinkle serve` runs it, journal and all, over a model that computes nothing: what
-// is left is the service's own time. Usage: null_service STATE_DIR [TIMES]. Prints where it
-// listens; serves until standard input ends. TIMES: a file for the times of all requests, a line
-// each: path, when it was answered by the monotonic clock, and how long that took from its head on,
-// both in microseconds.
+// is left is the service's own time. Usage: null_service STATE_DIR DURABILITY [TIMES]. Prints where
+// it listens; serves until standard input ends. DURABILITY: process or disk, as --durability of
+// `twinkle serve`. TIMES: a file for the times of all requests, a line each: path, when it was
+// answered by the monotonic clock, and how long that took from its head on, both in microseconds.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -74,12 +74,13 @@ struct Ending {
 };
 
 // `times`: kept in memory, so that none waits for a disk; null: not kept.
-void serve(const std::string& state, std::vector<Time>* times) {
+void serve(const std::string& state, store::Durability durability, std::vector<Time>* times) {
   auto http = std::make_unique<server::HttpServer>(server::HttpOptions{});
   NullModel model;
   engine::Dispatcher dispatcher({}, model);
   server::NullBackend backend(dispatcher);
-  server::Services services(backend, *http, std::filesystem::absolute(state));
+  server::Services services(backend, *http, std::filesystem::absolute(state),
+                            {.journal = {.durability = durability}});
   server::BodyRoom room({}, *http);
   const Ending ending{services, dispatcher, room, http};
   services.open({}, false, [&](uint64_t sequence, const server::Command& command) {
@@ -115,14 +116,20 @@ void write(const std::vector<Time>& times, const char* path) {
   require(static_cast<bool>(file.flush()), Code::kInternal, "null_service: cannot write ", path);
 }
 
+store::Durability durability_of(const std::string& word) {
+  require(word == "process" || word == "disk", Code::kInvalid, "null_service: durability is ", word,
+          ", it must be process or disk");
+  return word == "disk" ? store::Durability::kDisk : store::Durability::kProcess;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
-  twinkle::require(argc == 2 || argc == 3, twinkle::Code::kInvalid,
-                   "usage: null_service STATE_DIR [TIMES]");
+  twinkle::require(argc == 3 || argc == 4, twinkle::Code::kInvalid,
+                   "usage: null_service STATE_DIR DURABILITY [TIMES]");
   std::vector<Time> times;
-  serve(argv[1], argc == 3 ? &times : nullptr);
-  if (argc == 3) write(times, argv[2]);
+  serve(argv[1], durability_of(argv[2]), argc == 4 ? &times : nullptr);
+  if (argc == 4) write(times, argv[3]);
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "null_service: %s\n", error.what());

@@ -15,7 +15,7 @@ from pathlib import Path
 from rows import make_row
 from service import stub
 from service.client import Client, Server, forward_backward, poll, program, request_bytes
-from verdict import STUB
+from verdict import DISK, STUB
 
 CONNECTIONS = 16
 LARGE = 1024, 1024  # data, and tokens of each: 4 MiB of log-probabilities
@@ -27,7 +27,7 @@ def servers():
     """Ours, and one that does nothing."""
     with (
         tempfile.TemporaryDirectory() as state,
-        Server(program("null_service"), state) as ours,
+        Server(program("null_service"), state, "process") as ours,
         Server(sys.executable, stub.__file__) as peer,
     ):
         yield {"ours": ours, "peer": peer}
@@ -102,6 +102,44 @@ def s1(run):
         samples = {name: [share(one, part) for one in all_] for name, all_ in times.items()}
         what = f"submit to result, p{100 * part:.0f}, a client of plain sockets"
         yield row(run, "S1", what, samples, limit, "ms")
+    yield from s1_on_the_disk(run)
+
+
+def synced_ms(file, num_bytes, count):
+    """Of one write and fdatasync of so many bytes after the other."""
+    out = []
+    for _ in range(count):
+        start = time.perf_counter()
+        os.write(file.fileno(), bytes(num_bytes))
+        os.fdatasync(file.fileno())
+        out.append(1e3 * (time.perf_counter() - start))
+    return out
+
+
+def s1_on_the_disk(run):
+    """S1 where an acknowledgement outlives a loss of power, beside the disk's own time."""
+    count = 20 if is_quick(run) else 200
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Server(program("null_service"), f"{folder}/state", "disk") as server,
+        Runs({"ours": server}) as runs,
+        open(Path(folder) / "beside", "wb", buffering=0) as file,
+    ):
+        num_bytes = len(forward_backward(runs.runs["ours"], 1))
+        ask = {
+            "ours": lambda: runs.round_trips_ms("ours", count),
+            "peer": lambda: synced_ms(file, num_bytes, count),
+        }
+        times = in_turn(run, "S1 disk", lambda name: ask[name]())
+    for part in (0.5, 0.99):
+        samples = {name: [share(one, part) for one in all_] for name, all_ in times.items()}
+        best = min(samples["peer"])
+        what = f"submit to result with durability disk, p{100 * part:.0f}"
+        notes = ["the limit is the peer's best", f"load average {os.getloadavg()[0]:.1f}"]
+        yield make_row(
+            "S1", what, DISK, samples, best, lower_is_better=True, unit="ms", noisy=False,
+            valid=True, notes=notes, **run.machine_fields(),
+        )  # fmt: skip
 
 
 def rate(port, seconds, request):

@@ -85,7 +85,7 @@ def s6(run):
     with tempfile.TemporaryDirectory() as folder:
         times = Path(folder) / "times"
         with (
-            Server(program("null_service"), f"{folder}/state", times) as server,
+            Server(program("null_service"), f"{folder}/state", "process", times) as server,
             Client(server.port) as client,
         ):
             session = client.post("create_session")["session_id"]
