@@ -224,8 +224,11 @@ def test_vllms_names_reach_the_engine_under_its_own(make, logged):
     }  # fmt: skip
     assert make(engine_args={"kv_tokens": 4096}).engine.options == {"kv_tokens": 4096}
     make(engine_args={"disable_log_stats": True, "enable_chunked_prefill": True})
-    make(engine_args={"enable_tower_connector_lora": True, "enable_lora": True, "swap_space": 0})
+    make(engine_args={"enable_tower_connector_lora": False, "enable_lora": True, "swap_space": 0})
     assert logged == []
+    make(engine_args={"enable_tower_connector_lora": True, "enable_lora": True})
+    (told,) = logged  # it asks for nothing that there is, and an adapter that it is for is refused
+    assert "enable_tower_connector_lora is True, but only the text" in told
 
 
 def test_where_the_engine_is_the_models_its_options_are_refused(fake_core, tmp_path):

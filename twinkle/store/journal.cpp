@@ -220,7 +220,8 @@ void Journal::run() {
     }
     if (!rest.empty()) refuse("write to", 0, rest);  // appended before trouble() said why
     if (failing_ && Clock::now() >= retry_at_) retry();
-    if (is_sync_due() || (stopping && !failing_)) sync();
+    // Whoever waits for the disk waits for no timer: what comes while it is busy is the next group.
+    if (is_sync_due() || !unsynced_.empty() || (stopping && !failing_)) sync();
   }
   for (Pending& p : kept_)
     p.on_written(0, std::make_exception_ptr(Error(Code::kBusy, "store: the journal was closed")));

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from twinkle import checks
 from twinkle.core import option_names
 from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, require
+from twinkle.logger import get_logger
 
 # Options of an engine of the sampler's own, by vLLM's names.
 _ENGINE = {
@@ -152,9 +153,12 @@ def _check_whole(args, model_id):
     kind = args.get("load_format", "auto")
     if kind not in ("auto", "safetensors"):
         checks.refuse("sampler: load_format", kind, "'auto' or 'safetensors', or left out")
-    # Models have no tower; an adapter with weights for one is refused when it is read.
     tower = args.get("enable_tower_connector_lora", False)
-    checks.flag("sampler: enable_tower_connector_lora", tower)
+    if checks.flag("sampler: enable_tower_connector_lora", tower):
+        get_logger().warning(
+            "sampler: enable_tower_connector_lora is True, but only the text of a model is sampled: "
+            "there is no tower, and an adapter with weights for one is refused when it is read"
+        )
 
 
 def _precision(dtype, model):

@@ -22,8 +22,11 @@ constexpr int kWide = 3;             // tiles of a wide panel
 constexpr int64_t kWideDepth = 192;  // inputs of a wide panel: 18 KB, which the first cache holds
 constexpr int64_t kWideRows = 512;   // rows whose sums stay in the second cache
 constexpr int kThinGroup = 16;       // rows that add their products to one tile together
-constexpr int64_t kLaneBlocks = 3;   // of 16 rows, the most that are lanes
+constexpr int64_t kLaneBlocks = 3;   // of 16 rows, the most whose sums registers hold
+constexpr int64_t kMostBlocks = 8;   // the most that are lanes, a few at a time
 constexpr int64_t kEmptyLanes = 5;   // the most: transposing a tile of weights costs six rows
+constexpr int64_t kColumnDepth = 128;    // inputs of a run: its lines stay in the first cache
+constexpr int64_t kColumnOutputs = 512;  // whose sums stay in the second one
 
 // sums[r][n] += x[r] panel[n], over `pairs` pairs of inputs, for kRows rows and kTiles tiles.
 template <int kRows, int kTiles>
@@ -162,9 +165,11 @@ TWINKLE_BF16_INLINE void add_lanes(const uint16_t* w, int64_t stride, const uint
 
 // One tile of 16 outputs for kBlocks blocks of rows.
 template <int kBlocks>
-TWINKLE_BF16 void lane_tile(const Bf16Product& p, int64_t o) {
+TWINKLE_BF16 void lane_tile(const Bf16Product& p, int64_t block, int64_t o) {
   constexpr int kOutputs = kBlocks == 1 ? 16 : 8;  // whose sums registers hold
-  alignas(64) float sums[kBlocks][kTile][kTile];   // [output][row]
+  const int64_t step = blocks_of(p.rows) * kTile * kTile;
+  const int num_ahead = block == 0 ? kOutputs : 0;
+  alignas(64) float sums[kBlocks][kTile][kTile];  // [output][row]
   AheadSecond ahead{reinterpret_cast<const char*>(p.w + (o + kTile) * p.inputs)};
   for (int n = 0; n < kTile; n += kOutputs) {
     const uint16_t* const w = p.w + (o + n) * p.inputs;
@@ -172,9 +177,9 @@ TWINKLE_BF16 void lane_tile(const Bf16Product& p, int64_t o) {
     for (auto& of : s) {
       for (__m512& sum : of) sum = _mm512_setzero_ps();
     }
-    const uint32_t* x = p.packed;
-    for (int64_t i = 0; i < p.inputs; i += kDepth, x += kBlocks * kTile * kTile) {
-      for (int k = 0; k < kOutputs; ++k) ahead.fetch();
+    const uint32_t* x = p.packed + block * kTile * kTile;
+    for (int64_t i = 0; i < p.inputs; i += kDepth, x += step) {
+      for (int k = 0; k < num_ahead; ++k) ahead.fetch();
       add_lanes<kOutputs, kBlocks>(w + i, p.inputs, x, s);
     }
     for (int k = 0; k < kOutputs; ++k) {
@@ -186,49 +191,172 @@ TWINKLE_BF16 void lane_tile(const Bf16Product& p, int64_t o) {
     for (int k = 0; k < kTile; ++k) c[k] = _mm512_load_si512(sums[b][k]);
     transpose(c);
     for (int k = 0; k < kTile; ++k) _mm512_store_si512(sums[b][k], c[k]);
-    finish<1>(p, b * kTile, std::min(kTile, p.rows - b * kTile), o, sums[b][0]);
+    const int64_t row = (block + b) * kTile;
+    finish<1>(p, row, std::min(kTile, p.rows - row), o, sums[b][0]);
   }
 }
 
-template <int kBlocks>
-TWINKLE_BF16 void lane_loop(const Bf16Product& p, int64_t first, int64_t last) {
-  for (int64_t o = first; o < last; o += kTile) lane_tile<kBlocks>(p, o);
-}
+// How many of so many blocks are next: three, or two where one would be left.
+int64_t next_blocks(int64_t left) { return left == 4 ? 2 : std::min(kLaneBlocks, left); }
 
-// One tile of a transposed weight for kRows rows of a block, whose sums stay in registers.
-template <int kRows>
-TWINKLE_BF16 void column_tile(const Bf16Product& p, int64_t block, int64_t o) {
-  const __m512i in_turn = in_turn_of_two();
-  const int64_t step = blocks_of(p.rows) * kTile * kTile;
-  const uint32_t* x = p.packed + block * kTile * kTile;
-  const uint16_t* w = p.w + o;
-  __m512 s[kRows];
-  for (int j = 0; j < kRows; ++j) s[j] = _mm512_setzero_ps();
-  for (int64_t i = 0; i < p.inputs; i += kDepth, x += step) {
-#pragma GCC unroll 16
-    for (int k = 0; k < kTile; ++k, w += 2 * p.outputs) {
-      _mm_prefetch(w + 2 * kTile, _MM_HINT_T1);
-      _mm_prefetch(w + 2 * kTile + p.outputs, _MM_HINT_T1);
-      add_pair<kRows>(reinterpret_cast<const uint16_t*>(x + k * kTile), 2,
-                      two_lines(w, w + p.outputs, in_turn), s);
+TWINKLE_BF16 void lane_loop(const Bf16Product& p, int64_t first, int64_t last) {
+  static constexpr decltype(&lane_tile<1>) kTiles[] = {lane_tile<1>, lane_tile<2>, lane_tile<3>};
+  const int64_t blocks = blocks_of(p.rows);
+  for (int64_t o = first; o < last; o += kTile) {
+    for (int64_t b = 0; b < blocks;) {
+      const int64_t count = next_blocks(blocks - b);
+      kTiles[count - 1](p, b, o);
+      b += count;
     }
   }
-  alignas(64) float sums[kRows * kTile];
-  for (int j = 0; j < kRows; ++j) _mm512_store_ps(sums + j * kTile, s[j]);
-  finish<1>(p, block * kTile, kRows, o, sums);
 }
 
-template <size_t... kRows>
+// Lines of memory that a run of inputs needs later, row by row, into the second cache.
+struct LinesAhead {
+  const uint16_t* row;
+  int64_t stride, lines, line = 0;  // elements from row to row; the next one of `row`
+
+  TWINKLE_BF16_INLINE void fetch(int64_t count) {
+    for (; count > 0; --count) {
+      _mm_prefetch(row + 32 * line, _MM_HINT_T1);
+      if (++line == lines) row += stride, line = 0;
+    }
+  }
+};
+
+// A run of inputs of some tiles of a transposed weight, for rows of one block. x: of pack_rows, so
+// many words from 32 inputs to the next; sums: [tile][row][16 outputs], so many floats from tile to
+// tile.
+struct ColumnRun {
+  const uint16_t* w;
+  int64_t outputs;
+  const uint32_t* x;
+  int64_t x_step, depth;
+  float* sums;
+  int64_t sums_step;
+  bool begins, fetches_right;  // the sums; the run's next two tiles
+  int64_t num_ahead;           // lines for each 32 inputs
+};
+
+// Begins the sums of kRows rows and kTiles tiles, or adds to them.
+template <int kTiles, int kRows>
+TWINKLE_BF16 void column_tiles(const ColumnRun& run, LinesAhead& ahead) {
+  const __m512i in_turn = in_turn_of_two();
+  const __m512i right = _mm512_add_epi16(in_turn, _mm512_set1_epi16(kTile));  // the second tile
+  const uint16_t* w = run.w;
+  const uint32_t* x = run.x;
+  __m512 s[kRows][kTiles];
+#pragma GCC unroll 16
+  for (int j = 0; j < kRows; ++j) {
+#pragma GCC unroll 2
+    for (int n = 0; n < kTiles; ++n) {
+      s[j][n] = run.begins ? _mm512_setzero_ps()
+                           : _mm512_load_ps(run.sums + n * run.sums_step + j * kTile);
+    }
+  }
+  for (int64_t i = 0; i < run.depth; i += kDepth, x += run.x_step) {
+    ahead.fetch(run.num_ahead);
+    if (run.fetches_right) {
+      for (int k = 0; k < kDepth; ++k) _mm_prefetch(w + 2 * kTile + k * run.outputs, _MM_HINT_T1);
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < kTile; ++k, w += 2 * run.outputs) {
+      __m512i both[kTiles];
+      if constexpr (kTiles == 2) {
+        const __m512i first = _mm512_loadu_si512(w), second = _mm512_loadu_si512(w + run.outputs);
+        both[0] = _mm512_permutex2var_epi16(first, in_turn, second);
+        both[1] = _mm512_permutex2var_epi16(first, right, second);
+      } else {
+        both[0] = two_lines(w, w + run.outputs, in_turn);
+      }
+#pragma GCC unroll 16
+      for (int j = 0; j < kRows; ++j) {
+        const __m512i row = _mm512_set1_epi32(static_cast<int32_t>(x[k * kTile + j]));
+#pragma GCC unroll 2
+        for (int n = 0; n < kTiles; ++n) {
+          s[j][n] = _mm512_dpbf16_ps(s[j][n], (__m512bh)both[n], (__m512bh)row);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int j = 0; j < kRows; ++j) {
+#pragma GCC unroll 2
+    for (int n = 0; n < kTiles; ++n) {
+      _mm512_store_ps(run.sums + n * run.sums_step + j * kTile, s[j][n]);
+    }
+  }
+}
+
+template <int kTiles, size_t... kRows>
 constexpr auto column_tiles_of(std::index_sequence<kRows...>) {
-  return std::array<decltype(&column_tile<1>), sizeof...(kRows)>{column_tile<kRows + 1>...};
+  return std::array<decltype(&column_tiles<1, 1>), sizeof...(kRows)>{
+      column_tiles<kTiles, kRows + 1>...};
+}
+
+// kTiles tiles for so many rows: those of a block in two halves, so that a row's pair of inputs is
+// read once for both tiles and all sums stay in registers.
+template <int kTiles>
+TWINKLE_BF16 void column_rows(int64_t rows, ColumnRun run, LinesAhead& ahead) {
+  static constexpr auto kLoops =
+      column_tiles_of<kTiles>(std::make_index_sequence<kTile / kTiles>());
+  for (int64_t row = 0; row < rows;) {
+    const int64_t left = std::min(kTile - row % kTile, rows - row);
+    const int64_t count = left > std::ssize(kLoops) ? (left + 1) / 2 : left;
+    ColumnRun part = run;
+    part.x += row / kTile * kTile * kTile + row % kTile;
+    part.sums += row * kTile;
+    kLoops[static_cast<size_t>(count - 1)](part, ahead);
+    run.fetches_right = false;
+    row += count;
+  }
+}
+
+// Some of its outputs, kColumnOutputs at most, for rows from `row` on, kLaneBlocks blocks at most.
+struct ColumnStrip {
+  int64_t first, last, row, rows;
+};
+
+// One run of inputs for all of the strip's outputs, while the next one comes from memory in its own
+// order.
+TWINKLE_BF16 void column_strip(const Bf16Product& p, const ColumnStrip& strip) {
+  alignas(64) float sums[kLaneBlocks * kTile * kColumnOutputs];
+  const int64_t of_tile = blocks_of(strip.rows) * kTile * kTile;
+  const int64_t x_step = blocks_of(p.rows) * kTile * kTile;
+  const int64_t parts = (strip.rows + kTile / 2 - 1) / (kTile / 2);  // of the rows, about
+  for (int64_t begin = 0; begin < p.inputs; begin += kColumnDepth) {
+    const int64_t depth = std::min(kColumnDepth, p.inputs - begin);
+    const bool fetches = strip.row == 0 && begin + depth < p.inputs;
+    LinesAhead ahead{p.w + (begin + depth) * p.outputs + strip.first, p.outputs,
+                     (strip.last - strip.first + 31) / 32};
+    for (int64_t o = strip.first; o < strip.last; o += 2 * kTile) {
+      const ColumnRun run{
+          .w = p.w + begin * p.outputs + o,
+          .outputs = p.outputs,
+          .x = p.packed + begin / kDepth * x_step + strip.row * kTile,
+          .x_step = x_step,
+          .depth = depth,
+          .sums = sums + (o - strip.first) / kTile * of_tile,
+          .sums_step = of_tile,
+          .begins = begin == 0,
+          .fetches_right = begin == 0 && strip.row == 0 && o + 2 * kTile < strip.last,
+          .num_ahead = fetches ? (kDepth + parts - 1) / parts : 0};
+      strip.last - o > kTile ? column_rows<2>(strip.rows, run, ahead)
+                             : column_rows<1>(strip.rows, run, ahead);
+    }
+  }
+  for (int64_t o = strip.first; o < strip.last; o += kTile) {
+    finish<1>(p, strip.row, strip.rows, o, sums + (o - strip.first) / kTile * of_tile);
+  }
 }
 
 TWINKLE_BF16 void column_loop(const Bf16Product& p, int64_t first, int64_t last) {
-  static constexpr auto kTiles = column_tiles_of(std::make_index_sequence<kTile>());
-  for (int64_t o = first; o < last; o += kTile) {
-    for (int64_t b = 0; b < blocks_of(p.rows); ++b) {
-      const int64_t rows = std::min(kTile, p.rows - b * kTile);
-      kTiles[static_cast<size_t>(rows - 1)](p, b, o);
+  for (int64_t o = first; o < last; o += kColumnOutputs) {
+    const int64_t end = std::min(last, o + kColumnOutputs);
+    for (int64_t row = 0; row < p.rows;) {
+      const int64_t rows = std::min(next_blocks(blocks_of(p.rows - row)) * kTile, p.rows - row);
+      column_strip(p, {o, end, row, rows});
+      row += rows;
     }
   }
 }
@@ -296,7 +424,7 @@ TWINKLE_BF16 void wide_loop(const Bf16Product& p, int64_t first, int64_t last) {
 // Weights are read in pairs of their own layout: no pair or tile may reach beyond them.
 bool avx512_packs(const Bf16Product& p) {
   const int64_t blocks = blocks_of(p.rows);
-  return p.rows > 0 && p.inputs % kDepth == 0 && p.outputs % kTile == 0 && blocks <= kLaneBlocks &&
+  return p.rows > 0 && p.inputs % kDepth == 0 && p.outputs % kTile == 0 && blocks <= kMostBlocks &&
          (p.transposed || blocks * kTile - p.rows <= kEmptyLanes);
 }
 
@@ -316,10 +444,8 @@ Bf16Loop avx512_loop(const Bf16Product& p) {
   static constexpr decltype(Bf16Loop::run) kThinLoops[] = {
       few_rows_loop<1>, few_rows_loop<2>, few_rows_loop<3>, few_rows_loop<4>,
       few_rows_loop<5>, few_rows_loop<6>, few_rows_loop<7>, few_rows_loop<8>};
-  static constexpr decltype(Bf16Loop::run) kLaneLoops[] = {lane_loop<1>, lane_loop<2>,
-                                                           lane_loop<3>};
   if (avx512_packs(p) && p.transposed) return {2 * kTile, column_loop};
-  if (avx512_packs(p)) return {kTile, kLaneLoops[blocks_of(p.rows) - 1]};
+  if (avx512_packs(p)) return {kTile, lane_loop};
   if (p.transposed || p.rows > kThinRows) return {kWide * kTile, wide_loop};
   if (p.rows > std::ssize(kThinLoops)) return {kTile, thin_loop};
   return {kTile, kThinLoops[std::max<int64_t>(1, p.rows) - 1]};

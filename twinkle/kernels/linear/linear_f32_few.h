@@ -111,19 +111,31 @@ inline void lane_loop(const RunProduct<float>& p, const float* packed, int64_t f
   for (int64_t o = first; o < last; o += kLanes<float>) lane_tile<kBlocks>(p, packed, o);
 }
 
-// kRows rows of a run of inputs, for kLanes outputs.
+// A run of inputs for kLanes outputs and rows of one block. sums: [row][output].
+template <class T>
+struct ColumnRun {
+  const float* x;
+  const T* w;
+  int64_t outputs, depth;
+  float* sums;
+  bool begins, fetches_right;  // the sums; the run's next outputs
+};
+
 template <int kRows, class T>
-__attribute__((noinline)) void column_tile(const RunProduct<T>& p, const float* x, const T* w,
-                                           int64_t depth, FewAhead& ahead, bool begins,
-                                           float* sums) {
+__attribute__((noinline)) void column_tile(const ColumnRun<T>& run, FewAhead& ahead) {
   constexpr int n = kLanes<float>;
+  const float* const x = run.x;
+  const T* w = run.w;
   Lanes<float> sum[kRows];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) sum[r] = Lanes<float>{};
-  for (int64_t k = 0; k < depth;) {
-    const int64_t stop = depth - k < n ? depth : k + n;
+  for (int64_t k = 0; k < run.depth;) {
+    const int64_t stop = run.depth - k < n ? run.depth : k + n;
     ahead.fetch(n);
-    for (; k < stop; ++k, w += p.outputs) {
+    if (run.fetches_right) {
+      for (int64_t j = 0; j < stop - k; ++j) __builtin_prefetch(w + n + j * run.outputs, 0, 2);
+    }
+    for (; k < stop; ++k, w += run.outputs) {
       const Lanes<float> weights = load<float>(w);
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) sum[r] = fma(splat(x[k * n + r]), weights, sum[r]);
@@ -131,29 +143,32 @@ __attribute__((noinline)) void column_tile(const RunProduct<T>& p, const float* 
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    float* const to = sums + r * n;
-    store<float, float>(to, begins ? sum[r] : load<float>(to) + sum[r]);
+    float* const to = run.sums + r * n;
+    store<float, float>(to, run.begins ? sum[r] : load<float>(to) + sum[r]);
   }
 }
 
 template <class T, int kRows = kLanes<float>>
-inline void column_rows(int64_t rows, const RunProduct<T>& p, const float* x, const T* w,
-                        int64_t depth, FewAhead& ahead, bool begins, float* sums) {
+inline void column_rows(int64_t rows, const ColumnRun<T>& run, FewAhead& ahead) {
   if constexpr (kRows > 1) {
-    if (rows < kRows) {
-      return column_rows<T, kRows - 1>(rows, p, x, w, depth, ahead, begins, sums);
-    }
+    if (rows < kRows) return column_rows<T, kRows - 1>(rows, run, ahead);
   }
-  column_tile<kRows>(p, x, w, depth, ahead, begins, sums);
+  column_tile<kRows>(run, ahead);
 }
 
-// Outputs [first, last), kFewOutputs at most. Fetches those from `last` on, up to `end`, at its
-// end.
+// Outputs of which sums are kept at a time, of a part that ends at `end`.
+struct ColumnStrip {
+  int64_t first, last, end;
+  bool begins;  // nothing of the part has been fetched
+};
+
+// Fetches the outputs from strip.last on at its end.
 template <class T>
-inline void column_loop(const RunProduct<T>& p, const float* packed, int64_t first, int64_t last,
-                        int64_t end, float* sums) {
+inline void column_loop(const RunProduct<T>& p, const float* packed, const ColumnStrip& strip,
+                        float* sums) {
   constexpr int n = kLanes<float>;
   constexpr auto kSize = static_cast<int64_t>(sizeof(T));
+  const auto [first, last, end, strip_begins] = strip;
   for (int64_t begin = 0; begin < p.inputs; begin += kSumRun) {
     const int64_t depth = p.inputs - begin > kSumRun ? kSumRun : p.inputs - begin;
     const bool ends = begin + depth == p.inputs;
@@ -164,9 +179,14 @@ inline void column_loop(const RunProduct<T>& p, const float* packed, int64_t fir
     float* to = sums;
     for (int64_t o = first; o < last; o += n) {
       for (int64_t row = 0; row < p.rows; row += n, to += n * n) {
-        const int64_t rows = p.rows - row < n ? p.rows - row : n;
-        column_rows<T>(rows, p, packed + row * p.inputs + begin * n, p.w + begin * p.outputs + o,
-                       depth, ahead, begin == 0, to);
+        const ColumnRun<T> run{.x = packed + row * p.inputs + begin * n,
+                               .w = p.w + begin * p.outputs + o,
+                               .outputs = p.outputs,
+                               .depth = depth,
+                               .sums = to,
+                               .begins = begin == 0,
+                               .fetches_right = strip_begins && begin == 0 && row == 0};
+        column_rows<T>(p.rows - row < n ? p.rows - row : n, run, ahead);
       }
     }
   }
@@ -192,7 +212,8 @@ inline void few_rows(const RunProduct<T>& p, int64_t first, int64_t last, float*
   }
   float* const sums = scratch + p.packed_size();
   for (int64_t o = first; o < last; o += kFewOutputs) {
-    column_loop(p, scratch, o, last - o < kFewOutputs ? last : o + kFewOutputs, last, sums);
+    column_loop(p, scratch, {o, last - o < kFewOutputs ? last : o + kFewOutputs, last, o == first},
+                sums);
   }
 }
 
