@@ -46,10 +46,9 @@ struct Sizes {
 
 void compare(const Sizes& s, int64_t rows, at::ScalarType type, bool transposed) {
   const at::Tensor x = at::randn({s.experts * rows, s.inputs}).to(type);
-  const at::Tensor stack =
-      drawn(transposed ? at::IntArrayRef{s.experts, s.inputs, s.outputs}
-                       : at::IntArrayRef{s.experts, s.outputs, s.inputs},
-            type);
+  const at::Tensor stack = drawn(transposed ? at::IntArrayRef{s.experts, s.inputs, s.outputs}
+                                            : at::IntArrayRef{s.experts, s.outputs, s.inputs},
+                                 type);
   std::vector<RowGroup> groups;
   for (int64_t e = 0; e < s.experts; ++e) {
     const at::Tensor w = stack.select(0, e);

@@ -45,9 +45,10 @@ struct JournalOptions {
                "power, for which each write waits until the disk has it"),
         option("segment_bytes", &O::segment_bytes, between(1, kMostBytes),
                "bytes of a file of the journal; a larger record has one of its own"),
-        option("sync_seconds", &O::sync_seconds, between(0, 60),
-               "seconds that what is written waits at most for its sync to the disk; with durability "
-               "disk it is synced at once"),
+        option(
+            "sync_seconds", &O::sync_seconds, between(0, 60),
+            "seconds that what is written waits at most for its sync to the disk; with durability "
+            "disk it is synced at once"),
         option("retry_seconds", &O::retry_seconds, between(0.001, 3600),
                "seconds between attempts on a disk that refuses")};
   }

@@ -17,15 +17,15 @@
 namespace twinkle::kernels {
 namespace {
 
-constexpr int64_t kThinRows = 16;    // rows up to which memory, not arithmetic, is what is short
-constexpr int kWide = 3;             // tiles of a wide panel
-constexpr int64_t kWideDepth = 192;  // inputs of a wide panel: 18 KB, which the first cache holds
-constexpr int64_t kWideRows = 512;   // rows whose sums stay in the second cache
-constexpr int kThinGroup = 16;       // rows that add their products to one tile together
-constexpr int64_t kLaneBlocks = 3;   // of 16 rows, the most whose sums registers hold
-constexpr int64_t kMostBlocks = 8;   // the most that are lanes, a few at a time
-constexpr int64_t kEmptyLanes = 5;   // the most: transposing a tile of weights costs six rows
-constexpr int64_t kColumnDepth = 128;    // inputs of a run: its lines stay in the first cache
+constexpr int64_t kThinRows = 16;      // rows up to which memory, not arithmetic, is what is short
+constexpr int kWide = 3;               // tiles of a wide panel
+constexpr int64_t kWideDepth = 192;    // inputs of a wide panel: 18 KB, which the first cache holds
+constexpr int64_t kWideRows = 512;     // rows whose sums stay in the second cache
+constexpr int kThinGroup = 16;         // rows that add their products to one tile together
+constexpr int64_t kLaneBlocks = 3;     // of 16 rows, the most whose sums registers hold
+constexpr int64_t kMostBlocks = 8;     // the most that are lanes, a few at a time
+constexpr int64_t kEmptyLanes = 5;     // the most: transposing a tile of weights costs six rows
+constexpr int64_t kColumnDepth = 128;  // inputs of a run: its lines stay in the first cache
 constexpr int64_t kColumnOutputs = 512;  // whose sums stay in the second one
 
 // sums[r][n] += x[r] panel[n], over `pairs` pairs of inputs, for kRows rows and kTiles tiles.

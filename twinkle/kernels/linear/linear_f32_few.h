@@ -59,13 +59,16 @@ inline void put_whole(const RunProduct<T>& p, int64_t row, int64_t o, Lanes<floa
   store<T, float>(to, p.adds ? load<float>(to) + total : total);
 }
 
-// One tile of kLanes outputs for kBlocks blocks of rows.
+// One tile of kLanes outputs for kBlocks blocks of rows from `block` on.
 template <int kBlocks>
-inline void lane_tile(const RunProduct<float>& p, const float* packed, int64_t o) {
+__attribute__((noinline)) void lane_tile(const RunProduct<float>& p, const float* packed,
+                                         int64_t block, int64_t o) {
   constexpr int n = kLanes<float>,
                 kOutputs = kBlocks == 1 ? n : n / 2;  // whose sums registers hold
   Lanes<float> total[kBlocks][n];                     // [output][row]
   FewAhead ahead{reinterpret_cast<const char*>(p.w + (o + n) * p.inputs), 0, INT64_MAX};
+  const int num_ahead = block == 0 ? kOutputs : 0;
+  packed += block * n * p.inputs;
   for (int first = 0; first < n; first += kOutputs) {
     const float* const w = p.w + (o + first) * p.inputs;
     for (int64_t begin = 0; begin < p.inputs; begin += kSumRun) {
@@ -77,7 +80,7 @@ inline void lane_tile(const RunProduct<float>& p, const float* packed, int64_t o
       }
       for (int64_t k = begin; k < end;) {
         const int64_t stop = end - k < n ? end : k + n;
-        ahead.fetch(kOutputs);
+        ahead.fetch(num_ahead);
         for (; k < stop; ++k) {
           Lanes<float> x[kBlocks];
           for (int b = 0; b < kBlocks; ++b) x[b] = load<float>(packed + (b * p.inputs + k) * n);
@@ -99,16 +102,24 @@ inline void lane_tile(const RunProduct<float>& p, const float* packed, int64_t o
   }
   for (int64_t b = 0; b < kBlocks; ++b) {
     Transposer<float>::run(total[b]);
-    for (int64_t r = 0; r < n && b * n + r < p.rows; ++r) {
-      put_whole(p, b * n + r, o, total[b][r]);
-    }
+    const int64_t row = (block + b) * n;
+    for (int64_t r = 0; r < n && row + r < p.rows; ++r) put_whole(p, row + r, o, total[b][r]);
   }
 }
 
-template <int kBlocks>
+// Up to three blocks at a time, two where one would be left.
 inline void lane_loop(const RunProduct<float>& p, const float* packed, int64_t first,
                       int64_t last) {
-  for (int64_t o = first; o < last; o += kLanes<float>) lane_tile<kBlocks>(p, packed, o);
+  constexpr int n = kLanes<float>;
+  constexpr decltype(&lane_tile<1>) kTiles[] = {lane_tile<1>, lane_tile<2>, lane_tile<3>};
+  const int64_t blocks = (p.rows + n - 1) / n;
+  for (int64_t o = first; o < last; o += n) {
+    for (int64_t b = 0; b < blocks;) {
+      const int64_t left = blocks - b, count = left == 4 ? 2 : left < 3 ? left : 3;
+      kTiles[count - 1](p, packed, b, o);
+      b += count;
+    }
+  }
 }
 
 // A run of inputs for kLanes outputs and rows of one block. sums: [row][output].
@@ -202,13 +213,9 @@ inline void column_loop(const RunProduct<T>& p, const float* packed, const Colum
 // Outputs [first, last). scratch: as of linear_runs.
 template <class T>
 inline void few_rows(const RunProduct<T>& p, int64_t first, int64_t last, float* scratch) {
-  constexpr int n = kLanes<float>;
   pack_rows(p, scratch);
   if constexpr (sizeof(T) == sizeof(float)) {
-    if (!p.transposed) {
-      constexpr decltype(&lane_loop<1>) kLoops[] = {lane_loop<1>, lane_loop<2>, lane_loop<3>};
-      return kLoops[(p.rows - 1) / n](p, scratch, first, last);
-    }
+    if (!p.transposed) return lane_loop(p, scratch, first, last);
   }
   float* const sums = scratch + p.packed_size();
   for (int64_t o = first; o < last; o += kFewOutputs) {

@@ -17,7 +17,7 @@ inline constexpr int64_t kWideOutputs = 6 * kWideTile;
 
 // Of one whose rows may be few: the most, the floats of them that each thread transposes for
 // itself, and the outputs of which it keeps sums at a time.
-inline constexpr int64_t kFewRows = 48;
+inline constexpr int64_t kFewRows = 128;
 inline constexpr int64_t kFewFloats = int64_t{1} << 18;
 inline constexpr int64_t kFewOutputs = 128;
 
