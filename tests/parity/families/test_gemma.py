@@ -136,11 +136,12 @@ def test_in_bfloat16_embeddings_are_scaled_by_the_root_of_their_width_rounded_to
     """Of a model whose layers add nothing and whose eps keeps the size of the embeddings in the
     logits: with the root that is not rounded these are larger by a factor of 1.0017."""
     case = families.case(name)
-    tensors = {}
-    for key, value in tensors_in(case.directory).items():
+    tensors = tensors_in(case.directory)
+    for key, value in tensors.items():
         if key.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
-            value = torch.full_like(value, -1)  # 0 with the 1 that is added
-        tensors[key] = (0.1 * value if "embed_tokens" in key else value).bfloat16()
+            value.fill_(-1)  # 0 with the 1 that is added
+    tensors["model.embed_tokens.weight"].mul_(0.1)
+    tensors = {key: value.bfloat16() for key, value in tensors.items()}
     folder = changed(name, tmp_path, tensors, {"rms_norm_eps": 1.0})
     rows = [{"input_ids": list(range(families.SIZES["vocab_size"]))}]
     (mine,) = logits_of(folder, "bf16", rows)
