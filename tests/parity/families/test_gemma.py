@@ -154,21 +154,43 @@ def test_in_bfloat16_embeddings_are_scaled_by_the_root_of_their_width_rounded_to
         assert factor.item() == pytest.approx(1, abs=4e-4)
 
 
-@pytest.mark.parametrize(
+CAPPED_HEADS = pytest.mark.parametrize(
     ("name", "targets"), [("gemma2", ["q_proj", "lm_head"]), ("gemma3_capped", ["lm_head"])]
 )
-def test_an_adapter_on_a_capped_head_learns_and_samples_as_pefts(name, targets, tmp_path):
-    case = families.case(name)
+
+
+def with_capped_head(case, targets, folder):
+    """peft's model with such an adapter, and our engine that has read it."""
     config = peft.LoraConfig(r=3, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM")
-    model = adapted(case, tmp_path / "theirs", config)
-    made = ours.engine(case.directory, directory=str(tmp_path / "theirs"))
-    expect_scores(made, model, case)
+    return adapted(case, folder, config), ours.engine(case.directory, directory=str(folder))
+
+
+@CAPPED_HEADS
+def test_gradients_of_an_adapter_on_a_capped_head_equal_pefts(name, targets, tmp_path):
+    """Of log-probabilities, and through logits."""
+    case = families.case(name)
+    model, made = with_capped_head(case, targets, tmp_path)
     grads, _ = ours.gradients(made, case.sequences)
     expected = reference.adapter_gradients(model, case.sequences)
     assert "lm_head.lora_B.weight" in grads and grads.keys() == expected.keys()
     check(grads, expected)
-    made.zero_grad(tenant=ours.TENANT).result()
     model.zero_grad()
+    made.zero_grad(tenant=ours.TENANT).result()
+    given = []
+    for sequence in case.sequences:
+        logits = model(torch.as_tensor(sequence["input_ids"])[None]).logits[0]
+        grad = torch.randn(logits.shape) / logits.shape[1]
+        given.append({"input_ids": sequence["input_ids"], "logits_grad": grad.numpy().ravel()})
+        (logits * grad).sum().backward()
+    made.forward_backward(tenant=ours.TENANT, sequences=given, loss="LinearLoss").result()
+    check(ours.accumulated(made), reference.named_as_ours(reference.accumulated(model)))
+
+
+@CAPPED_HEADS
+def test_an_adapter_on_a_capped_head_learns_and_samples_as_pefts(name, targets, tmp_path):
+    case = families.case(name)
+    model, made = with_capped_head(case, targets, tmp_path / "theirs")
+    expect_scores(made, model, case)
     rows = [{key: row[key] for key in ("input_ids", "labels")} for row in case.sequences]
     batches = [rows[:2], rows[1:], rows[:1]] * 2
     check_curves(our_curve(made, batches, "AdamW"), their_curve(model, batches, "AdamW"))
