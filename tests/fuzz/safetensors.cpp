@@ -71,19 +71,19 @@ std::vector<std::string> quantised_corpus() {
           fp8 + of({weight, tensor("w_scale_inv", "BF16", "[2,3]", 15, 27)}, 27)};
 }
 
-// Whatever is taken has no half of a pair in it.
 void read_quantised(const std::string& bytes) {
   const size_t end = std::min(bytes.find('\0'), bytes.size());
   const auto config = file_of(bytes.substr(0, end), "config.json");
   file_of(bytes.substr(std::min(end + 1, bytes.size())), "model.safetensors");
   const Checkpoint checkpoint = Checkpoint::open(config.parent_path());
   for (const std::string& name : checkpoint.names()) read_all(checkpoint.at(name));
-  const Json left = checkpoint.config();
-  const bool read = find(left, "quantization_config") == nullptr &&
-                    bytes.substr(0, end).find("\"mxfp4\"") != std::string::npos &&
-                    get_or<std::string>(left, "model_type", "") == "gpt_oss";
+  const Json given = read_json(config);
+  const Json* method = find(given, "quantization_config");
+  if (!method || get_or<std::string>(*method, "quant_method", "") != "mxfp4" ||
+      get_or<std::string>(given, "model_type", "") != "gpt_oss")
+    return;
   for (const std::string& name : checkpoint.names()) {
-    if (read && (name.ends_with("_blocks") || name.ends_with("_scales")))
+    if (name.ends_with("_blocks") || name.ends_with("_scales"))
       throw std::logic_error("half of a pair is left");
   }
 }
