@@ -78,8 +78,8 @@ YARN |= {"original_max_position_embeddings": 64}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
 LONGROPE |= {"short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.4]}
 LONGROPE |= {"long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0]}
-# The root of 56 is half way between two numbers of bfloat16, that of 64 would be exact.
-GEMMA_SIZES = {"hidden_size": 56, "sliding_window": 8, "query_pre_attn_scalar": 20}
+# The root of 48 is far from all numbers of bfloat16, that of 64 would be one.
+GEMMA_SIZES = {"hidden_size": 48, "sliding_window": 8, "query_pre_attn_scalar": 20}
 GEMMA3_FIELDS = GEMMA_SIZES | {
     "sliding_window_pattern": 2,
     "rope_scaling": {"rope_type": "linear", "factor": 8.0},

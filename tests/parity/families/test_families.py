@@ -107,7 +107,8 @@ def test_greedy_tokens_equal_transformers(name):
     case = families.case(name)
     made = ours.engine(case.directory, frozen=True)
     for prompt, (tokens, _) in zip(case.prompts, ours.greedy(made, case.prompts, 48), strict=True):
-        assert tokens == reference.greedy(case.reference, prompt, 48)
+        assert len(tokens) == 48
+        assert tokens == reference.most_probable(case.reference, prompt, tokens)
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in (*DRAWN, *FEW)])
