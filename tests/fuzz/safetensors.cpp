@@ -36,8 +36,8 @@ std::string config_of(const std::string& family, const std::string& method) {
 
 std::string tensor(const std::string& name, const std::string& dtype, const std::string& shape,
                    int begin, int end) {
-  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape +
-         ",\"data_offsets\":[" + std::to_string(begin) + "," + std::to_string(end) + "]}";
+  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + ",\"data_offsets\":[" +
+         std::to_string(begin) + "," + std::to_string(end) + "]}";
 }
 
 std::vector<std::string> quantised_corpus() {
@@ -52,22 +52,20 @@ std::vector<std::string> quantised_corpus() {
     for (const std::string& one : tensors) header += (header.empty() ? "{" : ",") + one;
     return file(header + "}", num_bytes);
   };
-  return {mxfp4 + of({blocks, scales, bias}, 106),
-          mxfp4 + of({blocks, scales}, 102),
+  return {mxfp4 + of({blocks, scales, bias}, 106), mxfp4 + of({blocks, scales}, 102),
           // Cut; without the one and the other; a scale too many; of other shapes and types; twice.
-          mxfp4 + of({blocks, scales}, 101),
-          mxfp4 + of({blocks}, 96),
+          mxfp4 + of({blocks, scales}, 101), mxfp4 + of({blocks}, 96),
           mxfp4 + of({tensor("w_scales", "U8", "[2,1,3]", 0, 6)}, 6),
           mxfp4 + of({blocks, scales, tensor("v_scales", "U8", "[1]", 102, 103)}, 103),
           mxfp4 + of({blocks, tensor("w_scales", "U8", "[2,3,1]", 96, 102)}, 102),
           mxfp4 + of({blocks, tensor("w_scales", "I8", "[2,1,3]", 96, 102)}, 102),
           mxfp4 + of({tensor("w_blocks", "U8", "[2,3,16]", 0, 96), scales}, 102),
           mxfp4 + of({tensor("w_blocks", "U8", "[0,1,3,16]", 0, 0),
-                      tensor("w_scales", "U8", "[0,1,3]", 0, 0)}, 0),
+                      tensor("w_scales", "U8", "[0,1,3]", 0, 0)},
+                     0),
           mxfp4 + of({blocks, scales, tensor("w", "F32", "[1]", 102, 106)}, 106),
           config_of("mixtral", "mxfp4") + of({blocks, scales}, 102),
-          fp8 + of({weight, factors}, 39),
-          fp8 + of({weight}, 15),
+          fp8 + of({weight, factors}, 39), fp8 + of({weight}, 15),
           fp8 + of({weight, tensor("w_scale_inv", "BF16", "[2,3]", 15, 27)}, 27)};
 }
 
@@ -110,12 +108,13 @@ Reader safetensors() {
 }
 
 Reader quantised() {
-  return {.name = "quantised",
-          .corpus = quantised_corpus(),
-          .words = {"_blocks", "_scales", "_scale_inv", "\"w_scales\":", "\"w_blocks\":",
-                    "\"F8_E4M3\"", "\"U8\"", "\"quantization_config\": ", "\"weight_block_size\": ",
-                    "[2,1,3]", "\xff\xff\xff\xff", std::string(1, '\0')},
-          .read = read_quantised};
+  return {
+      .name = "quantised",
+      .corpus = quantised_corpus(),
+      .words = {"_blocks", "_scales", "_scale_inv", "\"w_scales\":", "\"w_blocks\":", "\"F8_E4M3\"",
+                "\"U8\"", "\"quantization_config\": ", "\"weight_block_size\": ", "[2,1,3]",
+                "\xff\xff\xff\xff", std::string(1, '\0')},
+      .read = read_quantised};
 }
 
 }  // namespace twinkle::fuzz
