@@ -24,3 +24,20 @@ def test_ranks_that_share_the_base_give_every_process_the_bits_of_one(
     assert [losses for _, losses, _ in ranks] == [told] * (dp * fsdp)
     assert [reply for _, _, replies in ranks for reply in replies] == sampled
     assert sha256(several / "last") == sha256(one / "last")
+
+
+def test_ranks_give_the_bits_of_one_to_models_with_sinks_softcaps_and_longrope(tmp_path):
+    """With experts of mxfp4 and two ropes, too; with dp_size=2 and with fsdp_size=2."""
+    families = pytest.importorskip("parity.families.recipes")
+    packed, _, _ = pytest.importorskip("parity.families.test_gpt_oss").packed_in(tmp_path)
+    folders = [packed, *(families.case(name).directory for name in ("gemma2", "gemma3", "phi3"))]
+    one, several = tmp_path / "one", tmp_path / "several"
+    _, expected = alone("families_script.py", one, *folders)
+    ranks = torchrun(2, "families_script.py", several, *folders)
+    for mesh in ("dp", "fsdp"):
+        told = [of[mesh] for _, of in sorted(ranks, key=lambda rank: rank[0][mesh])]
+        for i, (losses, sampled) in enumerate(expected["dp"]):
+            assert [of[i][0] for of in told] == [losses] * 2, (mesh, folders[i])
+            assert [reply for of in told for reply in of[i][1]] == sampled, (mesh, folders[i])
+            mine, theirs = several / mesh / f"{i}/last", one / "dp" / f"{i}/last"
+            assert sha256(mine) == sha256(theirs), (mesh, folders[i])

@@ -1,10 +1,14 @@
 """strategy, ddp_config and fsdp_config over several ranks: what they become, what is refused."""
 
+import gc
+import weakref
+
 import pytest
 
-from twinkle import DeviceMesh, TransformersModel
+from twinkle import DeviceMesh, LoraConfig, TransformersModel
 from twinkle.errors import InvalidError, NotAvailableError
 from twinkle.model.sharing import sharing_options
+from twinkle.sampler import TorchSampler
 
 ALL = 1 << 50
 SHARDED = DeviceMesh.from_sizes(fsdp_size=2)
@@ -90,3 +94,24 @@ def test_the_engine_is_made_with_the_bytes_that_stay_gathered(tmp_path, monkeypa
         with pytest.raises(MadeError) as made:
             TransformersModel(str(tmp_path), device_mesh=SHARDED, fsdp_config=fsdp_config)
         assert made.value.args == (gathered,)
+
+
+def test_a_model_ends_where_its_script_drops_it(tiny_llama_dir):
+    """Not where garbage is collected, which is another place on each rank: ranks wait for each
+    other at the end of an engine."""
+    rows = [{"input_ids": [5, 6, 7], "labels": [6, 7, 8]}]
+
+    def used():
+        model = TransformersModel(model_id=tiny_llama_dir)
+        model.add_adapter_to_model("default", LoraConfig(r=2, target_modules="all-linear"))
+        model.set_optimizer("SGD", lr=0.1)
+        model.forward_backward(inputs=rows)
+        model.clip_grad_and_step()
+        TorchSampler(model=model).sample(rows, max_tokens=1, adapter_name="default")
+        return weakref.ref(model), weakref.ref(model.engine)
+
+    gc.disable()
+    try:
+        assert [of() for of in used()] == [None, None]
+    finally:
+        gc.enable()

@@ -1,6 +1,7 @@
 """A model's adapters, and the engine's tenants that hold their weights."""
 
 import dataclasses
+from functools import partial
 
 from twinkle import hub
 from twinkle.data_format import LoraConfig
@@ -35,7 +36,10 @@ class Adapters(Checkpoints):
         return self._tenants.groups
 
     def _default_template(self):
-        return Template(self.tokenizer_id)
+        """A function that makes the template of the model's own tokenizer. It does not hold the
+        model: a cycle would leave the end of the engine, where all ranks meet, to the collector
+        of garbage, which comes at another time on each."""
+        return partial(Template, self.tokenizer_id)
 
     def _tenant(self, group, training=True):
         """The engine's tenant of a group; the base model's is made when it is first needed."""
@@ -104,7 +108,7 @@ class Adapters(Checkpoints):
         if not directory:
             named = config.base_model_name_or_path or hub.name_of(self.model_id)
             config = dataclasses.replace(config, base_model_name_or_path=named)
-        group = Group(adapter_name, self._default_template)
+        group = Group(adapter_name, self._default_template())
         group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         group.tenant, group.config = f"adapter/{adapter_name}", config
         group.created = {
@@ -141,7 +145,7 @@ class Adapters(Checkpoints):
             self._tenants.settle()
             group = self._group(adapter_name)
             groups = {name: each for name, each in self._groups.items() if each is not group}
-            groups = groups or {"": Group("", self._default_template)}
+            groups = groups or {"": Group("", self._default_template())}
             self._drop_stale(group)
             self._tenants.run(self.engine.delete, lambda _: {"groups": groups}, tenant=group.tenant)
 

@@ -129,7 +129,7 @@ class TransformersModel(SendsWeights, Steps):
             config=SimpleNamespace(**json.loads(self.model_info["config_json"] or "{}")),
         )
         # The adapters, and the tenant of the base model as it is; what changes them holds the lock.
-        self._tenants = Ledger(groups={"": Group("", self._default_template)}, frozen=None)
+        self._tenants = Ledger(groups={"": Group("", self._default_template())}, frozen=None)
         self._lock = threading.RLock()
 
     # ---- forward and backward

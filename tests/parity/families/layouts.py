@@ -223,6 +223,7 @@ def phi3_config(fields):
     """As the hub has it: rope apart."""
     rope = dict(fields["rope_parameters"])
     kept = {k: v for k, v in fields.items() if k != "rope_parameters"}
-    kept |= {k: rope.pop(k) for k in ("rope_theta", "partial_rotary_factor")}
-    factors = {k: rope[k] for k in ("short_factor", "long_factor")}
-    return kept | {"rope_scaling": {"type": "longrope", **factors}}
+    beside = ("rope_theta", "partial_rotary_factor")
+    kept |= {k: rope[k] for k in beside if k in rope}
+    factors = {k: rope[k] for k in ("short_factor", "long_factor") if k in rope}
+    return kept | {"rope_scaling": {"type": "longrope", **factors} if factors else None}

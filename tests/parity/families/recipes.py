@@ -78,6 +78,13 @@ YARN |= {"original_max_position_embeddings": 64}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75}
 LONGROPE |= {"short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.4]}
 LONGROPE |= {"long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0]}
+# The root of 48 is far from all numbers of bfloat16, that of 64 would be one.
+GEMMA_SIZES = {"hidden_size": 48, "sliding_window": 8, "query_pre_attn_scalar": 20}
+GEMMA3_FIELDS = GEMMA_SIZES | {
+    "sliding_window_pattern": 2,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "attn_logit_softcapping": 5.0,  # which its class does not read
+}
 PREDICTORS = {  # the layer behind the last one, of deepseek_v3 and of glm4_moe
     "model.layers.2." + name: torch.linspace(-1, 1, rows * columns).view(rows, columns)
     for name, rows, columns in (
@@ -230,15 +237,12 @@ FAMILIES = {
     ),
     "gemma2": Family(
         transformers.Gemma2Config,
-        {"sliding_window": 8, "query_pre_attn_scalar": 20}
-        | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+        GEMMA_SIZES | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
         zero_centred=True,
     ),
     "gemma3": Family(
         transformers.Gemma3TextConfig,
-        {"sliding_window": 8, "query_pre_attn_scalar": 20, "sliding_window_pattern": 2}
-        | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
-        | {"attn_logit_softcapping": 5.0},  # which its class does not read
+        GEMMA3_FIELDS,
         hub=gemma3_config,
         zero_centred=True,
     ),
@@ -248,6 +252,18 @@ FAMILIES = {
         | {"rope_parameters": LONGROPE},
         hub=phi3_config,
     ),
+}
+
+# What config.json may say besides, for fewer tests.
+VARIANTS = {
+    "gemma3_capped": Family(
+        transformers.Gemma3TextConfig,
+        GEMMA3_FIELDS | {"final_logit_softcapping": 3.0},
+        hub=gemma3_config,
+        zero_centred=True,
+    ),
+    # Phi-3-mini-4k and its like: all of a head turns, by the usual rope.
+    "phi3_plain": Family(transformers.Phi3Config, {"rope_parameters": ROPE}, hub=phi3_config),
 }
 
 
@@ -315,7 +331,7 @@ def far_from_ties(directory, sequences):
 
 @functools.cache
 def case(name):
-    family = FAMILIES[name]
+    family = (FAMILIES | VARIANTS)[name]
     config = family.config(**{**SIZES, **family.fields})
     rng = random.Random(f"{SEED}/{name}")
     vocab = config.vocab_size

@@ -1,8 +1,9 @@
-"""Gemma 3 inside a model with pictures, by the names of the hub's files and by those that
-transformers saves: the same bits as the text model alone, saves in the layout that came in, and
-adapters under the paths of transformers' class.
+"""Gemma alone. Gemma 3 inside a model with pictures, by the names of the hub's files and by those
+that transformers saves: the same bits as the text model alone, saves in the layout that came in,
+and adapters under the paths of transformers' class. Capped logits, and adapters on a head that has
+a cap; the root by which embeddings are scaled.
 
-The text model alone: test_families.py and its neighbours.
+The rest of the text model: test_families.py and its neighbours.
 """
 
 import json
@@ -13,10 +14,13 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
-from parity import ours
+from parity import models, ours, reference
 from parity.families import recipes as families
+from parity.families.test_bad_files import changed
 from parity.families.test_families import FIELDS, expect_scores, learn, tensors_in
-from parity.test_gradients import adapted
+from parity.test_gradients import adapted, check
+from parity.test_training import check as check_curves
+from parity.test_training import our_curve, their_curve
 
 VISION = {
     "model_type": "siglip_vision_model",
@@ -107,15 +111,94 @@ def test_an_adapter_of_the_text_class_is_read_and_saved_under_the_other_classs_p
     equal_scores(nested, flat, case)
 
 
-@pytest.mark.parametrize("name", families.GEMMA)
+@pytest.mark.parametrize("name", [*families.GEMMA, "gemma3_capped"])
 def test_logits_are_transformers_capped_ones(name):
     case = families.case(name)
-    made = ours.engine(case.directory, frozen=True)
-    rows = [{"input_ids": s["input_ids"]} for s in case.sequences]
-    given = made.forward(tenant=ours.TENANT, sequences=rows, logits=True).result()["logits"]
-    for row, logits in zip(rows, given, strict=True):
+    given = logits_of(case.directory, "no", case.sequences)
+    for row, logits in zip(case.sequences, given, strict=True):
         with torch.no_grad():
             theirs = case.reference(torch.tensor([row["input_ids"]])).logits[0]
-        ours_are = torch.as_tensor(logits)
-        torch.testing.assert_close(ours_are, theirs, rtol=0, atol=1e-4)
-        assert name == "gemma3" or ours_are.abs().max() <= 3.0
+        torch.testing.assert_close(logits, theirs, rtol=0, atol=1e-4)
+        assert (logits.abs().max() <= 3.0) == (name != "gemma3")
+
+
+def logits_of(folder, precision, rows):
+    """Ours, of each row."""
+    made = ours.engine(folder, precision=precision, frozen=True)
+    rows = [{"input_ids": row["input_ids"]} for row in rows]
+    given = made.forward(tenant=ours.TENANT, sequences=rows, logits=True).result()["logits"]
+    return [torch.as_tensor(logits) for logits in given]
+
+
+@pytest.mark.parametrize("name", families.GEMMA)
+def test_in_bfloat16_embeddings_are_scaled_by_the_root_of_their_width_rounded_to_it(name, tmp_path):
+    """Of a model whose layers add nothing and whose eps keeps the size of the embeddings in the
+    logits: with the root that is not rounded, as in float32, they are smaller."""
+    case = families.case(name)
+    tensors = tensors_in(case.directory)
+    for key, value in tensors.items():
+        if key.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
+            value.fill_(-1)  # 0 with the 1 that is added
+    tensors["model.embed_tokens.weight"].mul_(0.1)
+    tensors = {key: value.bfloat16() for key, value in tensors.items()}
+    fields = {"rms_norm_eps": 1.0, "final_logit_softcapping": None}
+    folder = changed(name, tmp_path, tensors, fields)
+    rows = [{"input_ids": list(range(families.SIZES["vocab_size"]))}]
+    with torch.no_grad():
+        ids = torch.tensor([rows[0]["input_ids"]])
+        theirs = models.load_reference(folder, torch.bfloat16)(ids).logits[0].double()
+    (narrow,), (wide,) = (logits_of(folder, precision, rows) for precision in ("bf16", "no"))
+    factors = [((mine * theirs).sum() / theirs.square().sum()).item() for mine in (narrow, wide)]
+    assert factors[0] == pytest.approx(1, abs=2e-4)
+    assert factors[1] < 0.9992, "nothing is rounded"
+
+
+CAPPED_HEADS = pytest.mark.parametrize(
+    ("name", "targets"), [("gemma2", ["q_proj", "lm_head"]), ("gemma3_capped", ["lm_head"])]
+)
+
+
+def with_capped_head(case, targets, folder):
+    """peft's model with such an adapter, and our engine that has read it."""
+    config = peft.LoraConfig(r=3, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM")
+    return adapted(case, folder, config), ours.engine(case.directory, directory=str(folder))
+
+
+@CAPPED_HEADS
+def test_gradients_of_an_adapter_on_a_capped_head_equal_pefts(name, targets, tmp_path):
+    """Of log-probabilities, and through logits."""
+    case = families.case(name)
+    model, made = with_capped_head(case, targets, tmp_path)
+    grads, _ = ours.gradients(made, case.sequences)
+    expected = reference.adapter_gradients(model, case.sequences)
+    assert "lm_head.lora_B.weight" in grads and grads.keys() == expected.keys()
+    check(grads, expected)
+    model.zero_grad()
+    made.zero_grad(tenant=ours.TENANT).result()
+    given = []
+    for sequence in case.sequences:
+        logits = model(torch.as_tensor(sequence["input_ids"])[None]).logits[0]
+        grad = torch.randn(logits.shape) / logits.shape[1]
+        given.append({"input_ids": sequence["input_ids"], "logits_grad": grad.numpy().ravel()})
+        (logits * grad).sum().backward()
+    made.forward_backward(tenant=ours.TENANT, sequences=given, loss="LinearLoss").result()
+    check(ours.accumulated(made), reference.named_as_ours(reference.accumulated(model)))
+
+
+@CAPPED_HEADS
+def test_an_adapter_on_a_capped_head_learns_and_samples_as_pefts(name, targets, tmp_path):
+    case = families.case(name)
+    model, made = with_capped_head(case, targets, tmp_path / "theirs")
+    expect_scores(made, model, case)
+    rows = [{key: row[key] for key in ("input_ids", "labels")} for row in case.sequences]
+    batches = [rows[:2], rows[1:], rows[:1]] * 2
+    check_curves(our_curve(made, batches, "AdamW"), their_curve(model, batches, "AdamW"))
+    made.save(tenant=ours.TENANT, directory=str(tmp_path / "mine")).result()
+    back = peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path / "mine")
+    expect_scores(made, back, case)
+    replies = ours.greedy(made, case.prompts, 16)
+    for prompt, (tokens, logprobs) in zip(case.prompts, replies, strict=True):
+        assert tokens == reference.greedy(back, prompt, 16)
+        row = {"input_ids": prompt + tokens[:-1], "labels": [-100] * (len(prompt) - 1) + tokens}
+        ((score,), _) = ours.scores(made, [row])
+        assert torch.equal(torch.as_tensor(logprobs), score[len(prompt) - 1 :])

@@ -55,14 +55,19 @@ def written(folder, tensors, fields):
     return str(folder)
 
 
-@pytest.fixture
-def both(tmp_path):
-    """The case, its mxfp4 folder and that of the values, and the values."""
+def packed_in(folder):
+    """The case's mxfp4 folder and that of their values, there, and the values."""
     case = families.case("gpt_oss")
     files, values = quantised(tensors_in(case.directory))
     fields = json.loads((Path(case.directory) / "config.json").read_text())
-    packed = written(tmp_path / "mxfp4", files, fields | METHOD)
-    return case, packed, written(tmp_path / "values", values, fields), values
+    packed = written(folder / "mxfp4", files, fields | METHOD)
+    return packed, written(folder / "values", values, fields), values
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """The case and what packed_in returns of it. Not to be changed."""
+    return families.case("gpt_oss"), *packed_in(tmp_path_factory.mktemp("both"))
 
 
 def test_mxfp4_weights_are_their_values_as_transformers_reads_them_and_are_saved_as_those(
@@ -88,6 +93,29 @@ def test_mxfp4_weights_are_their_values_as_transformers_reads_them_and_are_saved
     made.load(tenant=ours.TENANT, directory=packed).result()  # as a base's own files
     for one, other in zip(ours.scores(made, case.sequences)[0], mine, strict=True):
         assert torch.equal(one, other)
+
+
+def test_blocks_and_scales_may_lie_in_two_files(both, tmp_path):
+    case, packed, plain, _ = both
+    config = json.loads((Path(packed) / "config.json").read_text())
+    files = safetensors.torch.load_file(packed + "/model.safetensors")
+    shards = {
+        "1.safetensors": {key: t for key, t in files.items() if not key.endswith("_scales")},
+        "2.safetensors": {key: t for key, t in files.items() if key.endswith("_scales")},
+    }
+    folder = written(tmp_path / "shards", {}, config)
+    (tmp_path / "shards" / "model.safetensors").unlink()
+    for shard, tensors in shards.items():
+        safetensors.torch.save_file(tensors, f"{folder}/{shard}", {"format": "pt"})
+    places = {key: shard for shard, tensors in shards.items() for key in tensors}
+    index = tmp_path / "shards" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    made, whole = ours.engine(folder, frozen=True), ours.engine(plain, frozen=True)
+    for one, other in zip(*(ours.scores(e, case.sequences)[0] for e in (made, whole)), strict=True):
+        assert torch.equal(one, other)
+    del places[STACK + "_scales"]
+    index.write_text(json.dumps({"weight_map": places}))
+    expect_refusal(folder, folder, f"'{STACK}_blocks' is there, but not '{STACK}_scales'")
 
 
 def test_a_save_in_bfloat16_has_the_very_values(both, tmp_path):
@@ -211,10 +239,16 @@ def test_tensors_that_it_alone_has_are_refused_where_they_do_not_fit(what, tmp_p
 def test_blocks_and_scales_that_do_not_fit_are_refused(both, tmp_path):
     _, packed, _, _ = both
     files = safetensors.torch.load_file(packed + "/model.safetensors")
+    config = json.loads((Path(packed) / "config.json").read_text())
+    folder = written(tmp_path / "changed", files, config)
     blocks, scales = (files[STACK + end] for end in ("_blocks", "_scales"))
     lost = {STACK + "_scales": None}
     for tensors, words in (
         (lost, ["is there, but not", STACK + "_scales", "fetch the checkpoint again"]),
+        (
+            {STACK + "_blocks": None},
+            [f"'{STACK}_scales' is there, but not '{STACK}_blocks'", "fetch the checkpoint again"],
+        ),
         (
             {STACK + "_scales": scales[:-1]},
             [f"{STACK}_scales", "[7, 64, 1]", "[8, 64, 1]", "fetch"],
@@ -228,8 +262,8 @@ def test_blocks_and_scales_that_do_not_fit_are_refused(both, tmp_path):
     ):
         more = {key: t for key, t in (files | tensors).items() if t is not None}
         more = {key: t.contiguous() for key, t in more.items()}
-        safetensors.torch.save_file(more, packed + "/model.safetensors")
-        expect_refusal(packed, packed, *words)
+        safetensors.torch.save_file(more, folder + "/model.safetensors")
+        expect_refusal(folder, folder, *words)
 
 
 def test_a_field_that_it_alone_reads_is_refused_elsewhere_and_where_it_cannot_be(tmp_path):

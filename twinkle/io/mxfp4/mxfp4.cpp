@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "twinkle/base/error.h"
@@ -119,6 +120,22 @@ void check_pair(const StoredTensor& blocks, const StoredTensor& scales, const st
           "' is too large as BF16");
 }
 
+// Of names with blocks or scales, those without their end; each has both.
+std::set<std::string> stems_in(const Checkpoint::Source& source) {
+  std::set<std::string> out;
+  for (const auto& [name, tensor] : source.tensors) {
+    for (const auto& [end, other] : {std::pair(kBlocks, kScales), std::pair(kScales, kBlocks)}) {
+      if (!name.ends_with(end)) continue;
+      const std::string stem(name, 0, name.size() - end.size());
+      const std::string half = stem + std::string(other);
+      require(source.tensors.contains(half), Code::kInvalid, "io: ", source.path.string(),
+              ": tensor '", name, "' is there, but not '", half, "': fetch the checkpoint again");
+      out.insert(stem);
+    }
+  }
+  return out;
+}
+
 bool is_mxfp4(const Json& config) {
   const Json* quantised = find(config, "quantization_config");
   return quantised && get_or<std::string>(config, "model_type", "") == "gpt_oss" &&
@@ -136,18 +153,15 @@ uint16_t mxfp4_value(uint8_t bits, uint8_t scale) {
 }
 
 void dequantise_mxfp4(Checkpoint::Source& source) {
-  std::vector<std::string> stems;
-  for (const auto& [name, tensor] : source.tensors) {
-    if (name.ends_with(kBlocks)) stems.push_back(name.substr(0, name.size() - kBlocks.size()));
-  }
-  if (stems.empty() || !is_mxfp4(source.config())) return;
+  const bool any = std::ranges::any_of(source.tensors, [](const auto& tensor) {
+    return tensor.first.ends_with(kBlocks) || tensor.first.ends_with(kScales);
+  });
+  if (!any || !is_mxfp4(source.config())) return;
   const std::string path = source.path.string();
   const auto kept = std::make_shared<Kept>();
-  for (const std::string& stem : stems) {
+  for (const std::string& stem : stems_in(source)) {
     const std::string blocks_name = stem + std::string(kBlocks),
                       scales_name = stem + std::string(kScales);
-    require(source.tensors.contains(scales_name), Code::kInvalid, "io: ", path, ": tensor '",
-            blocks_name, "' is there, but not '", scales_name, "': fetch the checkpoint again");
     require(!source.tensors.contains(stem), Code::kInvalid, "io: ", path, ": tensor '", stem,
             "' is there twice, and as '", blocks_name, "': fetch the checkpoint again");
     const StoredTensor &blocks = source.tensors.at(blocks_name),

@@ -134,10 +134,16 @@ TEST(Mxfp4, OfAnotherFamilyOrMethodNothingIsChanged) {
 }
 
 TEST(Mxfp4, NamesWhatIsWrong) {
-  Pair lonely, twice, flat, turned, typed;
-  lonely.scales_name = "v_scales";
+  Pair lonely, other, named, twice, flat, turned, typed;
+  lonely.scales_name = "x_scales";
   EXPECT_EQ(lonely.error(),
             "io: DIR: tensor 'w_blocks' is there, but not 'w_scales': fetch the checkpoint again");
+  other.scales_name = "v_scales";
+  EXPECT_EQ(other.error(),
+            "io: DIR: tensor 'v_scales' is there, but not 'v_blocks': fetch the checkpoint again");
+  named.blocks_name = "w";
+  EXPECT_EQ(named.error(),
+            "io: DIR: tensor 'w_scales' is there, but not 'w_blocks': fetch the checkpoint again");
   EXPECT_EQ(twice.error({"w"}),
             "io: DIR: tensor 'w' is there twice, and as 'w_blocks': fetch the checkpoint again");
   flat.blocks_shape = {2, 3, 32};
