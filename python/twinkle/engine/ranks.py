@@ -147,6 +147,10 @@ def _warn_of_late(watch):
     while True:
         time.sleep(period)
         if (text := watch.late()) != told:
-            told = text
-            if text:
-                get_logger().warning(f"infra: {text}", ranks="all")
+            told, logger = text, get_logger()
+            if not text:
+                continue
+            if Platform.get_local_rank() == 0:
+                logger.warning(f"infra: {text}", ranks="all")
+            else:  # whose logger tells errors alone
+                logger.error(f"infra: {text}")
