@@ -239,7 +239,8 @@ SentOver operator-(const SentOver& a, const SentOver& b) {
 
 // Of a model of one layer, whose weights all ranks have equal runs of, in whole lines.
 constexpr int64_t kTrainedVocabulary = 48, kNormFloats = 3 * kWidth;
-constexpr int64_t kMatrixFloats = kTrainedVocabulary * kWidth + kLayerFloats;
+constexpr int64_t kTrainedHeadFloats = kTrainedVocabulary * kWidth;
+constexpr int64_t kMatrixFloats = kTrainedHeadFloats + kLayerFloats;
 constexpr int64_t kTrainedFloats = kMatrixFloats + kNormFloats;
 
 // One rank of a mesh that trains all weights, and what it sends for an operation.
@@ -273,9 +274,10 @@ struct Trainer {
 void life_of_all_weights(Trainer& rank, const std::string& folder) {
   const Mesh& mesh = rank.mesh;
   const int64_t n = mesh.size(), others = rank.others();
-  // Each piece once, of which a rank has a part; nothing of what stays.
-  const int64_t pieces =
-      mesh.gathered_bytes > 0 ? 0 : 4 * kMatrixFloats * (mesh.fsdp - 1) / mesh.fsdp;
+  // Each piece once, of which a rank has a part, but the head, which is the embedding and last, too,
+  // twice; nothing of what stays.
+  const int64_t floats = mesh.gathered_bytes > 0 ? 0 : kMatrixFloats + kTrainedHeadFloats;
+  const int64_t pieces = 4 * floats * (mesh.fsdp - 1) / mesh.fsdp;
   // New values, to those that hold them: all ranks, or those with the same part.
   const int64_t by_all = mesh.gathered_bytes > 0 ? kTrainedFloats : kNormFloats;
   const int64_t values =
