@@ -274,8 +274,8 @@ struct Trainer {
 void life_of_all_weights(Trainer& rank, const std::string& folder) {
   const Mesh& mesh = rank.mesh;
   const int64_t n = mesh.size(), others = rank.others();
-  // Each piece once, of which a rank has a part, but the head, which is the embedding and last, too,
-  // twice; nothing of what stays.
+  // Each piece once, of which a rank has a part, but the head, which is the embedding and last,
+  // too, twice; nothing of what stays.
   const int64_t floats = mesh.gathered_bytes > 0 ? 0 : kMatrixFloats + kTrainedHeadFloats;
   const int64_t pieces = 4 * floats * (mesh.fsdp - 1) / mesh.fsdp;
   // New values, to those that hold them: all ranks, or those with the same part.
