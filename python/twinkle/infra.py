@@ -204,8 +204,9 @@ def initialize(
     groups that the cluster has no place for, or with a mesh of initialize that fits none of them.
     NotAvailableError: mode 'ray' with several ranks without the package ray, or where no cluster
     can be reached; mode 'http' in several processes, or with a mesh of several ranks, since its
-    service runs on one (groups of several are taken, with a warning); in mode 'local', a rank of a mesh of several processes that has not called this within
-    TWINKLE_DIST_TIMEOUT_SECONDS, or within 30 s where these are fewer.
+    service runs on one (groups of several are taken, with a warning); in mode 'local', a rank of a
+    mesh of several processes that has not called this within TWINKLE_DIST_TIMEOUT_SECONDS, or
+    within 30 s where these are fewer.
     """
     global _run  # noqa: PLW0603 (the one place that holds it)
     if groups is not None and not isinstance(groups, (list, tuple)):
