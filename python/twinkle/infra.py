@@ -203,9 +203,10 @@ def initialize(
     that `twinkle serve` refuses, a state with keys and no key; mode 'ray' without groups, with
     groups that the cluster has no place for, or with a mesh of initialize that fits none of them.
     NotAvailableError: mode 'ray' with several ranks without the package ray, or where no cluster
-    can be reached; in mode 'local',
-    a rank of a mesh of several processes that has not called this within
-    TWINKLE_DIST_TIMEOUT_SECONDS, or within 30 s where these are fewer.
+    can be reached; mode 'http' in several processes, or with a mesh of several ranks, since its
+    service runs on one (groups of several are taken, with a warning); in mode 'local', a rank of a
+    mesh of several processes that has not called this within TWINKLE_DIST_TIMEOUT_SECONDS, or
+    within 30 s where these are fewer.
     """
     global _run  # noqa: PLW0603 (the one place that holds it)
     if groups is not None and not isinstance(groups, (list, tuple)):
@@ -219,6 +220,8 @@ def initialize(
     checks.flag("infra: lazy_collect", lazy_collect)
     groups = groups or []
     workers = _needs_workers(mode, groups)
+    if mode == "http":
+        _check_one_process(global_device_mesh)
     if global_device_mesh is not None and not workers:
         check_mesh(global_device_mesh, "global_device_mesh")
     _check_groups(groups)
@@ -285,6 +288,21 @@ def _check_groups(groups):
             f"infra: groups {a.name} and {b.name} both have rank{'s' * (len(shared) > 1)} "
             f"{', '.join(map(str, shared))}: give one of them others, or make their objects in one "
             "group",
+        )
+
+
+def _check_one_process(mesh):
+    """Refuses what asks for several services, or for one of several ranks."""
+    world = Platform.get_world_size()
+    if world > 1:
+        raise NotAvailableError(
+            f"infra: mode 'http' starts one service, which runs on one process in this version, "
+            f"but {world} processes are running: start the script with python, not with torchrun"
+        )
+    if isinstance(mesh, DeviceMesh) and mesh.world_size > 1:
+        raise NotAvailableError(
+            f"infra: global_device_mesh has {mesh.world_size} ranks, but the service of mode "
+            "'http' runs on one process in this version: leave it out"
         )
 
 

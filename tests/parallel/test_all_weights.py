@@ -1,11 +1,14 @@
 """Training of all weights on several processes, against one and against a loop of transformers. Run
-by itself, MODEL OUT [FOLDER] with DP and FSDP in the environment, this is what each process runs:
-four batches, from scratch or after what is saved in the folder."""
+by itself, MODEL OUT [FOLDER OUT FOLDER ...] with DP and FSDP in the environment, this is what each
+process runs: four batches, from scratch or after what is saved in the folder, for each OUT."""
 
+import functools
+import itertools
 import json
 import os
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import safetensors.torch
@@ -34,28 +37,57 @@ def flat(told):
     return [x for pair in told for x in pair if x is not None]
 
 
+class One(NamedTuple):
+    """What one process has told, and sampled, of four batches, and of the four that follow, which
+    it has saved in the folder below."""
+
+    out: Path
+    told: list
+    sampled: list
+    more: list
+
+
+@pytest.fixture(scope="module")
+def one(tiny_llama_dir, tmp_path_factory):
+    out = tmp_path_factory.mktemp("one")
+    ((_, told, sampled),) = alone(SCRIPT, tiny_llama_dir, out)
+    ((_, more, _),) = alone(SCRIPT, tiny_llama_dir, out / "more", out)
+    return One(out, told, sampled, more)
+
+
+@pytest.fixture(scope="module")
+def several(one, tiny_llama_dir, tmp_path_factory):
+    """several(dp, fsdp): (folder, what the ranks tell of four batches, and of the four that follow
+    on what one process has saved), in the order of data ranks."""
+
+    @functools.cache
+    def ran(dp, fsdp):
+        out, axes = tmp_path_factory.mktemp("several"), {"DP": str(dp), "FSDP": str(fsdp)}
+        told = torchrun(dp * fsdp, SCRIPT, tiny_llama_dir, out, "", out / "more", one.out, **axes)
+        return out, *map(sorted, zip(*told, strict=True))
+
+    return ran
+
+
 @pytest.mark.parametrize(("dp", "fsdp"), [(2, 1), (1, 2), (2, 2)])
-def test_ranks_train_all_weights_as_one_process_does(dp, fsdp, tiny_llama_dir, tmp_path):
-    one, several, resumed = tmp_path / "one", tmp_path / "several", tmp_path / "resumed"
-    _, told, sampled = alone(SCRIPT, tiny_llama_dir, one)
-    _, more, _ = alone(SCRIPT, tiny_llama_dir, one / "more", one)
-    axes = {"DP": str(dp), "FSDP": str(fsdp)}
-    script = (SCRIPT, tiny_llama_dir)
-    ranks = sorted(torchrun(dp * fsdp, *script, several, **axes))
+def test_ranks_train_all_weights_as_one_process_does(
+    dp, fsdp, one, several, tiny_llama_dir, tmp_path
+):
+    out, ranks, resumed = several(dp, fsdp)
     for _, losses, _ in ranks:
         assert losses == ranks[0][1]
-        assert flat(losses) == pytest.approx(flat(told), rel=TOLERANCE)
-    assert [reply for _, _, replies in ranks for reply in replies] == sampled
-    assert_near(weights_in(several / "last"), weights_in(one / "last"))
+        assert flat(losses) == pytest.approx(flat(one.told), rel=TOLERANCE)
+    assert [reply for _, _, replies in ranks for reply in replies] == one.sampled
+    assert_near(weights_in(out / "last"), weights_in(one.out / "last"))
     # One process goes on from there, and these from what one has saved.
-    _, losses, _ = alone(*script, resumed / "one", several)
-    assert flat(losses) == pytest.approx(flat(more), rel=TOLERANCE)
-    for _, losses, _ in torchrun(dp * fsdp, *script, resumed / "several", one, **axes):
-        assert flat(losses) == pytest.approx(flat(more), rel=TOLERANCE)
-    assert_near(weights_in(resumed / "several" / "last"), weights_in(one / "more" / "last"))
+    ((_, losses, _),) = alone(SCRIPT, tiny_llama_dir, tmp_path, out)
+    assert flat(losses) == pytest.approx(flat(one.more), rel=TOLERANCE)
+    for _, losses, _ in resumed:
+        assert flat(losses) == pytest.approx(flat(one.more), rel=TOLERANCE)
+    assert_near(weights_in(out / "more/last"), weights_in(one.out / "more/last"))
 
 
-def test_ranks_train_all_weights_as_transformers_does(tiny_llama_dir, tmp_path):
+def test_ranks_train_all_weights_as_transformers_does(several, tiny_llama_dir):
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(tiny_llama_dir, dtype=torch.float32)
     optimizer = torch.optim.AdamW(decay_groups(model), lr=1e-3, eps=1e-5, weight_decay=0.01)
@@ -72,34 +104,27 @@ def test_ranks_train_all_weights_as_transformers_does(tiny_llama_dir, tmp_path):
         expected.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
         optimizer.step()
         optimizer.zero_grad()
-    for _, told, _ in torchrun(2, SCRIPT, tiny_llama_dir, tmp_path, DP="2"):
+    out, ranks, _ = several(2, 1)
+    for _, told, _ in ranks:
         assert [told[1][1], told[3][1]] == pytest.approx(expected, rel=1e-3)
     want = {k: v for k, v in model.state_dict().items() if k != "lm_head.weight"}
-    got = weights_in(tmp_path / "last")
+    got = weights_in(out / "last")
     got.pop("lm_head.weight", None)
     assert got.keys() == want.keys()
     for name in want:
         torch.testing.assert_close(got[name], want[name], rtol=1e-3, atol=1e-4)
 
 
-def main():
-    """Tells its data rank, losses and norms, and what it has sampled."""
-    import twinkle
-    from twinkle import DeviceMesh
+def train(mesh, model_dir, out, folder):
+    """Its data rank, losses and norms, and what it has sampled; and the model, which stays."""
     from twinkle.model import TransformersModel
     from twinkle.sampler import TorchSampler
-
-    model_dir, out = sys.argv[1:3]
-    mesh = DeviceMesh.from_sizes(
-        dp_size=int(os.environ.get("DP", "1")), fsdp_size=int(os.environ.get("FSDP", "1"))
-    )
-    twinkle.initialize(mode="local", global_device_mesh=mesh)
 
     model = TransformersModel(model_id=model_dir, mixed_precision="no")
     model.set_optimizer("AdamW", lr=1e-3, eps=1e-5, weight_decay=0.01)
     begin = 0
-    if len(sys.argv) > 3:
-        model.load("last", output_dir=sys.argv[3], load_optimizer=True)
+    if folder:
+        model.load("last", output_dir=folder, load_optimizer=True)
         begin = 4
     told = []
     for step in range(begin, begin + 4):
@@ -114,8 +139,22 @@ def main():
     )
     sampled = [list(map(int, s.tokens)) for r in replies for s in r.sequences]
     model.save("last", output_dir=out, save_optimizer=True)
+    return [mesh.data_rank or 0, told, sampled], model
+
+
+def main():
+    import twinkle
+    from twinkle import DeviceMesh
+
+    model_dir, *places = sys.argv[1:]
+    mesh = DeviceMesh.from_sizes(
+        dp_size=int(os.environ.get("DP", "1")), fsdp_size=int(os.environ.get("FSDP", "1"))
+    )
+    twinkle.initialize(mode="local", global_device_mesh=mesh)
+    pairs = itertools.zip_longest(places[::2], places[1::2])
+    ran = [train(mesh, model_dir, out, folder) for out, folder in pairs]
     Path(os.environ["TOLD"], os.environ.get("RANK", "0")).write_text(
-        json.dumps([mesh.data_rank or 0, told, sampled], default=float)
+        json.dumps([told for told, _ in ran], default=float)
     )
 
 

@@ -37,14 +37,21 @@ def fsdp2(file, dp, fsdp):
     return file
 
 
-def check(folder, dp, fsdp, where):
-    """folder: in which the script runs in folders of its own, and saves."""
-    one, several = folder / "one", folder / "several"
-    for each in (one, several):
-        each.mkdir()
+def alone_in(folder, where):
+    """(the folder in which one process has run the script, and saved, what it has told)."""
+    one = folder / "one"
+    one.mkdir()
     told = alone("noted.py", fsdp2(folder / "one.py", 1, 1), cwd=one, **where)
     assert sum(name == "forward_backward" for name, _ in told) == 10
     assert sum(name == "calculate_loss" for name, _ in told) == 6  # of two evaluations
+    return one, told
+
+
+def check(folder, dp, fsdp, where, of_one):
+    """of_one: what alone_in gives."""
+    one, told = of_one
+    several = folder / "several"
+    several.mkdir()
     script, size = fsdp2(folder / "several.py", dp, fsdp), dp * fsdp
     assert torchrun(size, "noted.py", script, cwd=several, **where) == [told] * size
     saved = sorted(each.name for each in (one / "output").iterdir())
@@ -54,13 +61,19 @@ def check(folder, dp, fsdp, where):
         assert sha256(several / "output" / name) == sha256(one / "output" / name)
 
 
+@pytest.fixture(scope="module")
+def of_one(tiny_llama_dir, data_dir, tmp_path_factory):
+    return alone_in(tmp_path_factory.mktemp("one"), places(tiny_llama_dir, data_dir))
+
+
 @pytest.mark.parametrize(("dp", "fsdp"), [(2, 1), (2, 2)])
-def test_the_documents_script_on_a_tiny_model(dp, fsdp, tiny_llama_dir, data_dir, tmp_path):
-    check(tmp_path, dp, fsdp, places(tiny_llama_dir, data_dir))
+def test_the_documents_script_on_a_tiny_model(dp, fsdp, of_one, tiny_llama_dir, data_dir, tmp_path):
+    check(tmp_path, dp, fsdp, places(tiny_llama_dir, data_dir), of_one)
 
 
 def test_the_documents_script_on_a_real_model(smollm2_dir, data_dir, tmp_path):
-    check(tmp_path, 2, 1, places(smollm2_dir, data_dir))
+    where = places(smollm2_dir, data_dir)
+    check(tmp_path, 2, 1, where, alone_in(tmp_path, where))
 
 
 def chats_in(file, count):

@@ -6,6 +6,13 @@ import pytest
 from parallel.processes import alone, sha256, torchrun
 
 
+@pytest.fixture(scope="module")
+def alone_told(tiny_llama_dir, tmp_path_factory):
+    """(the folder of one process, what it tells)."""
+    out = tmp_path_factory.mktemp("one")
+    return out, alone("sharded_script.py", tiny_llama_dir, out)
+
+
 @pytest.mark.parametrize(
     ("dp", "fsdp", "config"),
     [
@@ -15,10 +22,10 @@ from parallel.processes import alone, sha256, torchrun
     ],
 )
 def test_ranks_that_share_the_base_give_every_process_the_bits_of_one(
-    dp, fsdp, config, tiny_llama_dir, tmp_path
+    dp, fsdp, config, alone_told, tiny_llama_dir, tmp_path
 ):
-    one, several = tmp_path / "one", tmp_path / "several"
-    _, told, sampled = alone("sharded_script.py", tiny_llama_dir, one)
+    several = tmp_path / "several"
+    one, (_, told, sampled) = alone_told
     more = {"DP": str(dp), "FSDP": str(fsdp), "FSDP_CONFIG": json.dumps(config)}
     ranks = sorted(torchrun(dp * fsdp, "sharded_script.py", tiny_llama_dir, several, **more))
     assert [losses for _, losses, _ in ranks] == [told] * (dp * fsdp)

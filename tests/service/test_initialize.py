@@ -13,8 +13,8 @@ import pytest
 
 import twinkle
 from tests.service.wire import wait_until
-from twinkle import DeviceGroup, program
-from twinkle.errors import InvalidError
+from twinkle import DeviceGroup, DeviceMesh, program
+from twinkle.errors import InvalidError, NotAvailableError
 from twinkle.logger import get_logger
 from twinkle.service import _arguments
 
@@ -72,9 +72,25 @@ def test_groups_of_several_ranks_are_told_that_the_service_is_one_process(
     assert answers(twinkle.initialize(groups=[one], **start)) and len(told) == 1
 
 
+def test_several_processes_and_meshes_of_several_ranks_are_refused(tmp_path, monkeypatch):
+    start = {"mode": "http", "state": tmp_path / "state"}
+    said = "global_device_mesh has 2 ranks, but the service of mode 'http' runs on one process in"
+    for sizes in ({"dp_size": 2}, {"fsdp_size": 2}, {"tp_size": 2}):
+        mesh = DeviceMesh.from_sizes(**sizes)
+        with pytest.raises(NotAvailableError, match=said):
+            twinkle.initialize(global_device_mesh=mesh, **start)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = "mode 'http' starts one service, .* but 2 processes are running: start the script with"
+    for mesh in (None, DeviceMesh.from_sizes(dp_size=2)):
+        with pytest.raises(NotAvailableError, match=said):
+            twinkle.initialize(global_device_mesh=mesh, **start)
+    assert not (tmp_path / "state").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"num_replicas": 2}, "there is no option 'num_replicas'"),
         ({"model": "/no/such"}, "/no/such"),
         ({"root_path": "x", "model": "tiny"}, "root_path is 'x', it must begin with '/'"),
         ({"prot": 3}, "there is no option 'prot'; did you mean 'port'"),

@@ -18,7 +18,7 @@ namespace twinkle::mesh {
 namespace {
 
 // A frame: the length of what follows, a letter of what it says, the rank that it is about, a text.
-enum Kind : char { kAlive = 'a', kFailed = 'f', kEnded = 'e' };
+enum Kind : char { kAlive = 'a', kFailed = 'f', kEnded = 'e', kLate = 'l' };
 constexpr size_t kLength = sizeof(uint32_t);
 constexpr size_t kHead = 1 + sizeof(int32_t);
 constexpr uint32_t kMaxFrame = 1 << 20;
@@ -144,10 +144,16 @@ std::string Watch::why_after(const std::string& error, const std::string& scope)
 
 std::string Watch::late() const {
   const Lock lock(mutex_);
-  const auto now = Clock::now();
+  return late_;
+}
+
+// Of those that wait for others the one that has waited longest: the text stays while it does.
+std::string Watch::find_late() const {
+  auto oldest = Clock::now() - std::chrono::duration_cast<Clock::duration>(
+                                   std::chrono::duration<double>(timeout_s_));
+  std::string out;
   for (const auto& [rank, known] : known_) {
-    if (known.places.empty() || now - known.since < std::chrono::duration<double>(timeout_s_))
-      continue;
+    if (known.places.empty() || known.since > oldest) continue;
     const std::string& place = known.places.begin()->second;
     std::ostringstream text;
     const char* sign = "";
@@ -159,9 +165,17 @@ std::string Watch::late() const {
     if (*sign == '\0') continue;  // all are there, and move data
     text << " has not come to " << place << ", where rank " << rank << " has waited for "
          << timeout_s_ << " s or more; its process lives, so this goes on waiting";
-    return text.str();
+    out = text.str();
+    oldest = known.since;
   }
-  return {};
+  return out;
+}
+
+void Watch::tell_late() {
+  std::string text = find_late();
+  if (text == late_) return;
+  late_ = std::move(text);
+  send(-1, frame_of(kLate, rank_, late_));
 }
 
 // ---- the thread
@@ -176,6 +190,7 @@ void Watch::loop() {
       if (ends_) return;
       if (Clock::now() >= next) {
         send(-1, frame_of(kAlive, rank_, alive()));
+        if (rank_ == 0) tell_late();
         next = Clock::now() + std::chrono::duration_cast<Clock::duration>(period);
       }
     }
@@ -225,6 +240,8 @@ void Watch::take(int from, const std::string& frame) {
       ended_ = "mesh: rank " + std::to_string(about) + " has ended its script, and can't be asked";
     if (rank_ == 0) send(from, frame_of(kEnded, about, ""));
     changed_.notify_all();
+  } else if (frame[0] == kLate) {
+    late_ = text;
   } else {
     const size_t cut = text.find('\n');
     say_so(from, text.substr(0, cut), text.substr(std::min(cut, text.size() - 1) + 1));

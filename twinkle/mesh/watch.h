@@ -57,8 +57,8 @@ class Watch {
     int64_t id_;
   };
 
-  // On rank 0: who has waited for longer than the timeout, where, and for whom, who lives; empty:
-  // nobody.
+  // Who has waited for longer than the timeout, where, and for whom, who lives; empty: nobody. On
+  // every rank, as the first one, which knows where all wait, has found it last.
   std::string late() const;
 
  private:
@@ -84,6 +84,8 @@ class Watch {
   void lost(const Peer& peer);
   void find_silent();
   void find_apart() REQUIRES(mutex_);
+  std::string find_late() const REQUIRES(mutex_);
+  void tell_late() REQUIRES(mutex_);
   std::string alive() REQUIRES(mutex_);
   void note(int rank, const std::string& alive) REQUIRES(mutex_);
   std::string known_why(const std::string& scope) const REQUIRES(mutex_);
@@ -97,6 +99,7 @@ class Watch {
   std::map<int, Known> known_ GUARDED_BY(mutex_);  // by rank, this one's, too
   std::map<std::string, std::string> why_ GUARDED_BY(mutex_);  // by scope
   std::string ended_ GUARDED_BY(mutex_);
+  std::string late_ GUARDED_BY(mutex_);
   int64_t num_places_ GUARDED_BY(mutex_) = 0;
   std::set<int> threads_ GUARDED_BY(mutex_);  // that have waited, as the system numbers them
   bool ends_ GUARDED_BY(mutex_) = false;

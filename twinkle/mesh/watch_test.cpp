@@ -119,14 +119,33 @@ TEST(Watch, ARankIsSilentForTheTimeoutAtMost) {
     EXPECT_EQ(why(*watch).substr(0, 46), "mesh: rank 1 has been silent for 0.4 s: its pr");
 }
 
-TEST(Watch, ARankThatDoesSomethingElseLivesAndIsNamed) {
+void expect_late(const Ranks& of, const std::string& text) {
+  for (const auto& watch : of.watches) {
+    EXPECT_EQ(watch->why("a"), "");
+    EXPECT_EQ(watch->late(), text) << watch->rank();
+  }
+}
+
+TEST(Watch, ARankThatDoesSomethingElseLivesAndIsNamedOnEveryRank) {
   const Ranks of(3, 0.3);
-  const Watch::Waiting first(*of.watches[0], "step of 'a'"), third(*of.watches[2], "step of 'a'");
+  {
+    const Watch::Waiting first(*of.watches[0], "step of 'a'"), third(*of.watches[2], "step of 'a'");
+    usleep(900'000);
+    expect_late(of,
+                "rank 1 has not come to step of 'a', where rank 0 has waited for 0.3 s or more; "
+                "its process lives, so this goes on waiting");
+  }
+  usleep(300'000);
+  expect_late(of, "");
+}
+
+TEST(Watch, TheFirstRankIsNamedTooWhereItDoesSomethingElse) {
+  const Ranks of(2, 0.3);
+  const Watch::Waiting waits(*of.watches[1], "step of 'a'");
   usleep(900'000);
-  EXPECT_EQ(of.watches[0]->why("a"), "");
-  EXPECT_EQ(of.watches[0]->late(),
-            "rank 1 has not come to step of 'a', where rank 0 has waited for 0.3 s or more; its "
-            "process lives, so this goes on waiting");
+  expect_late(of,
+              "rank 0 has not come to step of 'a', where rank 1 has waited for 0.3 s or more; "
+              "its process lives, so this goes on waiting");
 }
 
 TEST(Watch, RanksThatWaitForEachOtherAtDifferentPlacesHaveFailed) {
@@ -135,7 +154,7 @@ TEST(Watch, RanksThatWaitForEachOtherAtDifferentPlacesHaveFailed) {
     const Watch::Waiting same(*of.watches[0], "a"), as(*of.watches[1], "a");
     usleep(900'000);
     EXPECT_EQ(of.watches[0]->why(""), "");
-    EXPECT_EQ(of.watches[0]->late(), "");
+    for (const auto& watch : of.watches) EXPECT_EQ(watch->late(), "");
   }
   const Watch::Waiting first(*of.watches[0], "a"), second(*of.watches[1], "b");
   usleep(900'000);

@@ -72,8 +72,7 @@ class _Several(Ranks):
             self._meeting = core().Meeting(told, self.watch)
         self._lock, self._count = threading.Lock(), 0
         atexit.register(_end, self.watch, self.rank)
-        if self.rank == 0:
-            threading.Thread(target=_warn_of_late, args=(self.watch,), daemon=True).start()
+        threading.Thread(target=_warn_of_late, args=(self.watch,), daemon=True).start()
 
     def gather(self, what, value):
         with self._lock:
@@ -143,7 +142,15 @@ def _tell_torchrun(text):
 
 
 def _warn_of_late(watch):
+    """Once for each rank that others have waited for too long, and place."""
+    period, told = min(timeout_seconds() / 4, 1.0), ""
     while True:
-        time.sleep(timeout_seconds())
-        if text := watch.late():
-            get_logger().warning(f"infra: {text}")
+        time.sleep(period)
+        if (text := watch.late()) != told:
+            told, logger = text, get_logger()
+            if not text:
+                continue
+            if Platform.get_local_rank() == 0:
+                logger.warning(f"infra: {text}", ranks="all")
+            else:  # whose logger tells errors alone
+                logger.error(f"infra: {text}")

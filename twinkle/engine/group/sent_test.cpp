@@ -214,5 +214,128 @@ TEST(Sent, OfASaveAreTheBytesOfTheFormulaOnEveryMesh) {
   }
 }
 
+// ---- all weights
+
+// What a rank sends over each channel; commands: the leader alone.
+struct SentOver {
+  int64_t door = 0, commands = 0, answers = 0, data = 0, saves = 0, base = 0;
+  bool operator==(const SentOver&) const = default;
+};
+
+void PrintTo(const SentOver& sent, std::ostream* out) {
+  *out << "door " << sent.door << " commands " << sent.commands << " answers " << sent.answers
+       << " data " << sent.data << " saves " << sent.saves << " base " << sent.base;
+}
+
+SentOver now(const Channels& sent) {
+  return {all(sent.door), sent.control.broadcast, sent.control.all_to_all,
+          all(sent.data), all(sent.saves),        all(sent.base)};
+}
+
+SentOver operator-(const SentOver& a, const SentOver& b) {
+  return {a.door - b.door, a.commands - b.commands, a.answers - b.answers,
+          a.data - b.data, a.saves - b.saves,       a.base - b.base};
+}
+
+// Of a model of one layer, whose weights all ranks have equal runs of, in whole lines.
+constexpr int64_t kTrainedVocabulary = 48, kNormFloats = 3 * kWidth;
+constexpr int64_t kTrainedHeadFloats = kTrainedVocabulary * kWidth;
+constexpr int64_t kMatrixFloats = kTrainedHeadFloats + kLayerFloats;
+constexpr int64_t kTrainedFloats = kMatrixFloats + kNormFloats;
+
+// One rank of a mesh that trains all weights, and what it sends for an operation.
+struct Trainer {
+  Engine& engine;
+  const int rank;
+  const Mesh& mesh;
+  const Channels& sent;
+
+  int64_t others() const { return mesh.size() - 1; }
+  // To each other rank what was submitted; to the followers so many commands and the `news` of the
+  // end, and their answers.
+  SentOver told(const Operation& operation, int64_t num_commands, int64_t news = 0) const {
+    return {.door = others() * framed(std::ssize(to_bytes(operation))),
+            .commands = rank > 0 ? 0 : others() * (num_commands * kFrame + framed(news)),
+            .answers = others() * num_commands * kFrame};
+  }
+  Result run(const Operation& operation, const std::function<SentOver(const Result&)>& formula) {
+    const SentOver before = now(sent);
+    Result out = engine.submit(operation).get();
+    EXPECT_EQ(now(sent) - before, formula(out))
+        << std::visit([](const auto& op) { return op.kName; }, operation) << " of rank " << rank
+        << ", " << testing::PrintToString(mesh);
+    return out;
+  }
+  void learn() const {
+    engine.submit(own_part(with_loss("CrossEntropyLoss"), rank, mesh.size())).get();
+  }
+};
+
+void life_of_all_weights(Trainer& rank, const std::string& folder) {
+  const Mesh& mesh = rank.mesh;
+  const int64_t n = mesh.size(), others = rank.others();
+  // Each piece once, of which a rank has a part, but the head, which is the embedding and last,
+  // too, twice; nothing of what stays.
+  const int64_t floats = mesh.gathered_bytes > 0 ? 0 : kMatrixFloats + kTrainedHeadFloats;
+  const int64_t pieces = 4 * floats * (mesh.fsdp - 1) / mesh.fsdp;
+  // New values, to those that hold them: all ranks, or those with the same part.
+  const int64_t by_all = mesh.gathered_bytes > 0 ? kTrainedFloats : kNormFloats;
+  const int64_t values =
+      4 * (kTrainedFloats - by_all) / n * (mesh.dp - 1) + 4 * by_all / n * others;
+
+  rank.engine.run<Done>(Create{.tenant = "a"});
+  rank.learn();
+  rank.engine.run<StepResult>(Step{.tenant = "a"});
+  rank.learn();
+  const Inspect inspect{"a", true};
+  rank.run(inspect, [&](const Result& result) {
+    Command news;
+    news.told.push_back({.result = to_bytes(result)});
+    SentOver out = rank.told(inspect, 1, std::ssize(to_bytes(news)));
+    out.data = 4 * 4 * kTrainedFloats / n * others;  // values, gradients, two moments
+    return out;
+  });
+  Save save{.tenant = "a", .directory = folder, .optimizer = true, .gradients = true};
+  rank.run(save, [&](const Result&) {
+    SentOver out = rank.told(save, 2);
+    out.saves = others * kFrame;
+    out.base = pieces;
+    return out;
+  });
+  save.optimizer = save.gradients = false;  // one rank writes
+  save.directory += "-alone";
+  rank.run(save, [&](const Result&) {
+    SentOver out = rank.told(save, 2);
+    out.base = pieces;
+    return out;
+  });
+  const auto of_values = [&](const Operation& operation) {
+    return [&](const Result&) {
+      SentOver out = rank.told(operation, 1);
+      out.data = values + others * kFrame;  // what each has found in its files
+      return out;
+    };
+  };
+  const Operation load = Load{.tenant = "a", .directory = folder, .optimizer = true};
+  rank.run(load, of_values(load));
+  const Operation remove = Delete{"a"};
+  rank.run(remove, of_values(remove));
+}
+
+TEST(Sent, OfAllWeightsInspectionsSavesAndLoadsAreTheBytesOfTheFormulasOnEveryMesh) {
+  JsonObject config = smallest_config();
+  config["vocab_size"] = kTrainedVocabulary;
+  const model::TinyModel model(config);
+  const ScratchDir scratch;
+  for (const Mesh& mesh : kMeshes) {
+    const std::string folder = (scratch.path() / std::to_string(&mesh - kMeshes)).string();
+    on_counted_ranks(mesh, {.model = {.path = model.path(), .mixed_precision = "no"}},
+                     [&](Engine& engine, int r, const Channels& sent) {
+                       Trainer rank{engine, r, mesh, sent};
+                       life_of_all_weights(rank, folder);
+                     });
+  }
+}
+
 }  // namespace
 }  // namespace twinkle::engine
