@@ -24,6 +24,15 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log)
 
 
+# Minutes each, of one process: compiled under sanitizers, or with one cluster. They begin before
+# all others, so that nobody is alone with them at the end.
+FIRST = ("tests/fuzz/guided/", "tests/test_presets.py", "tests/ray/")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
+
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
     "+ '<|im_end|>' + '\n' }}{% endfor %}"

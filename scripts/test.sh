@@ -11,7 +11,7 @@ status=0
 run_pytest() {  # its output as it comes, but the time before its last line
   local color=() line last=
   [ ! -t 1 ] || color=(--color=yes)
-  .venv/bin/python -m pytest "${color[@]}" -rs "$@" tests python/tests | {
+  .venv/bin/python -m pytest "${color[@]}" -rs --durations=15 --durations-min=5 "$@" tests python/tests | {
     IFS= read -r last
     while IFS= read -r line; do
       printf '%s\n' "$last"
@@ -42,6 +42,6 @@ ctest --test-dir build/release --output-on-failure --no-tests=error -j $((cores 
 }
 processes=$((cores < 4 ? cores : 4))
 export OMP_NUM_THREADS=$((cores / processes))
-# File by file, in this order: the parity of real models, which takes longest, first.
+# File by file, in the order of conftest.py: what takes minutes first.
 run_pytest -n "$processes" --dist loadfile --no-loadscope-reorder || status=1
 exit $status

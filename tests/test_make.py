@@ -371,7 +371,8 @@ def fake_runners(folder, ctest_ends, pytest_ends):
         (folder / "tools/ctest", "Total Test time (real) = 2.00 sec", ctest_ends),
         (folder / ".venv/bin/python", "=== 3 passed in 1.00s ===", pytest_ends),
     ):
-        path.write_text(f"#!/bin/bash\necho first; echo '{last}'\nexit {status}\n")
+        given = 'echo "$*" >> "$0.log"'
+        path.write_text(f"#!/bin/bash\n{given}\necho first; echo '{last}'\nexit {status}\n")
         path.chmod(0o755)
     return environment
 
@@ -389,6 +390,8 @@ def test_the_tests_end_with_the_runners_summary_and_before_it_the_time_of_all(
     assert before == [*ctest, "first"]
     assert re.fullmatch(r"test: all of it took \d+ s", took)
     assert last == "=== 3 passed in 1.00s ==="
+    given = (tmp_path / ".venv/bin/python.log").read_text().splitlines()[-1]
+    assert given.startswith("-m pytest ") and "--durations=15 --durations-min=5" in given
 
 
 @pytest.mark.parametrize("missing", [".venv/bin/twinkle", "build/release/example_finetune"])

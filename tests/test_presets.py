@@ -63,20 +63,23 @@ def test_the_presets_of_the_sanitizers_compile_everything_with_theirs(preset, fl
         assert flag in command and "-fno-omit-frame-pointer" in command, source
 
 
+@pytest.fixture(scope="module")
+def tsan():
+    """The folder of the programs under ThreadSanitizer. It is kept: they take minutes to build."""
+    folder = ROOT / "build/tsan"
+    configured("tsan", folder)
+    run("cmake", "--build", folder, "--target", "schedule_test", "service_test")
+    return folder
+
+
 @pytest.mark.parametrize(
-    ("program", "suite"),
-    [
-        ("schedule_test", "SamplingThreads"),
-        ("schedule_test", "Led"),
-        ("service_test", "HttpServer"),
-    ],
+    ("program", "suites"),
+    [("schedule_test", ["SamplingThreads", "Led"]), ("service_test", ["HttpServer"])],
 )
-def test_scheduling_and_the_service_have_no_data_race_slow(program, suite):
+def test_scheduling_and_the_service_have_no_data_race_slow(program, suites, tsan):
     """Over a null model, without torch, under ThreadSanitizer: engine and sampler's scheduling, and
     the service with its connections and its journal's writer; more programs in make soak."""
-    folder = ROOT / "build/tsan"  # kept: the service takes minutes to build
-    configured("tsan", folder)
-    run("cmake", "--build", folder, "--target", program)
     options = f"suppressions={ROOT / 'scripts/tsan.supp'} halt_on_error=1"
-    told = run(folder / program, TSAN_OPTIONS=options)
-    assert "[  PASSED  ]" in told and suite in told
+    told = run(tsan / program, TSAN_OPTIONS=options)
+    assert "[  PASSED  ]" in told
+    assert [suite for suite in suites if suite not in told] == []

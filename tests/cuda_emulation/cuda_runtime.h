@@ -62,7 +62,7 @@ cudaError_t run(const cudaLaunchConfig_t& config, const std::function<void()>& t
 // Returns when all threads of the block, or of the warp, have come here.
 void block_barrier();
 void warp_barrier();
-// 16 bytes of the given lane of the calling thread's warp, for the exchange under way.
+// 32 bytes of the given lane of the calling thread's warp, for the exchange under way.
 void* exchange_slot(unsigned lane);
 void end_exchange();
 

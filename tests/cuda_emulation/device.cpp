@@ -18,6 +18,7 @@
 #include <csignal>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <stdexcept>
@@ -28,18 +29,21 @@ namespace twinkle::kernels::emulation {
 namespace {
 
 constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
-constexpr size_t kBytes = size_t{1} << 30, kUnit = 64, kPage = 4096, kLarge = size_t{1} << 20;
+constexpr size_t kBytes = size_t{1} << 30, kUnit = 64, kPage = size_t{2} << 20;  // a huge page
 constexpr int kNan = 0xff;
 
 void explain_fault(int signal, siginfo_t* info, void*);
 
-// The device's memory: one range of addresses, first fit. A fresh block is filled with NaN.
+// The device's memory: one range of addresses, first fit. A fresh block is filled with NaN. It opens
+// and closes at every launch, which costs time by the page that is there: so huge ones are asked for.
 class Memory {
  public:
   Memory() {
-    void* at = mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED) throw std::bad_alloc();
+    size_t room = kBytes + kPage;
+    void* at = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED || std::align(kPage, kBytes, at, room) == nullptr) throw std::bad_alloc();
     base_ = static_cast<char*>(at);
+    madvise(base_, kBytes, MADV_HUGEPAGE);  // where the system has none, it is slower
     free_[0] = kBytes;
     struct sigaction action{};
     action.sa_sigaction = explain_fault;
@@ -82,11 +86,8 @@ class Memory {
     const auto mine = taken_.find(static_cast<size_t>(static_cast<char*>(data) - base_));
     const auto [at, size] = *mine;
     taken_.erase(mine);
-    // Pages that are there cost time whenever the memory opens or closes.
-    if (size >= kLarge) {
-      const size_t first = (at + kPage - 1) / kPage * kPage;
-      madvise(base_ + first, (at + size - first) / kPage * kPage, MADV_DONTNEED);
-    }
+    const size_t first = (at + kPage - 1) / kPage * kPage, end = (at + size) / kPage * kPage;
+    if (end > first) madvise(base_ + first, end - first, MADV_DONTNEED);
     auto hole = free_.emplace(at, size).first;
     if (const auto next = std::next(hole); next != free_.end() && next->first == at + size) {
       hole->second += next->second;

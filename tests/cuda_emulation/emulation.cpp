@@ -35,7 +35,7 @@ struct Fiber {
   State state = State::kReady;
   unsigned exchanges = 0;
   // Two sets of slots: a lane may begin its next exchange before another has read of this one.
-  alignas(16) unsigned char slots[2][16];
+  alignas(16) unsigned char slots[2][32];
 
   void begin();
 };

@@ -29,11 +29,15 @@ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uin
   const auto half = [](uint32_t word, unsigned i) {
     return std::bit_cast<float>(i == 0 ? word << 16 : word & 0xffff0000u);
   };
+  struct Words {
+    uint32_t a[4], b[2];
+  };
   float of_a[2][16], of_b[2][16];  // rows g and g + 8; columns 2t and 2t + 1
-  std::memcpy(exchange_slot(lane), a, sizeof a);
+  const Words mine{{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  std::memcpy(exchange_slot(lane), &mine, sizeof mine);
   warp_barrier();
   for (unsigned other = 0; other < 4; ++other) {
-    const auto* words = static_cast<const uint32_t*>(exchange_slot(4 * g + other));
+    const auto& words = static_cast<const Words*>(exchange_slot(4 * g + other))->a;
     for (unsigned i = 0; i < 2; ++i) {
       for (unsigned row = 0; row < 2; ++row) {
         of_a[row][2 * other + i] = half(words[row], i);
@@ -41,13 +45,10 @@ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uin
       }
     }
   }
-  end_exchange();
-  const uint32_t b[2] = {b0, b1};
-  std::memcpy(exchange_slot(lane), b, sizeof b);
-  warp_barrier();
   for (unsigned column = 0; column < 2; ++column) {
     for (unsigned other = 0; other < 4; ++other) {
-      const auto* words = static_cast<const uint32_t*>(exchange_slot(4 * (2 * t + column) + other));
+      const void* const slot = exchange_slot(4 * (2 * t + column) + other);
+      const auto& words = static_cast<const Words*>(slot)->b;
       for (unsigned i = 0; i < 2; ++i) {
         of_b[column][2 * other + i] = half(words[0], i);
         of_b[column][2 * other + 8 + i] = half(words[1], i);

@@ -56,7 +56,7 @@ def server(start, tiny_llama_dir, state, make):
 def alice(make, server):
     """A key that is made while the server runs."""
     key = make("alice")
-    time.sleep(SEEN)
+    wait_until_known(server, key)
     return key
 
 
@@ -85,6 +85,12 @@ def status(server, key, path, body):
         return error.code
 
 
+def wait_until_known(server, *keys):
+    """Until the server has seen these keys, which have just been made."""
+    for key in keys:
+        wait_until(lambda key=key: status(server, key, "get_info", {"model_id": "x"}) != 401, SEEN)
+
+
 def test_a_wrong_key_is_an_authentication_error_at_once(server):
     began = time.monotonic()
     with pytest.raises(tinker.AuthenticationError, match="is not known here"):
@@ -94,7 +100,7 @@ def test_a_wrong_key_is_an_authentication_error_at_once(server):
 
 def test_who_may_not_come_in_is_told_before_its_body_is_sent(server, alice, make):
     narrow = make("carol", "--scope", "metrics")
-    time.sleep(SEEN)
+    wait_until_known(server, narrow)
 
     def told(key, path):
         """What the server says to a head whose body of 100 MB does not come."""
@@ -127,7 +133,7 @@ def test_a_right_key_trains_saves_and_samples(server, alice):
 def test_what_another_tenant_made_is_not_found(server, alice, make):
     path = trained(server.client(alice)).save_state("b").result().path
     bob, again = make("bob"), make("alice")
-    time.sleep(SEEN)
+    wait_until_known(server, bob, again)
     with pytest.raises(tinker.NotFoundError, match="is not known"):
         server.client(bob).create_training_client_from_state(path).result()
     assert server.client(again).create_training_client_from_state(path).result().model_id
@@ -135,7 +141,7 @@ def test_what_another_tenant_made_is_not_found(server, alice, make):
 
 def test_a_key_of_another_scope_is_a_permission_error(server, make):
     key = make("carol", "--scope", "sample")
-    time.sleep(SEEN)
+    wait_until_known(server, key)
     service = server.client(key)
     assert service.create_sampling_client(base_model="tiny").result()
     with pytest.raises(tinker.PermissionDeniedError, match="lacks the scope 'train'"):
@@ -144,13 +150,12 @@ def test_a_key_of_another_scope_is_a_permission_error(server, make):
 
 def test_what_began_before_a_key_was_revoked_ends_and_then_it_is_401(server, twinkle, state, make):
     key = make("dora")
-    time.sleep(SEEN)
+    wait_until_known(server, key)
     client = trained(server.client(key))
     last = client.forward_backward([DATUM] * 8, "cross_entropy")
     (name,) = ids(twinkle, state, "dora")
     assert twinkle("keys", "revoke", name, "--state", state).stdout.startswith(f"revoked {name} ")
-    time.sleep(SEEN)
-    assert status(server, key, "create_session", {}) == 401
+    wait_until(lambda: status(server, key, "create_session", {}) == 401, SEEN)
     assert len(last.result().loss_fn_outputs) == 8
     # Of an accepted request, whose answer may have been lost; not of one that never was.
     assert status(server, key, "retrieve_future", {"request_id": f"{client.model_id}:3"}) == 200
@@ -260,7 +265,7 @@ def test_runs_of_a_key_with_a_higher_priority_go_before_their_tenants_others(
         ["-", "-", "valid"],
         ["2", "1", "valid"],
     ]
-    time.sleep(SEEN)
+    wait_until_known(server, others, first)
     waits, goes = trained(server.client(others)), trained(server.client(first))
     tokens = [(i * i) % 300 + 3 for i in range(400)]
     long = types.Datum(
@@ -301,7 +306,7 @@ def test_without_keys_a_server_is_for_its_own_machine(twinkle, tiny_llama_dir, t
 def test_a_restart_knows_owners_and_which_keys_are_revoked(server, twinkle, state, make):
     """Last: it kills the server."""
     key, gone = make("erin"), make("frank")
-    time.sleep(SEEN)
+    wait_until_known(server, key, gone)
     path = trained(server.client(key)).save_state("c").result().path
     assert twinkle("keys", "revoke", "--tenant", "frank", "--state", state).returncode == 0
     server.kill()

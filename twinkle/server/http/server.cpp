@@ -27,7 +27,6 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
-#include "twinkle/base/json.h"
 #include "twinkle/server/bodies/sending.h"
 #include "twinkle/server/http/answer.h"
 #include "twinkle/server/http/receive.h"
@@ -89,21 +88,6 @@ Response noted(Response response, const Head& head, Told& told) {
 }
 
 }  // namespace
-
-std::string readable(std::string text) {
-  if (!json_in(boost::json::serialize(Json(text))))
-    for (char& c : text)
-      if (static_cast<unsigned char>(c) >= 0x80) c = '?';
-  return text;
-}
-
-// Texts quote what was sent, however long it was and whether or not it was UTF-8.
-Response refusal(int status, const std::string& text) {
-  constexpr size_t kMost = 4096;
-  const std::string detail = text.size() <= kMost ? text : text.substr(0, kMost) + "...";
-  return {.status = status,
-          .body = boost::json::serialize(JsonObject{{"detail", readable(detail)}})};
-}
 
 bool is_address(const std::string& text) {
   error_code error;
