@@ -131,6 +131,15 @@ std::unique_ptr<Source> open_source(const fs::path& path) {
 
 }  // namespace
 
+void Checkpoint::Source::end_quantised() {
+  std::erase_if(names, [&](const std::string& name) { return !tensors.contains(name); });
+  config = [before = std::move(config)] {
+    Json out = before();
+    out.as_object().erase("quantization_config");
+    return out;
+  };
+}
+
 Checkpoint Checkpoint::open(const fs::path& dir_or_file) {
   std::unique_ptr<Source> source = open_source(dir_or_file);
   source->path = dir_or_file;

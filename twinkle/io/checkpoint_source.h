@@ -16,6 +16,9 @@ struct Checkpoint::Source {
     names.push_back(tensor.name);
     tensors.insert_or_assign(names.back(), std::move(tensor));
   }
+  // Once quantised tensors are read as plain ones: drops the names of those that are no more, and
+  // quantization_config.
+  void end_quantised();
 
   std::filesystem::path path;
   std::vector<std::string> names;

@@ -177,13 +177,19 @@ void check_stack(std::span<const int64_t> a, std::span<const int64_t> b, const S
           remedy_of(flat && fit({a[1], a[0]}, {b[1], b[0]})));
 }
 
+std::optional<bool> turned_by_shape(std::span<const int64_t> a, const LinearShape& expert) {
+  if (expert.inputs == expert.outputs) return std::nullopt;
+  return a[1] != expert.inputs;
+}
+
 std::vector<Pair> split_pair(const Pair& all, const StackLayout& layout) {
   const LinearShape& expert = layout.expert;
   const int64_t in = all.a.size(1), out = all.b.size(0);
-  const bool square = expert.inputs == expert.outputs;
-  // A stack [E, in, out] is what it was taken for, by peft 0.19 and later since its module says so.
+  // A stack [E, in, out] is what it was taken for, by peft 0.19 and later since its module says so:
+  // that of transformers 5.
+  const bool by_version = !expert.turned && is_turned(layout.peft_version);
   const bool turned =
-      square ? !expert.turned && is_turned(layout.peft_version) : in != expert.inputs;
+      turned_by_shape(all.a.sizes(), expert).value_or(layout.turned_round.value_or(by_version));
   const at::Tensor a = all.a.view({layout.num_experts, layout.rank, in});
   const at::Tensor b = all.b.view({out, layout.rank, layout.num_experts});
   std::vector<Pair> pairs;

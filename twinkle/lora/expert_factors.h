@@ -75,7 +75,12 @@ struct StackLayout {
   LinearShape expert;  // any of them
   int64_t num_experts, rank;
   std::string peft_version;  // that wrote it; empty is a new one
+  // Whether the file's other stacks are turned round; nullopt: none of them tells.
+  std::optional<bool> turned_round = {};
 };
+// Whether a stack is turned round whose A has this shape, which has been checked. nullopt: in
+// equals out.
+std::optional<bool> turned_by_shape(std::span<const int64_t> a, const LinearShape& expert);
 // Error kInvalid: shapes that fit neither these experts nor, turned round, what peft before 0.19
 // wrote; `what` names the pair.
 void check_stack(std::span<const int64_t> a, std::span<const int64_t> b, const StackLayout& layout,
@@ -85,7 +90,9 @@ void check_stack(std::span<const int64_t> a, std::span<const int64_t> b, const S
 void check_tinkers(std::span<const int64_t> a, std::span<const int64_t> b,
                    const StackLayout& layout, bool shared, const std::string& what);
 // The pairs of all experts from one, which has been checked, and back. Where in equals out, the
-// version says whether the stack is turned round.
+// file's other stacks say whether this one is turned round, and where none of them tells, the
+// version does. It cannot for gpt-oss's down_proj alone: peft 0.19 and later turns it over
+// transformers 4, not over transformers 5, and names neither in the file. Then 5 is meant.
 std::vector<Pair> split_pair(const Pair& all, const StackLayout& layout);
 Pair joined_pair(std::span<const Pair> experts);
 

@@ -221,6 +221,26 @@ TEST(ExpertFactors, OfSquareExpertsInTurnedStacksNoVersionIsTurnedRound) {
   }
 }
 
+// peft's 0.19 and later over transformers 4, whose module does not say that its stacks are turned.
+TEST(ExpertFactors, OfSquareExpertsAnotherStackOfTheFileSaysWhetherTheyAreTurnedRound) {
+  at::manual_seed(5);
+  const Pair all{at::randn({4, 6}), at::randn({6, 4})};
+  for (const bool other : {false, true}) {
+    for (const bool turned : {false, true}) {
+      StackLayout layout = layout_of(6, 6, other ? "0.21.2" : "0.18.0");
+      layout.expert.turned = other;
+      layout.turned_round = turned;
+      const at::Tensor delta = by_peft(all)[1];
+      const auto pairs = split_pair(all, layout);
+      EXPECT_TRUE(at::allclose(pairs[1].b.matmul(pairs[1].a), turned ? delta.t() : delta));
+    }
+  }
+  const LinearShape square{"linear", 6, 6}, wide{"linear", 8, 6};
+  EXPECT_EQ(turned_by_shape(std::vector<int64_t>{4, 6}, square), std::nullopt);
+  EXPECT_EQ(turned_by_shape(std::vector<int64_t>{4, 8}, wide), false);
+  EXPECT_EQ(turned_by_shape(std::vector<int64_t>{4, 6}, wide), true);
+}
+
 TEST(ExpertFactors, ShapesOfAnotherModelAreRefusedWithTheVersion) {
   const StackLayout layout = layout_of(kInner, kWidth, "0.21.2");
   EXPECT_EQ(

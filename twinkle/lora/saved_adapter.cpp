@@ -178,6 +178,10 @@ class Reader {
         add(pair.linears[e], {nullptr, stacks_.size(), e});
       stacks_.push_back(std::move(stack));
     }
+    std::optional<bool> turned;  // as peft writes all stacks of a file
+    for (const Stack& stack : stacks_)
+      if (!turned) turned = turned_by_shape(stack.entry->a.shape, stack.layout.expert);
+    for (Stack& stack : stacks_) stack.layout.turned_round = turned;
   }
 
   void add_tinkers() {

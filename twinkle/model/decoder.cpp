@@ -395,8 +395,10 @@ void Decoder::add_embedding_grad(const Batch& batch, const at::Tensor& dx) {
     if (!batch.rows.segments[static_cast<size_t>(s)].learn) continue;
     const int64_t begin = batch.rows.cu_seqlens[static_cast<size_t>(s)];
     const int64_t end = batch.rows.cu_seqlens[static_cast<size_t>(s) + 1];
-    at::Tensor slope = dx.slice(0, begin, end).to(sum.scalar_type());
-    if (embed_scale_ != 1) slope = slope.mul(embed_scale_);
+    const bool scaled = embed_scale_ != 1;
+    const at::Tensor slope =
+        dx.slice(0, begin, end).to(sum.scalar_type(), /*non_blocking=*/false, /*copy=*/scaled);
+    if (scaled) slope.mul_(embed_scale_);
     sum.index_add_(0, batch.input_ids.slice(0, begin, end), slope);
   }
 }

@@ -131,7 +131,7 @@ int64_t Sampler::add(Request request, Decode decode) {
   job->ticket = next_ticket_;
   job->limit = generation_limit(request, decoder_.spec().max_positions);
   // Of what the decoder gets at most: not the last token. Then all of it has one kind of keys, and
-  // the scores that training gives a completion of that length.
+  // the scores that training gives a completion of that length, without its last token.
   job->rope_row = decoder_.spec().rope.first_row(std::ssize(request.prompt) +
                                                  std::max<int64_t>(job->limit - 1, 0));
   job->num_left = request.params.num_samples;

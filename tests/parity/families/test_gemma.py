@@ -7,6 +7,7 @@ The rest of the text model: test_families.py and its neighbours.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import peft
@@ -16,11 +17,13 @@ import torch
 import transformers
 from parity import models, ours, reference
 from parity.families import recipes as families
-from parity.families.test_bad_files import changed
+from parity.families.test_bad_files import changed, expect_refusal
 from parity.families.test_families import FIELDS, expect_scores, learn, tensors_in
 from parity.test_gradients import adapted, check
 from parity.test_training import check as check_curves
 from parity.test_training import our_curve, their_curve
+
+from twinkle.errors import InvalidError
 
 VISION = {
     "model_type": "siglip_vision_model",
@@ -109,6 +112,38 @@ def test_an_adapter_of_the_text_class_is_read_and_saved_under_the_other_classs_p
     expect_scores(nested, peft.PeftModel.from_pretrained(whole(folder), tmp_path / "mine"), case)
     flat.load(tenant=ours.TENANT, directory=str(tmp_path / "mine")).result()
     equal_scores(nested, flat, case)
+
+
+ROOTS = ("model.", "model.language_model.", "language_model.model.")
+
+
+@pytest.mark.parametrize("given", ROOTS)
+@pytest.mark.parametrize("asked", ROOTS)
+def test_a_load_of_other_names_says_which_and_whose(asked, given, tmp_path):
+    case = families.case("gemma3")
+
+    def folder_of(root, name):
+        at = tmp_path / name
+        return case.directory if root == ROOTS[0] else with_pictures(case, at, root == ROOTS[2])
+
+    made, other = ours.engine(folder_of(asked, "mine")), folder_of(given, "other")
+    if asked == given:
+        made.load(tenant=ours.TENANT, directory=other).result()
+        return
+    with pytest.raises(InvalidError) as refused:
+        made.load(tenant=ours.TENANT, directory=other).result()
+    reason = "another class of this family" if ROOTS[0] in (asked, given) else "by other names than"
+    names = [f"embedding is {given}embed_", f"engine's is {asked}embed_"]
+    for word in (f"load: {other}", reason, *names, f"make an engine of {other}"):
+        assert word in str(refused.value), refused.value
+
+
+def test_a_config_of_another_class_than_the_weights_is_what_is_wrong(tmp_path):
+    case = families.case("gemma3")
+    folder = with_pictures(case, tmp_path / "given", older=False)
+    shutil.copy(Path(case.directory) / "config.json", folder)
+    words = ["model.language_model.embed_tokens.weight", "its config.json asks for model.embed_tok"]
+    expect_refusal(folder, folder, *words, "take the config.json that was saved with these weights")
 
 
 @pytest.mark.parametrize("name", [*families.GEMMA, "gemma3_capped"])

@@ -17,6 +17,7 @@ from parity.families import recipes as families
 from parity.families.test_bad_files import changed, expect_refusal
 from parity.families.test_experts import PARAMETERS, adapted
 from parity.families.test_families import expect_scores, learn, tensors_in
+from parity.families.test_old_adapters import OF_0_18, SCALE, STEM, E, R, write
 from parity.test_gradients import check
 
 from twinkle.errors import InvalidError
@@ -139,8 +140,10 @@ def test_an_adapter_on_mxfp4_weights_is_read_by_peft_over_their_values(both, tmp
     expect_scores(made, back, case)
 
 
-def test_adapters_of_square_experts_are_read_in_and_out_as_peft_has_them(tmp_path):
-    """As of the published models, whose width is that of an expert: no shape says which is in."""
+@pytest.fixture
+def square(tmp_path):
+    """As of the published models, whose width is that of an expert: no shape of down's says which
+    is in."""
     fields = families.FAMILIES["gpt_oss"].fields | {"intermediate_size": 64}
     torch.manual_seed(5)
     model = transformers.AutoModelForCausalLM.from_config(
@@ -150,6 +153,11 @@ def test_adapters_of_square_experts_are_read_in_and_out_as_peft_has_them(tmp_pat
     model.save_pretrained(tmp_path / "base")
     case = models.Case(0, "square", str(tmp_path / "base"), [], [], 4096)
     case.sequences = families.case("gpt_oss").sequences
+    return case
+
+
+def test_adapters_of_square_experts_are_read_in_and_out_as_peft_has_them(square, tmp_path):
+    case = square
     model = adapted(
         case, tmp_path / "theirs", target_parameters=PARAMETERS, target_modules=["v_proj"]
     )
@@ -159,6 +167,26 @@ def test_adapters_of_square_experts_are_read_in_and_out_as_peft_has_them(tmp_pat
     made.save(tenant=ours.TENANT, directory=str(tmp_path / "mine")).result()
     back = peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path / "mine")
     expect_scores(made, back, case)
+
+
+@torch.no_grad()
+def test_square_stacks_over_transformers_4_are_turned_as_those_beside_them_say(square, tmp_path):
+    """Whose class does not say that its stacks are [E, in, out]: peft 0.19 and later takes them for
+    [E, out, in]. The file names no version of transformers."""
+    model, tensors = square.fresh_reference(), {}
+    for i, layer in enumerate(model.model.layers):
+        experts = layer.mlp.experts
+        for inner, weight in ((".base_layer", experts.gate_up_proj), ("", experts.down_proj)):
+            _, rows, columns = weight.shape
+            a, b = torch.randn(E * R, columns) * 0.2, torch.randn(rows, R * E) * 0.2
+            key = STEM.format(i) + inner
+            tensors |= {key + ".lora_A.weight": a, key + ".lora_B.weight": b}
+            factors = b.view(rows, R, E), a.view(E, R, columns)
+            weight += SCALE * torch.einsum("ore,eri->eoi", *factors)
+    assert tensors[STEM.format(0) + ".lora_A.weight"].shape == (E * R, 64)
+    fields = OF_0_18 | {"peft_version": "0.19.0", "target_parameters": PARAMETERS}
+    write(tmp_path / "old", tensors, **fields)
+    expect_scores(ours.engine(square.directory, directory=str(tmp_path / "old")), model, square)
 
 
 def test_factors_of_each_experts_gates_and_ups_are_those_of_the_stacks_rows_in_turn(tmp_path):

@@ -41,6 +41,22 @@ void require_same_constants(const Checkpoint& given, const BaseModel& base) {
   }
 }
 
+void require_same_names(const BaseModel& base, const model::Layout& given,
+                        const fs::path& directory) {
+  const model::Layout& own = base.spec.layout;
+  const std::string ours = base.weights.front().name, theirs = given.name(kEmbedding);
+  const bool same_class = own.path(kEmbedding) == given.path(kEmbedding);
+  require(ours == theirs, Code::kInvalid, "engine: load: ", directory.string(),
+          same_class ? " has its tensors by other names than this engine's model, of "
+                     : " is saved as another class of this family has it, as text alone or inside "
+                       "a model with pictures",
+          same_class ? given.is_older ? "the hub's older files and not of transformers 5"
+                                      : "transformers 5 and not of the hub's older files"
+                     : "",
+          ": its embedding is ", theirs, ", this engine's is ", ours, "; make an engine of ",
+          directory.string());
+}
+
 // All of each weight, or the run that this rank trains.
 std::vector<at::Tensor> read_owned(const model::WeightSource& source, const BaseModel& base) {
   std::vector<at::Tensor> out;
@@ -56,14 +72,9 @@ std::vector<at::Tensor> read_owned(const model::WeightSource& source, const Base
 std::vector<at::Tensor> read_weights(const fs::path& directory, const BaseModel& base) {
   const Checkpoint checkpoint = Checkpoint::open(directory);
   // Refuses a critic's weights for a causal model, whose head may be tied and so not be read.
-  auto given = model::spec_of(checkpoint.config(), directory, base.spec.value_head);
-  given.layout.settle(checkpoint.names());
+  const model::DecoderSpec given = model::spec_of(checkpoint, base.spec.value_head);
   require_same_model(base.spec, given, directory);
-  const std::string ours = base.weights.front().name, theirs = given.layout.name(kEmbedding);
-  require(ours == theirs, Code::kInvalid, "engine: load: ", directory.string(),
-          " is saved as another class of this family has it, as text alone or inside a model with "
-          "pictures: its embedding is ",
-          theirs, ", this engine's is ", ours, "; make an engine of ", directory.string());
+  require_same_names(base, given.layout, directory);
   std::vector<std::string> zeros;
   if (!given.new_head) zeros.emplace_back(model::kValueBias);  // a classifier may have none
   const model::WeightSource source(checkpoint, base.dtype, std::move(zeros), given.layout);

@@ -273,6 +273,45 @@ TEST(PersistErrors, ASaveOfTheTextAloneIsNamedWhereTheEnginesModelHasPictures) {
                 there);
 }
 
+TEST(PersistErrors, ASaveByTheOtherNamesOfAModelWithPicturesIsNamed) {
+  JsonObject text = model::tiny_config("gemma3");
+  for (const char* key : {"architectures", "rope_theta"}) text.erase(key);
+  const JsonObject fields{{"model_type", "gemma3_text"},
+                          {"sliding_window", 8},
+                          {"query_pre_attn_scalar", 20},
+                          {"hidden_activation", "gelu_pytorch_tanh"}};
+  for (const auto& [key, value] : fields) text[key] = value;
+  const JsonObject config{{"model_type", "gemma3"},
+                          {"architectures", JsonArray{"Gemma3ForConditionalGeneration"}},
+                          {"text_config", text}};
+  const ScratchDir hub, transformers;
+  at::manual_seed(1);
+  const auto weights = model::drawn_weights(config);
+  std::map<std::string, at::Tensor> older;
+  const std::string now = "model.language_model.", before = "language_model.model.";
+  for (const auto& [name, value] : weights) older[before + name.substr(now.size())] = value;
+  model::write_tiny(transformers.path(), config, weights);
+  model::write_tiny(hub.path(), config, older);
+  const auto refusal = [&](const ScratchDir& of, const ScratchDir& given) {
+    Engine engine({.model = {.path = of.path().string(), .mixed_precision = "no"}});
+    engine.run<Done>(Create{.tenant = "me"});
+    engine.run<LoadResult>(Load{"me", of.path().string()});
+    return error_of([&] { engine.run<LoadResult>(Load{"me", given.path().string()}); });
+  };
+  const std::string begin = " has its tensors by other names than this engine's model, of ",
+                    embedding = "embed_tokens.weight";
+  EXPECT_EQ(refusal(hub, transformers),
+            "engine: load: " + transformers.path().string() + begin +
+                "transformers 5 and not of the hub's older files: its embedding is " + now +
+                embedding + ", this engine's is " + before + embedding + "; make an engine of " +
+                transformers.path().string());
+  EXPECT_EQ(refusal(transformers, hub),
+            "engine: load: " + hub.path().string() + begin +
+                "the hub's older files and not of transformers 5: its embedding is " + before +
+                embedding + ", this engine's is " + now + embedding + "; make an engine of " +
+                hub.path().string());
+}
+
 TEST(PersistErrors, AFullDiskWhileCopyingTheTokenizerNamesTheFileAndSaysSo) {
   const model::TinyModel model;
   write_text(fs::path(model.path()) / "tokenizer.json", std::string(200000, ' '));

@@ -110,8 +110,7 @@ DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders
   const Checkpoint checkpoint = Checkpoint::open(o.path);
   base_.directory = checkpoint.path();
   base_.config = checkpoint.config();
-  base_.spec = model::spec_of(base_.config, checkpoint.path(), o.value_head);
-  base_.spec.layout.settle(checkpoint.names());
+  base_.spec = model::spec_of(checkpoint, o.value_head);
   base_.dtype = dtype;
   read_together(comms.data, [&] {
     model::Borders& borders = shards_ ? *shards_ : model::no_borders();

@@ -130,13 +130,7 @@ void dequantise_fp8(Checkpoint::Source& source) {
             ": tensor '", name, "' is too large as F32");
     source.tensors.erase(factors);
   }
-  std::erase_if(source.names,
-                [&](const std::string& name) { return !source.tensors.contains(name); });
-  source.config = [config = std::move(source.config)] {
-    Json out = config();
-    out.as_object().erase("quantization_config");
-    return out;
-  };
+  source.end_quantised();
 }
 
 }  // namespace twinkle

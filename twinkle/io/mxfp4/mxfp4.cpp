@@ -178,13 +178,7 @@ void dequantise_mxfp4(Checkpoint::Source& source) {
     source.tensors.erase(scales_name);
     source.add(std::move(whole));
   }
-  std::erase_if(source.names,
-                [&](const std::string& name) { return !source.tensors.contains(name); });
-  source.config = [config = std::move(source.config)] {
-    Json out = config();
-    out.as_object().erase("quantization_config");
-    return out;
-  };
+  source.end_quantised();
 }
 
 }  // namespace twinkle

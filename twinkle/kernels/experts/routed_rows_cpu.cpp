@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <numeric>
+#include <type_traits>
 
 #include "twinkle/base/error.h"
 #include "twinkle/kernels/experts/routed_rows.h"
@@ -113,10 +114,31 @@ std::vector<int64_t> experts_of(const RoutedRows& rows) {
   return out;
 }
 
+// The experts' biases in A, an expert at a time: bfloat16's are widened as they are read.
 template <class A>
-at::Tensor wide(const at::Tensor& bias) {
-  return bias.to(c10::CppTypeToScalarType<A>::value).contiguous();
-}
+class Biases {
+ public:
+  explicit Biases(const at::Tensor& all)
+      : narrow_(std::is_same_v<A, float> && all.scalar_type() == at::kBFloat16),
+        all_((narrow_ ? all : all.to(c10::CppTypeToScalarType<A>::value)).contiguous()),
+        width_(all.size(1)) {}
+
+  // `scratch` has room for one.
+  const A* of(int64_t expert, A* scratch) const {
+    if constexpr (std::is_same_v<A, float>) {
+      if (narrow_) {
+        read(all_.const_data_ptr<c10::BFloat16>() + expert * width_, width_, scratch);
+        return scratch;
+      }
+    }
+    return all_.const_data_ptr<A>() + expert * width_;
+  }
+
+ private:
+  bool narrow_;
+  at::Tensor all_;  // [E, width]
+  int64_t width_;
+};
 
 // A row's clamped inputs, as the plain SwiGLU takes them: with g' = alpha g and u' = u + 1 it is
 // silu(g') u' / alpha. Comparisons keep a NaN.
@@ -156,6 +178,38 @@ void unclamp(const double* row, int64_t width, double limit, double alpha, const
              const double* up, double* to) {
   unclamp_of(row, width, limit, alpha, gate, up, to);
 }
+
+// What both passes of the clamped activation read.
+template <class T>
+class ClampedRows {
+ public:
+  using A = Wide<T>;
+  ClampedRows(const at::Tensor& gate_up, const at::Tensor& bias, const RoutedRows& rows,
+              const ClampedSwiglu& options)
+      : limit(static_cast<A>(options.limit)),
+        alpha(static_cast<A>(options.alpha)),
+        from_(gate_up.const_data_ptr<T>()),
+        width_(gate_up.size(1) / 2),
+        biases_(bias),
+        experts_(experts_of(rows)) {}
+
+  // Row r with its bias to row [2 F], and behind it what the plain SwiGLU takes: gates [F] and ups
+  // [F].
+  void read_row(int64_t r, A* row) const {
+    A *const gate = row + 2 * width_, *const up = row + 3 * width_;
+    read(from_ + r * 2 * width_, 2 * width_, row);
+    add(biases_.of(experts_[static_cast<size_t>(r)], gate), 2 * width_, row);
+    clamp(row, width_, limit, alpha, gate, up);
+  }
+
+  const A limit, alpha;
+
+ private:
+  const T* from_;
+  int64_t width_;
+  Biases<A> biases_;
+  std::vector<int64_t> experts_;
+};
 
 }  // namespace
 
@@ -268,24 +322,17 @@ at::Tensor routed_clamped_swiglu(const at::Tensor& gate_up, const at::Tensor& bi
                                  const ClampedSwiglu& options) {
   const int64_t width = gate_up.size(1) / 2;
   const at::Tensor out = at::empty({rows.num_rows(), width}, gate_up.options());
-  const std::vector<int64_t> expert = experts_of(rows);
   with_type(gate_up, "the experts' gate_up", [&]<class T>(T) {
     using A = Wide<T>;
     const auto& loops = best_simd().loops<A>();
-    const auto limit = static_cast<A>(options.limit), alpha = static_cast<A>(options.alpha);
+    const ClampedRows<T> in(gate_up, bias, rows, options);
     const std::vector<A> weight = by_row<A>(weights, rows);
-    const at::Tensor biases = wide<A>(bias);
-    const A* add_to = biases.const_data_ptr<A>();
-    const T* from = gate_up.const_data_ptr<T>();
     T* to = out.mutable_data_ptr<T>();
     each_row<A>(rows.num_rows(), 4 * width, 5 * width, [&](int64_t r, A* row) {
-      const auto at = static_cast<size_t>(r);
+      in.read_row(r, row);
       A *const gate = row + 2 * width, *const up = row + 3 * width, *const h = row + 4 * width;
-      read(from + r * 2 * width, 2 * width, row);
-      add(add_to + expert[at] * 2 * width, 2 * width, row);
-      clamp(row, width, limit, alpha, gate, up);
       loops.swiglu(gate, up, width, h);
-      scale(h, width, weight[at] / alpha);
+      scale(h, width, weight[static_cast<size_t>(r)] / in.alpha);
       write(h, width, to + r * width);
     });
   });
@@ -298,30 +345,25 @@ RoutedSwigluGrads routed_clamped_swiglu_backward(const at::Tensor& grad, const a
                                                  const ClampedSwiglu& options) {
   const int64_t width = gate_up.size(1) / 2;
   RoutedSwigluGrads out{at::empty_like(gate_up), at::empty_like(weights)};
-  const std::vector<int64_t> expert = experts_of(rows);
   with_type(gate_up, "the experts' gate_up", [&]<class T>(T) {
     using A = Wide<T>;
     const auto& loops = best_simd().loops<A>();
-    const auto limit = static_cast<A>(options.limit), alpha = static_cast<A>(options.alpha);
+    const ClampedRows<T> in(gate_up, bias, rows, options);
     const std::vector<A> weight = by_row<A>(weights, rows);
     std::vector<A> dots(weight.size());
-    const at::Tensor biases = wide<A>(bias);
-    const A* add_to = biases.const_data_ptr<A>();
-    const T *from = gate_up.const_data_ptr<T>(), *slope = grad.const_data_ptr<T>();
+    const T* slope = grad.const_data_ptr<T>();
     T* to = out.gate_up.mutable_data_ptr<T>();
     each_row<A>(rows.num_rows(), 8 * width, 10 * width, [&](int64_t r, A* row) {
       const auto at = static_cast<size_t>(r);
+      in.read_row(r, row);
       A *const gate = row + 2 * width, *const up = row + 3 * width, *const d = row + 4 * width;
       A *const h = row + 5 * width, *const slopes = row + 6 * width, *const both = row + 8 * width;
-      read(from + r * 2 * width, 2 * width, row);
-      add(add_to + expert[at] * 2 * width, 2 * width, row);
       read(slope + r * width, width, d);
-      clamp(row, width, limit, alpha, gate, up);
       loops.swiglu(gate, up, width, h);
-      dots[at] = dot(d, h, width) / alpha;
+      dots[at] = dot(d, h, width) / in.alpha;
       scale(d, width, weight[at]);
       loops.swiglu_backward(d, gate, up, width, slopes, slopes + width);
-      unclamp(row, width, limit, alpha, slopes, slopes + width, both);
+      unclamp(row, width, in.limit, in.alpha, slopes, slopes + width, both);
       write(both, 2 * width, to + r * 2 * width);
     });
     A* dweight = out.weights.mutable_data_ptr<A>();
@@ -338,17 +380,18 @@ at::Tensor sum_biased_rows(const at::Tensor& y, const at::Tensor& bias, const at
   const std::vector<int64_t> expert = experts_of(rows);
   with_type(y, "the experts' output", [&]<class T>(T) {
     using A = Wide<T>;
-    const at::Tensor biases = wide<A>(bias);
-    const A *add_to = biases.const_data_ptr<A>(), *weight = weights.const_data_ptr<A>();
+    const Biases<A> biases(bias);
+    const A* weight = weights.const_data_ptr<A>();
     const T* from = y.const_data_ptr<T>();
     T* to = out.mutable_data_ptr<T>();
-    each_row<A>(rows.num_tokens(), 2 * k * width, 2 * width, [&](int64_t t, A* sum) {
+    each_row<A>(rows.num_tokens(), 2 * k * width, 3 * width, [&](int64_t t, A* sum) {
       const int64_t* place = rows.places.data() + t * k;
+      A* const scratch = sum + 2 * width;
       for (int64_t j = 0; j < k; ++j) {
         A* const mine = sum + (j == 0 ? 0 : width);
         read(from + place[j] * width, width, mine);
         const int64_t e = expert[static_cast<size_t>(place[j])];
-        add_scaled(add_to + e * width, weight[t * k + j], width, mine);
+        add_scaled(biases.of(e, scratch), weight[t * k + j], width, mine);
         if (j > 0) add(mine, width, sum);
       }
       write(sum, width, to + t * width);
@@ -365,14 +408,13 @@ at::Tensor biased_rows_backward(const at::Tensor& grad, const at::Tensor& bias,
   with_type(grad, "the experts' gradient", [&]<class T>(T) {
     using A = Wide<T>;
     out = at::empty({rows.num_tokens(), rows.top_k}, c10::CppTypeToScalarType<A>::value);
-    const at::Tensor biases = wide<A>(bias);
-    const A* with = biases.const_data_ptr<A>();
+    const Biases<A> biases(bias);
     const T* from = grad.const_data_ptr<T>();
     A* to = out.mutable_data_ptr<A>();
-    each_row<A>(std::ssize(rows.places), width, width, [&](int64_t i, A* row) {
+    each_row<A>(std::ssize(rows.places), width, 2 * width, [&](int64_t i, A* row) {
       const int64_t place = rows.places[static_cast<size_t>(i)];
       read(from + place * width, width, row);
-      to[i] = dot(row, with + expert[static_cast<size_t>(place)] * width, width);
+      to[i] = dot(row, biases.of(expert[static_cast<size_t>(place)], row + width), width);
     });
   });
   return out;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/kernels/allocation_meter_for_test.h"
 #include "twinkle/kernels/finite_difference_for_test.h"
 
 namespace twinkle::kernels {
@@ -175,6 +176,21 @@ TEST(RoutedRows, SumsOfBiasedRowsHaveTheBiasesByWeight) {
     EXPECT_TRUE(
         at::allclose(biased_rows_backward(y, bias, rows).to(at::kDouble), slopes, 1e-4, 1e-5));
   }
+}
+
+// Of a few rows, as in decoding, most experts have none.
+TEST(RoutedRows, BiasesInBFloat16AreReadAsTheyAre) {
+  constexpr int64_t kExperts = 64, kWidth = 512;
+  const RoutedRows rows = routed_rows(at::tensor({3, 40}, at::kInt).view({1, 2}), kExperts);
+  const auto draw = [](at::IntArrayRef sizes) { return at::randn(sizes).to(at::kBFloat16); };
+  const at::Tensor gu = draw({2, 2 * kWidth}), y = draw({2, kWidth}), w = at::rand({1, 2}),
+                   bias = draw({kExperts, 2 * kWidth}), down_bias = draw({kExperts, kWidth});
+  const AllocationMeter meter;
+  routed_clamped_swiglu(gu, bias, w, rows, kClamp);
+  routed_clamped_swiglu_backward(y, gu, bias, w, rows, kClamp);
+  sum_biased_rows(y, down_bias, w, rows);
+  biased_rows_backward(y, down_bias, rows);
+  EXPECT_LT(meter.peak(), down_bias.numel());
 }
 
 TEST(RoutedRows, ANaNOfARowStaysInIt) {

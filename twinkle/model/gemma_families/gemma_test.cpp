@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <optional>
 
+#include "twinkle/kernels/allocation_meter_for_test.h"
 #include "twinkle/model/decoder.h"
 #include "twinkle/model/tiny_model.h"
 
@@ -214,6 +216,30 @@ TEST(Gemma, EmbeddingsScaleIsRoundedToTheirType) {
   };
   EXPECT_TRUE(at::equal(hidden(spec, at::kBFloat16), hidden(scaled, at::kBFloat16)));
   EXPECT_FALSE(at::equal(hidden(spec, at::kFloat), hidden(scaled, at::kFloat)));
+}
+
+TEST(Gemma, TheEmbeddingsGradientIsCopiedOnceToBeScaled) {
+  const JsonObject config = tiny_gemma("gemma2");
+  const TinyModel directory(config);
+  Decoder decoder(read_spec(config), Checkpoint::open(directory.path()), at::kBFloat16);
+  const int64_t tokens = 200, lengths[] = {tokens};
+  Batch batch{.input_ids = at::arange(tokens).remainder_(50), .rows = nn::pack(lengths)};
+  batch.rows.segments[0].learn = true;
+  std::optional<kernels::AllocationMeter> meter;
+  int64_t peak = 0;  // between the last two pieces, the first layer and the embedding
+  decoder.train_all([&](size_t) {
+    if (meter) peak = meter->peak();
+    meter.reset();
+    meter.emplace();
+  });
+  for (int pass = 0; pass < 2; ++pass) {  // the first makes the buffers
+    Tape tape{.batch = batch, .segments = {}};
+    decoder.backward(tape, at::ones_like(decoder.forward_train(tape)));
+    meter.reset();
+  }
+  const int64_t copy = tokens * 48 * 4;
+  EXPECT_GE(peak, copy);
+  EXPECT_LT(peak, copy + copy / 2);
 }
 
 }  // namespace

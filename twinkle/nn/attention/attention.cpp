@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
+#include <algorithm>
+
 #include "twinkle/nn/linear.h"
 
 namespace twinkle::nn {
@@ -21,12 +23,20 @@ struct TrainedSinks : torch::CustomClassHolder {
   WeightGrad* grad;
 
   // A head's sink has p = exp(sink - lse) of a row's sum and no value: d loss / d its score is
-  // -p <d loss / d out, out>.
+  // -p <d loss / d out, out>. A few rows at a time: no copy of all of them is made in float32.
   void backward(const at::Tensor& slope, const at::Tensor& out, const at::Tensor& lse) const {
+    constexpr int64_t kAtATime = 1 << 16;  // elements
     const auto type = lse.scalar_type();
-    const at::Tensor p = (sinks.to(type) - lse).exp();
-    const at::Tensor by_row = p * (slope.to(type) * out.to(type)).sum(-1);
-    add_bias_grad(by_row.neg(), rows, grad->buffer(sinks));
+    const int64_t tokens = out.size(0), row = std::max<int64_t>(1, out.size(1) * out.size(2)),
+                  step = std::max<int64_t>(1, kAtATime / row);
+    const at::Tensor by_row = at::empty_like(lse);
+    for (int64_t begin = 0; begin < tokens; begin += step) {
+      const int64_t count = std::min(step, tokens - begin);
+      const auto wide = [&](const at::Tensor& x) { return x.narrow(0, begin, count).to(type); };
+      by_row.narrow(0, begin, count).copy_((wide(slope) * wide(out)).sum(-1));
+    }
+    const at::Tensor p = (sinks.to(type) - lse).exp_();
+    add_bias_grad(by_row.mul_(p).neg_(), rows, grad->buffer(sinks));
   }
 };
 

@@ -4,6 +4,7 @@
 #include <ATen/Version.h>
 #include <gtest/gtest.h>
 
+#include "twinkle/kernels/allocation_meter_for_test.h"
 #include "twinkle/kernels/finite_difference_for_test.h"
 #include "twinkle/nn/rows_for_test.h"
 
@@ -53,6 +54,27 @@ TEST(Attention, sinks_learn_of_the_sequences_that_learn_alone) {
   };
   const auto among = learned(0, 8, rows_of({3, 4, 1}, {-1, -1, -1}, {0, 0, 0}, {0, 1, 0}));
   EXPECT_TRUE(at::equal(among, learned(3, 7, rows_of({4}, {-1}, {0}, {1}))));
+}
+
+TEST(Attention, the_backward_of_sinks_that_learn_makes_no_wide_copy_of_the_output) {
+  constexpr int64_t kTokens = 1024, kHeads = 16, kDim = 32;
+  const auto draw = [](int64_t heads) {
+    return at::randn({kTokens, heads, kDim}).to(at::kBFloat16).requires_grad_();
+  };
+  const at::Tensor q = draw(kHeads), k = draw(1), v = draw(1), g = draw(kHeads).detach();
+  const Rows rows = rows_of({kTokens}, {-1}, {0}, {1});
+  const AttentionOptions options{.scale = 0.2, .sinks = at::randn({kHeads}).to(at::kBFloat16)};
+  WeightGrad sum;
+  sum.buffer(options.sinks);
+  const auto peak = [&](WeightGrad* grad) {
+    const at::Tensor y = attention(q, k, v, rows, options, grad);
+    const kernels::AllocationMeter meter;
+    torch::autograd::grad({y}, {q, k, v}, {g});
+    return meter.peak();
+  };
+  peak(nullptr);  // what is kept after a first time
+  const int64_t wide = kTokens * kHeads * kDim * 4;
+  EXPECT_LT(peak(&sum) - peak(nullptr), wide / 4);
 }
 
 // One sequence by ATen's own attention, heads repeated.

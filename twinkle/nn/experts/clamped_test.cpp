@@ -2,18 +2,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "twinkle/kernels/finite_difference_for_test.h"
-#include "twinkle/nn/experts/experts.h"
-#include "twinkle/nn/rows_for_test.h"
+#include "twinkle/nn/experts/experts_for_test.h"
 
 namespace twinkle::nn {
 namespace {
-
-constexpr int64_t kExperts = 6, kWidth = 7, kInner = 5;
-
-struct Sums {
-  WeightGrad gate_up, down, gate_up_bias, down_bias, router, router_bias;
-};
 
 Experts some_experts(at::ScalarType type, int64_t width = kWidth, int64_t inner = kInner) {
   const auto draw = [&](at::IntArrayRef sizes, int64_t inputs) {
@@ -25,8 +17,7 @@ Experts some_experts(at::ScalarType type, int64_t width = kWidth, int64_t inner 
   out.gate_up_bias = draw({kExperts, 2 * inner}, 2);
   out.down_bias = draw({kExperts, width}, 2);
   out.cut();
-  // Of float64 the library's products would have to be tried first, for seconds.
-  for (Expert& expert : out.each) expert.down.exact = type != at::kDouble;
+  make_exact(out);
   return out;
 }
 
@@ -54,22 +45,11 @@ at::Tensor by_torch(const at::Tensor& x, const Routes& routes, const Experts& of
   return out;
 }
 
-void train(Experts& experts, Sums& sums) {
-  experts.gate_up_grad = &sums.gate_up, experts.down_grad = &sums.down;
-  experts.gate_up_bias_grad = &sums.gate_up_bias, experts.down_bias_grad = &sums.down_bias;
-}
-
-class ClampedExperts : public testing::Test {
- protected:
-  ClampedExperts() { at::manual_seed(1); }
-  const Rows rows_ = rows_of({2, 3}, {-1, -1}, {0, 0}, {1, 1});
-};
+class ClampedExperts : public ExpertsFixture {};
 
 TEST_F(ClampedExperts, gradients_with_the_routers_equal_finite_differences) {
-  const at::Tensor x = kernels::leaf({5, kWidth});
   const Experts some = some_experts(at::kDouble);
-  const Router router = some_router(at::kDouble);
-  kernels::expect_gradients([&] { return experts(x, route(x, router, rows_), some, rows_); }, {x});
+  expect_finite_differences(some, some_router(at::kDouble), rows_);
 }
 
 TEST_F(ClampedExperts, values_and_all_weights_gradients_equal_plain_autograds) {
@@ -81,7 +61,7 @@ TEST_F(ClampedExperts, values_and_all_weights_gradients_equal_plain_autograds) {
   for (at::Tensor* w : {&plain.gate_up, &plain.down, &plain.gate_up_bias, &plain.down_bias})
     *w = w->clone().requires_grad_();
   Sums sums;
-  train(some, sums);
+  sums.train(some);
   const at::Tensor want = by_torch(x, fixed, plain), got = experts(x, fixed, some, rows_);
   EXPECT_TRUE(at::allclose(got, want, 1e-11, 1e-13));
   const at::Tensor g = at::randn(want.sizes(), at::kDouble);
@@ -103,7 +83,7 @@ TEST_F(ClampedExperts, a_routers_bias_counts_in_the_choice_and_the_weights_and_l
   const at::Tensor logits = x.matmul(weight.t()) + bias;
   const auto [values, ids] = logits.topk(3, -1);
   Sums sums;
-  router.weight_grad = &sums.router, router.bias_grad = &sums.router_bias;
+  sums.train(router);
   const Routes got = route(x, router, rows_);
   EXPECT_TRUE(at::equal(std::get<0>(ids.sort(-1)), got.ids.to(at::kLong)));
   // gpt-oss takes the softmax of the chosen logits alone.
@@ -117,23 +97,6 @@ TEST_F(ClampedExperts, a_routers_bias_counts_in_the_choice_and_the_weights_and_l
   EXPECT_TRUE(at::allclose(sums.router_bias.sum, slopes[2], 1e-10, 1e-12));
 }
 
-// y += x m^T, and what it gets.
-struct Dense : Delta {
-  explicit Dense(const at::Tensor& like)
-      : m(at::randn(like.sizes(), at::kDouble) * 0.3), grad(at::zeros_like(m)) {}
-  at::Tensor m, grad;
-  std::vector<at::Tensor> forward(const at::Tensor& x, const Rows&, at::Tensor& y) override {
-    EXPECT_TRUE(x.is_contiguous() && y.is_contiguous());
-    y += x.matmul(m.t());
-    return {};
-  }
-  void backward(const at::Tensor& dy, const at::Tensor& x, const std::vector<at::Tensor>&,
-                const Rows&, at::Tensor& dx) override {
-    grad += dy.t().matmul(x);
-    if (dx.defined()) dx += dy.matmul(m);
-  }
-};
-
 TEST_F(ClampedExperts, adapters_are_as_if_their_products_were_in_the_turned_weights) {
   const at::Tensor x = kernels::leaf({5, kWidth});
   Experts some = some_experts(at::kDouble);
@@ -143,8 +106,8 @@ TEST_F(ClampedExperts, adapters_are_as_if_their_products_were_in_the_turned_weig
   const int64_t one = routes.ids[0][0].item<int64_t>(), other = routes.ids[0][1].item<int64_t>();
   Expert &first = some.each[static_cast<size_t>(one)],
          &second = some.each[static_cast<size_t>(other)];
-  Dense gate(first.gate.weight), up(first.up.weight), down(first.down.weight),
-      both(second.gate_up.weight);
+  Dense gate(Dense::drawn(first.gate.weight)), up(Dense::drawn(first.up.weight)),
+      down(Dense::drawn(first.down.weight)), both(Dense::drawn(second.gate_up.weight));
   first.gate.delta = &gate, first.up.delta = &up, first.down.delta = &down;
   second.gate_up.delta = &both;
   const auto turn = [](const at::Tensor& stack, int64_t which) {
@@ -168,37 +131,7 @@ TEST_F(ClampedExperts, adapters_are_as_if_their_products_were_in_the_turned_weig
 TEST_F(ClampedExperts, a_sequence_has_the_same_bits_alone_and_among_others) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const Experts some = some_experts(type, 64, 40);
-    const Router router = some_router(type, 64);
-    const at::Tensor x = at::randn({190, 64}).to(type), g = at::randn({190, 64}).to(type);
-    const auto pass = [&](int64_t begin, int64_t end, const Rows& rows) {
-      Experts mine = some;
-      Router its = router;
-      Sums sums;
-      train(mine, sums);
-      its.weight_grad = &sums.router, its.bias_grad = &sums.router_bias;
-      const at::Tensor in = x.slice(0, begin, end).clone().requires_grad_();
-      const at::Tensor y = experts(in, route(in, its, rows), mine, rows);
-      y.backward(g.slice(0, begin, end));
-      return std::vector<at::Tensor>{y.detach(),
-                                     in.grad(),
-                                     sums.gate_up.sum,
-                                     sums.down.sum,
-                                     sums.gate_up_bias.sum,
-                                     sums.down_bias.sum,
-                                     sums.router.sum,
-                                     sums.router_bias.sum};
-    };
-    auto all = pass(0, 190, rows_of({100, 30, 60}, {-1, -1, -1}, {0, 0, 0}, {0, 1, 0}));
-    const at::Tensor rows = all[0];
-    for (const size_t i : {0, 1}) all[i] = all[i].slice(0, 100, 130);
-    const auto one = pass(100, 130, rows_of({30}, {-1}, {0}, {1}));
-    for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(at::equal(all[i], one[i])) << type << i;
-    const at::NoGradGuard no_grad;
-    const Rows row = pack(std::vector<int64_t>{1});
-    for (const int64_t t : {0, 120, 189}) {  // one row at a time, as in decoding
-      const at::Tensor in = x.narrow(0, t, 1);
-      EXPECT_TRUE(at::equal(experts(in, route(in, router, row), some, row), rows.narrow(0, t, 1)));
-    }
+    expect_same_bits_alone(some, some_router(type, 64));
   }
 }
 

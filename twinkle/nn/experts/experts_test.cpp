@@ -3,21 +3,17 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "twinkle/kernels/finite_difference_for_test.h"
-#include "twinkle/nn/rows_for_test.h"
+#include "twinkle/nn/experts/experts_for_test.h"
 
 namespace twinkle::nn {
 namespace {
-
-constexpr int64_t kExperts = 6, kWidth = 7, kInner = 5;
 
 Experts some_experts(at::ScalarType type, int64_t width = kWidth, int64_t inner = kInner) {
   const double size = 1 / std::sqrt(static_cast<double>(width));
   Experts out{.gate_up = (at::randn({kExperts, 2 * inner, width}) * size).to(type),
               .down = (at::randn({kExperts, width, inner}) * size).to(type)};
   out.cut();
-  // Of float64 the library's products would have to be tried first, for seconds.
-  for (Expert& expert : out.each) expert.down.exact = type != at::kDouble;
+  make_exact(out);
   return out;
 }
 
@@ -41,17 +37,11 @@ at::Tensor by_torch(const at::Tensor& x, const Routes& routes, const at::Tensor&
   return out;
 }
 
-class ExpertsTest : public testing::Test {
- protected:
-  ExpertsTest() { at::manual_seed(1); }
-  const Rows rows_ = rows_of({2, 3}, {-1, -1}, {0, 0}, {1, 1});
-};
+class ExpertsTest : public ExpertsFixture {};
 
 TEST_F(ExpertsTest, gradients_with_the_routers_equal_finite_differences) {
-  const at::Tensor x = kernels::leaf({5, kWidth});
   const Experts some = some_experts(at::kDouble);
-  const Router router = some_router(at::kDouble);
-  kernels::expect_gradients([&] { return experts(x, route(x, router, rows_), some, rows_); }, {x});
+  expect_finite_differences(some, some_router(at::kDouble), rows_);
 }
 
 TEST_F(ExpertsTest, values_and_the_stacks_gradients_equal_plain_autograds) {
@@ -91,32 +81,12 @@ TEST_F(ExpertsTest, float32_and_bfloat16_are_as_near_the_truth_as_their_types_al
   }
 }
 
-// An adapter of every slot on one linear: y += x m^T, and what it gets.
-struct Dense : Delta {
-  explicit Dense(at::Tensor factor) : m(std::move(factor)), grad(at::zeros_like(m)) {}
-  at::Tensor m, grad;
-  std::vector<at::Tensor> forward(const at::Tensor& x, const Rows&, at::Tensor& y) override {
-    EXPECT_TRUE(x.is_contiguous() && y.is_contiguous());
-    y += x.matmul(m.t());
-    return {};
-  }
-  int64_t saved_bytes(const Rows& rows) const override { return rows.num_tokens() * 12; }
-  void backward(const at::Tensor& dy, const at::Tensor& x, const std::vector<at::Tensor>&,
-                const Rows&, at::Tensor& dx) override {
-    grad += dy.t().matmul(x);
-    if (dx.defined()) dx += dy.matmul(m);
-  }
-};
-
 TEST_F(ExpertsTest, adapters_on_an_experts_linears_are_as_if_their_products_were_in_the_weights) {
   const at::Tensor x = kernels::leaf({5, kWidth});
   Experts some = some_experts(at::kDouble);
-  const auto draw = [](const at::Tensor& like) {
-    return at::randn(like.sizes(), at::kDouble) * 0.3;
-  };
   Expert &first = some.each[1], &second = some.each[4];
-  Dense gate(draw(first.gate.weight)), up(draw(first.up.weight)), down(draw(first.down.weight)),
-      both(draw(second.gate_up.weight));
+  Dense gate(Dense::drawn(first.gate.weight)), up(Dense::drawn(first.up.weight)),
+      down(Dense::drawn(first.down.weight)), both(Dense::drawn(second.gate_up.weight));
   first.gate.delta = &gate, first.up.delta = &up, first.down.delta = &down;
   second.gate_up.delta = &both;
   const at::Tensor gate_up = some.gate_up.clone(), downs = some.down.clone();
@@ -150,40 +120,10 @@ TEST_F(ExpertsTest, experts_without_rows_are_neither_computed_nor_handed_to_adap
   EXPECT_TRUE(at::isfinite(x.grad()).all().item<bool>());
 }
 
-// Of one sequence among others that want the same experts, or alone.
-struct Pass {
-  at::Tensor y, dx, gate_up, down;
-};
-
-Pass pass_of(const at::Tensor& x, const at::Tensor& g, const Rows& rows, Experts some,
-             const Router& router) {
-  WeightGrad gate_up_sum, down_sum;
-  some.gate_up_grad = &gate_up_sum, some.down_grad = &down_sum;
-  const at::Tensor in = x.clone().requires_grad_();
-  const at::Tensor y = experts(in, route(in, router, rows), some, rows);
-  y.backward(g);
-  return {y.detach(), in.grad(), gate_up_sum.sum, down_sum.sum};
-}
-
 TEST_F(ExpertsTest, a_sequence_has_the_same_bits_alone_and_among_others) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const Experts some = some_experts(type, 64, 40);
-    const Router router = some_router(type, 64);
-    const at::Tensor x = at::randn({190, 64}).to(type), g = at::randn({190, 64}).to(type);
-    const Pass all =
-        pass_of(x, g, rows_of({100, 30, 60}, {-1, -1, -1}, {0, 0, 0}, {0, 1, 0}), some, router);
-    const Pass one = pass_of(x.narrow(0, 100, 30), g.narrow(0, 100, 30),
-                             rows_of({30}, {-1}, {0}, {1}), some, router);
-    EXPECT_TRUE(at::equal(all.y.narrow(0, 100, 30), one.y)) << type;
-    EXPECT_TRUE(at::equal(all.dx.narrow(0, 100, 30), one.dx)) << type;
-    EXPECT_TRUE(at::equal(all.gate_up, one.gate_up)) << type;
-    EXPECT_TRUE(at::equal(all.down, one.down)) << type;
-    const at::NoGradGuard no_grad;
-    const Rows row = pack(std::vector<int64_t>{1});
-    for (const int64_t t : {0, 120, 189}) {  // one row at a time, as in decoding
-      const at::Tensor in = x.narrow(0, t, 1);
-      EXPECT_TRUE(at::equal(experts(in, route(in, router, row), some, row), all.y.narrow(0, t, 1)));
-    }
+    expect_same_bits_alone(some, some_router(type, 64));
   }
 }
 

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
+#include "twinkle/kernels/experts/far_route.h"
 #include "twinkle/nn/linear.h"
 
 namespace twinkle::nn {
@@ -25,6 +26,9 @@ struct RouterCall : torch::CustomClassHolder {
   Rows rows;
   RoutingOf routing;
 };
+
+// True if the pass is told where this layer's rows go.
+bool is_given(const RoutingOf& of) { return of.pass && of.pass->given.contains(of.layer); }
 
 // Where rows go, by what the pass is told; and tells it.
 at::Tensor settled(at::Tensor ids, const at::Tensor& scores, AuxLoss form, const RoutingOf& of) {
@@ -51,6 +55,8 @@ Routes forward(const at::Tensor& x, const Router& router, const RoutingOf& routi
       router.correction.defined() ? router.correction.to(type) : router.correction;
   const at::Tensor ids = settled(kernels::route_top_k(scores, correction, router.options), scores,
                                  router.aux_loss, routing);
+  if (is_given(routing))
+    return {ids, kernels::far_route_weights(logits, {scores, ids}, router.options)};
   return {ids, kernels::route_weights(scores, ids, router.options)};
 }
 
@@ -59,7 +65,8 @@ struct RouterFunction : torch::autograd::Function<RouterFunction> {
                                const Rows* rows, const RoutingOf* routing) {
     at::Tensor scores;
     const Routes routes = nn::forward(x, *router, *routing, scores);
-    ctx->save_for_backward({router->weight_grad ? x : at::Tensor(), scores, routes.ids});
+    ctx->save_for_backward({router->weight_grad ? x : at::Tensor(), scores, routes.ids,
+                            is_given(*routing) ? routes.weights : at::Tensor()});
     ctx->saved_data["type"] = x.scalar_type();
     ctx->saved_data["call"] =
         c10::IValue::make_capsule(c10::make_intrusive<RouterCall>(*router, *rows, *routing));
@@ -69,12 +76,15 @@ struct RouterFunction : torch::autograd::Function<RouterFunction> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &scores = saved[1], &ids = saved[2];
+    const at::Tensor &x = saved[0], &scores = saved[1], &ids = saved[2], &weights = saved[3];
     const auto capsule = ctx->saved_data.at("call").toCapsule();
     const auto& call = static_cast<const RouterCall&>(*capsule);
     const Router& router = call.router;
+    const at::Tensor grad = grads[1].contiguous();
     const at::Tensor dlogits =
-        kernels::route_backward(grads[1].contiguous(), scores, ids, router.options);
+        weights.defined()
+            ? kernels::far_route_backward(grad, weights, {scores, ids}, router.options)
+            : kernels::route_backward(grad, scores, ids, router.options);
     if (const Routing* pass = call.routing.pass.get(); pass && pass->balance)
       pass->balance->add_grad(call.routing.layer, scores, dlogits);
     if (router.weight_grad) {

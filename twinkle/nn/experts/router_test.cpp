@@ -86,6 +86,25 @@ TEST_F(RouterTest, experts_that_are_given_take_the_place_of_its_choice_with_its_
   }
 }
 
+TEST_F(RouterTest, experts_that_are_given_far_below_its_choice_share_as_their_logits_say) {
+  const at::Tensor x = at::ones({1, 2}).requires_grad_();
+  WeightGrad sum;
+  const Router router{.weight = at::tensor({0.0f, 0.0f, -90.0f, -60.0f, -100.0f, -51.0f})
+                                    .view({3, 2}),
+                      .weight_grad = &sum,
+                      .options = {.top_k = 2, .normalise = true}};
+  const auto routing = std::make_shared<Routing>();
+  routing->given[0] = at::tensor({1, 2}, at::kInt).view({1, 2});
+  const Routes routes = route(x, router, rows_of({1}, {-1}, {0}, {1}), {routing, 0});
+  const at::Tensor want = at::tensor({-150.0f, -151.0f}).softmax(0).unsqueeze(0);
+  EXPECT_TRUE(at::allclose(routes.weights, want, 1e-5, 1e-6)) << routes.weights;
+  routes.weights.backward(at::tensor({1.0f, 0.0f}).unsqueeze(0));
+  const float slope = (want[0][0] * want[0][1]).item<float>();
+  EXPECT_TRUE(at::allclose(x.grad(), at::tensor({10.0f, -9.0f}).unsqueeze(0) * slope, 1e-4, 1e-6));
+  const at::Tensor of_weight = at::tensor({0.0f, 0.0f, slope, slope, -slope, -slope}).view({3, 2});
+  EXPECT_TRUE(at::allclose(sum.sum, of_weight, 1e-4, 1e-6)) << sum.sum;
+}
+
 TEST_F(RouterTest, only_learning_sequences_add_to_its_gradient) {
   const Rows rows = rows_of({2, 3}, {-1, -1}, {0, 0}, {0, 1});
   const at::Tensor x = at::randn({5, 7}), w = at::randn({6, 7}), g = at::randn({5, 3});

@@ -1,6 +1,7 @@
 #include "twinkle/nn/head/head.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <cmath>
@@ -99,6 +100,10 @@ class ChunkDelta {
 void cap(at::Tensor& logits, const Linear& head) {
   if (head.softcap > 0) kernels::softcap_(logits, head.softcap);
 }
+
+// Rows whose gradient is computed at a time where logits are capped: capped logits are copied for
+// the cap's slope, of as many rows as there are threads.
+int64_t capped_rows() { return std::max(1, at::get_num_threads()); }
 
 std::span<const int64_t> part(const std::vector<int64_t>& all, int64_t begin, int64_t n) {
   return std::span(all).subspan(static_cast<size_t>(begin), static_cast<size_t>(n));
@@ -218,7 +223,6 @@ HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Tar
     ChunkDelta delta(head, [&] { return rows.gather(part(lead.rows, begin, size)); });
     delta.add(x, logits);
     cap(logits, head);
-    const at::Tensor capped = head.softcap > 0 ? logits.clone() : at::Tensor();
     logprobs_of(logits, part(lead.ids, begin, size), part(lead.temperature, begin, size), entropy,
                 stats);
     by_row.append(begin, logits, stats, entropy, out);
@@ -226,9 +230,17 @@ HeadOutput head_backward(const at::Tensor& hidden, const Linear& head, const Tar
     const auto logprobs = std::span(out.logprobs).last(static_cast<size_t>(num));
     slopes.resize(static_cast<size_t>(num));
     grad(first, logprobs, slopes);
-    by_row.logits_grad_(begin, logits, stats, logprobs, slopes,
-                        part(options.entropy_grad, first, num));
-    if (capped.defined()) kernels::softcap_grad_(logits, capped, head.softcap);
+    const int64_t step = head.softcap > 0 ? capped_rows() : size;
+    for (int64_t r = 0; r < size; r += step) {
+      at::Tensor some = logits.narrow(0, r, std::min(step, size - r));
+      const at::Tensor capped = head.softcap > 0 ? some.clone() : at::Tensor();
+      const int64_t skipped = by_row.first(begin + r) - first,
+                    count = by_row.first(begin + r + some.size(0)) - first - skipped;
+      by_row.logits_grad_(begin + r, some, std::span(stats).subspan(static_cast<size_t>(r)),
+                          part(logprobs, skipped, count), part(slopes, skipped, count),
+                          part(options.entropy_grad, first + skipped, count));
+      if (capped.defined()) kernels::softcap_grad_(some, capped, head.softcap);
+    }
     at::Tensor dx = transposed_product(logits, head.weight, head.exact);
     delta.add_backward(logits, x, dx);
     put(out.dhidden, lead.rows, begin, dx);

@@ -312,10 +312,13 @@ struct Peaks {
   int64_t forward, backward;
 };
 
-Peaks peaks(const Problem& p, int64_t chunk, bool train) {
+Peaks peaks(const Problem& p, int64_t chunk, bool train, double softcap = 0) {
   WeightGrad dw;
   // Exactness, which may pad rows, is not asked for: its proof takes long in this vocabulary.
-  const Linear head{p.weight, {}, train ? &dw : nullptr, nullptr, nullptr, false};
+  const Linear head{.weight = p.weight,
+                    .weight_grad = train ? &dw : nullptr,
+                    .exact = false,
+                    .softcap = softcap};
   const auto ones = [](int64_t, std::span<const float>, std::span<float> grad) {
     std::fill(grad.begin(), grad.end(), 1.0f);
   };
@@ -345,6 +348,22 @@ TEST(Head, NeverHoldsMoreLogitsThanAChunk) {
     }
     EXPECT_GE(peak([&] { plain(b); }) - peak([&] { plain(a); }), (kLong - kShort) * kVocab * 4);
   }
+}
+
+TEST(Head, WithASoftcapHoldsLittleMoreThanWithout) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(2);
+  constexpr int64_t kVocab = 4000, kChunk = 32;
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const Problem p = problem_of(64, kVocab, type);
+    for (const bool train : {false, true}) {
+      const Peaks without = peaks(p, kChunk, train), with = peaks(p, kChunk, train, kCap);
+      EXPECT_EQ(with.forward, without.forward);
+      EXPECT_LE(with.backward - without.backward,
+                3 * kVocab * static_cast<int64_t>(at::elementSize(type)));
+    }
+  }
+  at::set_num_threads(threads);
 }
 
 TEST(Head, HoldsNoMoreThanTheLogitsMemoryWhenNothingIsSaid) {
