@@ -416,7 +416,10 @@ def test_what_the_last_tests_run_is_compiled_next_to_the_others_and_ends_with_th
     result = run(tmp_path / "scripts/test.sh", env=environment, timeout=50)
     assert result.returncode == 0, result.stderr
     begun = [line.split(" ", 1) for line in (tmp_path / "builds").read_text().splitlines()]
-    assert sorted(told for _, told in begun) == ["1 fuzz guided", "1 tsan schedule_test service_test"]
+    assert sorted(told for _, told in begun) == [
+        "1 fuzz guided",
+        "1 tsan schedule_test service_test",
+    ]
 
     def runs(process):  # and is no zombie that nobody has waited for
         status = Path(f"/proc/{process}/status")
