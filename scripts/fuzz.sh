@@ -9,8 +9,7 @@ if ! command -v clang++-19 > /dev/null; then
   echo "fuzz: clang++-19 was not found: Debian packages clang-19 libclang-rt-19-dev" >&2
   exit 3
 fi
-cmake --preset fuzz -DPYTHON="$PWD/.venv/bin/python" > /dev/null
-cmake --build build/fuzz --parallel "${JOBS:-$(nproc)}" --target guided
+scripts/preset.sh fuzz guided
 mkdir -p build/fuzz/cases
 cd build/fuzz
 [ $# -gt 0 ] || mapfile -t < <(./guided)

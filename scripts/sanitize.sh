@@ -12,8 +12,7 @@ status=0
 check() {  # check PRESET TEST...
   local preset=$1 test
   shift
-  cmake --preset "$preset" -DPYTHON="$PWD/.venv/bin/python" > /dev/null
-  cmake --build "build/$preset" --parallel "${JOBS:-$(nproc)}" --target "$@"
+  scripts/preset.sh "$preset" "$@"
   for test in "$@"; do
     echo "sanitize: $preset $test"
     "build/$preset/$test" --gtest_brief=1 || status=1
@@ -21,7 +20,7 @@ check() {  # check PRESET TEST...
 }
 
 fuzz() {  # every reader for TWINKLE_FUZZ_SECONDS, 600 unless told, as many beside each other as cores
-  cmake --build build/sanitizers --parallel "${JOBS:-$(nproc)}" --target fuzz
+  scripts/preset.sh sanitizers fuzz
   cd build/sanitizers  # where the cases of findings are written
   ./fuzz | xargs -P "$(nproc)" -I{} ./fuzz {} "${TWINKLE_FUZZ_SECONDS:-600}" || status=1
   cd ../..

@@ -5,6 +5,7 @@ import re
 import shutil
 import stat
 import subprocess
+import time
 import tomllib
 from pathlib import Path
 
@@ -392,6 +393,42 @@ def test_the_tests_end_with_the_runners_summary_and_before_it_the_time_of_all(
     assert last == "=== 3 passed in 1.00s ==="
     given = (tmp_path / ".venv/bin/python.log").read_text().splitlines()[-1]
     assert given.startswith("-m pytest ") and "--durations=15 --durations-min=5" in given
+
+
+PRESET = """#!/bin/bash
+sleep 60 &
+echo "$! $JOBS $*" >> builds
+wait
+"""
+PYTEST = """#!/bin/bash
+[ "$1" = -m ] || exit 0
+until [ "$(grep -c . builds)" = 2 ]; do sleep 0.05; done
+echo "=== 3 passed in 1.00s ==="
+"""
+
+
+def test_what_the_last_tests_run_is_compiled_next_to_the_others_and_ends_with_them(tmp_path):
+    environment = fake_runners(tmp_path, 0, 0)
+    (tmp_path / "scripts/preset.sh").write_text(PRESET)
+    (tmp_path / ".venv/bin/python").write_text(PYTEST)
+    for tool in ("nice", "sleep"):
+        (tmp_path / "tools" / tool).symlink_to(shutil.which(tool))
+    result = run(tmp_path / "scripts/test.sh", env=environment, timeout=50)
+    assert result.returncode == 0, result.stderr
+    begun = [line.split(" ", 1) for line in (tmp_path / "builds").read_text().splitlines()]
+    assert sorted(told for _, told in begun) == [
+        "1 fuzz guided",
+        "1 tsan schedule_test service_test",
+    ]
+
+    def runs(process):  # and is no zombie that nobody has waited for
+        status = Path(f"/proc/{process}/status")
+        return status.exists() and "State:\tZ" not in status.read_text()
+
+    end = time.monotonic() + 20
+    while any(runs(process) for process, _ in begun):
+        assert time.monotonic() < end, "they were not ended"
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("missing", [".venv/bin/twinkle", "build/release/example_finetune"])

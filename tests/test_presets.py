@@ -21,11 +21,15 @@ def run(*command, **environment):
     return result.stdout
 
 
-def configured(preset, folder):
-    """{source: the words of its compile command}."""
+def skip_without_tools():
     pytest.importorskip("torch")
     if not all(map(shutil.which, ("cmake", "ninja", "g++", "cargo"))):
         pytest.skip("no cmake, ninja, g++ or cargo: make setup")
+
+
+def configured(preset, folder):
+    """{source: the words of its compile command}."""
+    skip_without_tools()
     run("cmake", "--preset", preset, "-B", folder, f"-DPYTHON={sys.executable}")
     commands = json.loads((folder / "compile_commands.json").read_text())
     return {
@@ -66,10 +70,9 @@ def test_the_presets_of_the_sanitizers_compile_everything_with_theirs(preset, fl
 @pytest.fixture(scope="module")
 def tsan():
     """The folder of the programs under ThreadSanitizer. It is kept: they take minutes to build."""
-    folder = ROOT / "build/tsan"
-    configured("tsan", folder)
-    run("cmake", "--build", folder, "--target", "schedule_test", "service_test")
-    return folder
+    skip_without_tools()
+    run("scripts/preset.sh", "tsan", "schedule_test", "service_test")
+    return ROOT / "build/tsan"
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,9 @@ constexpr int kNan = 0xff;
 
 void explain_fault(int signal, siginfo_t* info, void*);
 
-// The device's memory: one range of addresses, first fit. A fresh block is filled with NaN. It opens
-// and closes at every launch, which costs time by the page that is there: so huge ones are asked for.
+// The device's memory: one range of addresses, first fit. A fresh block is filled with NaN. It
+// opens and closes at every launch, which costs time by the page that is there: so huge ones are
+// asked for.
 class Memory {
  public:
   Memory() {

@@ -380,7 +380,7 @@ def test_a_slow_disk_delays_acknowledgements_and_nothing_else(
                 status, text, seconds = one.result()
                 assert status == 200 and seconds > 1, text
         finally:  # clients would go on for an hour
-            control.write_text("slow 20")
+            control.write_text("slow 2")
         _, said = result.result(600)
     assert server.stop() == 0
     assert (said, adapters(state)) == undisturbed

@@ -322,8 +322,8 @@ def test_without_arguments_smollm2_is_served_and_sampled_by_both_names(smollm2_d
 def test_polls_that_are_held_at_sigterm_are_answered_and_the_status_is_0(tiny_llama_dir, tmp_path):
     """One with its result, one, whose work waits for a request that does not come, with 408."""
     pb = pytest.importorskip("tinker.proto.tinker_public_pb2")
-    hold = 30  # the default
-    options = ["--log-level", "off"]
+    hold = 12  # many times what the work takes
+    options = ["--log-level", "off", "--hold-seconds", str(hold)]
     server = Server(tiny_llama_dir, tmp_path / "state", *options)
     wire = Wire(server.url)
     body = {"session_id": wire.session(), "sampling_session_seq_id": 0, "base_model": "tiny"}

@@ -1,7 +1,6 @@
 """A restored state beside clients and keys that went further than its backup."""
 
 import re
-import time
 from threading import Event
 
 import pytest
