@@ -34,26 +34,22 @@ GRPO = with_sizes(
 IDS = ("Qwen/Qwen3.5-4B", "Qwen/Qwen2.5-7B-Instruct")
 
 
-def run_in(folder, model, cluster, text, rows=()):
-    """The completed process of a script in a folder of its own."""
-    folder.mkdir()
-    (folder / "train.py").write_text(text)
-    data = folder / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return cluster.run(
-        ["train.py"],
-        folder=folder,
-        TWINKLE_MODEL_ID_ALIASES=",".join(f"{i}={model}" for i in IDS),
-        TWINKLE_DATASET_ID_ALIASES=f"swift/self-cognition={data},modelscope/gsm8k={data}",
-    )
-
-
 @pytest.fixture
 def run(tiny_llama_dir, tmp_path):
-    """run(cluster, text, rows): as run_in."""
+    """run(cluster, text, rows): a script in a folder of its own; its completed process."""
 
     def start(cluster, text, rows=(), name="script"):
-        return run_in(tmp_path / name, tiny_llama_dir, cluster, text, rows)
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "train.py").write_text(text)
+        data = folder / "rows.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return cluster.run(
+            ["train.py"],
+            folder=folder,
+            TWINKLE_MODEL_ID_ALIASES=",".join(f"{i}={tiny_llama_dir}" for i in IDS),
+            TWINKLE_DATASET_ID_ALIASES=f"swift/self-cognition={data},modelscope/gsm8k={data}",
+        )
 
     return start
 
@@ -69,30 +65,20 @@ def adapter(folder):
     return sha256(folder / "output/last-checkpoint")
 
 
-SFT_ROWS, SFT_MESH = self_cognition(40), "fsdp_size=4, dp_size=2"
-
-
-def losses_in(text):
-    return re.findall(r"Current is step.*'loss': '?([0-9.]+)", text)
-
-
-@pytest.fixture(scope="module")
-def sft_alone(cluster, tiny_llama_dir, tmp_path_factory):
-    """(the losses that the README's script prints in one process, its adapter)."""
-    folder = tmp_path_factory.mktemp("sft") / "alone"
-    sizes = {"ranks=8": "ranks=1", SFT_MESH: "dp_size=1", "mode='ray'": "mode='local'"}
-    done = run_in(folder, tiny_llama_dir, cluster, with_sizes(SFT, sizes), SFT_ROWS)
-    return losses_in(done.stdout), adapter(folder)
-
-
 @pytest.mark.parametrize(("fsdp", "dp"), [(1, 2), (2, 2)])
 def test_the_readmes_script_gives_the_losses_and_the_adapter_of_one_process(
-    fsdp, dp, sft_alone, run, cluster, tmp_path
+    fsdp, dp, run, cluster, tmp_path
 ):
-    sizes = {"ranks=8": f"ranks={fsdp * dp}", SFT_MESH: f"fsdp_size={fsdp}, dp_size={dp}"}
-    together = run(cluster, with_sizes(SFT, sizes), SFT_ROWS)
-    told = losses_in(together.stdout)
-    assert told and (told, adapter(tmp_path / "script")) == sft_alone
+    rows, mesh = self_cognition(40), "fsdp_size=4, dp_size=2"
+    sizes = {"ranks=8": f"ranks={fsdp * dp}", mesh: f"fsdp_size={fsdp}, dp_size={dp}"}
+    together = run(cluster, with_sizes(SFT, sizes), rows, "together")
+    alone = {"ranks=8": "ranks=1", mesh: "dp_size=1", "mode='ray'": "mode='local'"}
+    alone = run(cluster, with_sizes(SFT, alone), rows, "alone")
+    told = [
+        re.findall(r"Current is step.*'loss': '?([0-9.]+)", r.stdout) for r in (together, alone)
+    ]
+    assert told[0] == told[1] and told[0]
+    assert adapter(tmp_path / "together") == adapter(tmp_path / "alone")
 
 
 def test_the_pages_script_prints_what_one_process_prints(run, cluster, tmp_path):
