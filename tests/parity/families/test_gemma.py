@@ -129,7 +129,11 @@ def test_a_load_of_other_names_says_which_and_whose(asked, given, tmp_path):
         return
     with pytest.raises(InvalidError) as refused:
         made.load(tenant=ours.TENANT, directory=other).result()
-    named = [f"embedding is {given}embed_", f"engine's is {asked}embed_", f"make an engine of {other}"]
+    named = [
+        f"embedding is {given}embed_",
+        f"engine's is {asked}embed_",
+        f"make an engine of {other}",
+    ]
     reason = "another class of this family" if ROOTS[0] in (asked, given) else "by other names than"
     for word in (f"load: {other}", reason, *named):
         assert word in str(refused.value), refused.value
