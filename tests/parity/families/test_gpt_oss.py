@@ -182,7 +182,7 @@ def test_square_stacks_over_transformers_4_are_turned_as_those_beside_them_say(s
             key = STEM.format(i) + inner
             tensors |= {key + ".lora_A.weight": a, key + ".lora_B.weight": b}
             factors = b.view(rows, R, E), a.view(E, R, columns)
-            weight += SCALE * torch.einsum("ore,eri->eoi", *factors)
+            weight.add_(SCALE * torch.einsum("ore,eri->eoi", *factors))
     assert tensors[STEM.format(0) + ".lora_A.weight"].shape == (E * R, 64)
     fields = OF_0_18 | {"peft_version": "0.19.0", "target_parameters": PARAMETERS}
     write(tmp_path / "old", tensors, **fields)

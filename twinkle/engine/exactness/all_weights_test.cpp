@@ -173,8 +173,8 @@ TEST(AllWeightsOf, WhatABFloat16ModelHasInFloat32LearnsAsOnOneRank) {
     const model::TinyModel model(model::tiny_family(family));
     const EngineOptions options{.model = {.path = model.path(), .mixed_precision = "bf16"}};
     const Told one = on_mesh({1, 1}, options, life)[0];
-    ASSERT_TRUE(std::ranges::count(one.tensors, std::string("grad/model.norm.weight"),
-                                   &NamedTensor::name));
+    ASSERT_TRUE(
+        std::ranges::count(one.tensors, std::string("grad/model.norm.weight"), &NamedTensor::name));
     SCOPED_TRACE(family);
     for (const Mesh& mesh : {Mesh{2, 1}, Mesh{2, 2}})
       expect_near(on_mesh(mesh, options, life), one);

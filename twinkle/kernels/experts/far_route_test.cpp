@@ -64,8 +64,8 @@ TEST(FarRoute, AnEpsilonKeepsItsMeaning) {
   const Routed routed{route_scores(logits, o.score), kIds};
   const at::Tensor weights = far_route_weights(logits, routed, o);
   EXPECT_TRUE(at::equal(weights, at::zeros({4, 3})));
-  EXPECT_TRUE(at::equal(far_route_backward(at::ones({4, 3}), weights, routed, o),
-                        at::zeros({4, 8})));
+  EXPECT_TRUE(
+      at::equal(far_route_backward(at::ones({4, 3}), weights, routed, o), at::zeros({4, 8})));
 }
 
 }  // namespace

@@ -89,10 +89,10 @@ TEST_F(RouterTest, experts_that_are_given_take_the_place_of_its_choice_with_its_
 TEST_F(RouterTest, experts_that_are_given_far_below_its_choice_share_as_their_logits_say) {
   const at::Tensor x = at::ones({1, 2}).requires_grad_();
   WeightGrad sum;
-  const Router router{.weight = at::tensor({0.0f, 0.0f, -90.0f, -60.0f, -100.0f, -51.0f})
-                                    .view({3, 2}),
-                      .weight_grad = &sum,
-                      .options = {.top_k = 2, .normalise = true}};
+  const Router router{
+      .weight = at::tensor({0.0f, 0.0f, -90.0f, -60.0f, -100.0f, -51.0f}).view({3, 2}),
+      .weight_grad = &sum,
+      .options = {.top_k = 2, .normalise = true}};
   const auto routing = std::make_shared<Routing>();
   routing->given[0] = at::tensor({1, 2}, at::kInt).view({1, 2});
   const Routes routes = route(x, router, rows_of({1}, {-1}, {0}, {1}), {routing, 0});

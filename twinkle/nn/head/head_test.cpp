@@ -315,10 +315,8 @@ struct Peaks {
 Peaks peaks(const Problem& p, int64_t chunk, bool train, double softcap = 0) {
   WeightGrad dw;
   // Exactness, which may pad rows, is not asked for: its proof takes long in this vocabulary.
-  const Linear head{.weight = p.weight,
-                    .weight_grad = train ? &dw : nullptr,
-                    .exact = false,
-                    .softcap = softcap};
+  const Linear head{
+      .weight = p.weight, .weight_grad = train ? &dw : nullptr, .exact = false, .softcap = softcap};
   const auto ones = [](int64_t, std::span<const float>, std::span<float> grad) {
     std::fill(grad.begin(), grad.end(), 1.0f);
   };
