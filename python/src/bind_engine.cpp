@@ -19,6 +19,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/engine/device.h"
 #include "twinkle/engine/engine.h"
+#include "twinkle/engine/execute/model_info.h"
 #include "twinkle/mesh/watched_comm.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
 
@@ -95,6 +96,14 @@ py::dict model_info(const Engine& engine) {
       "eos_ids"_a = f.eos_ids, "bf16_products"_a = f.bf16_products);
 }
 
+// JSON of what the bits of results depend on.
+std::string arithmetic(const std::string& precision, const std::string& device,
+                       bool deterministic) {
+  const at::Device kind = device.starts_with("cpu") ? at::kCPU : at::kCUDA;
+  return boost::json::serialize(
+      engine::arithmetic_of(engine::dtype_named(precision), kind, deterministic));
+}
+
 py::dict batch(const engine::BatchStats& b) {
   return py::dict("num_tokens"_a = b.num_tokens, "num_tenants"_a = b.num_tenants);
 }
@@ -167,6 +176,8 @@ void bind_engine(py::module_& m) {
         return py::make_tuple(name, why_no_cuda);
       },
       "Where an engine runs if nobody names a device, and why a card that is there is not used.");
+  m.def("arithmetic", &here::arithmetic, "mixed_precision"_a, "device"_a, "deterministic"_a,
+        "JSON of what the bits of an engine's results depend on in this process.");
   py::class_<Engine, here::EnginePointer> engine(m, "Engine",
                                                  "Runs operations of many tenants on one model; "
                                                  "engine.h and protocol/operation.h state each.");

@@ -3,10 +3,12 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "python/src/future.h"
 #include "python/src/released_gil.h"
 #include "twinkle/mesh/thread_comm.h"
+#include "twinkle/mesh/watched_comm.h"
 #include "twinkle/sync/link.h"
 
 namespace py = pybind11;
@@ -41,12 +43,14 @@ py::dict waited(const Call& call) {
 void bind_sync(py::module_& m) {
   py::class_<Link, std::shared_ptr<Link>>(
       m, "SyncLink", "One rank's end of the way from a model's ranks to a sampler's: sync/link.h.")
-      .def(py::init([](const std::string& group, int num_senders, int64_t bucket_bytes) {
-             return std::make_shared<Link>(twinkle::mesh::c10d_comm(group),
+      .def(py::init([](const std::string& group, std::shared_ptr<twinkle::mesh::Watch> watch,
+                       int num_senders, int64_t bucket_bytes) {
+             return std::make_shared<Link>(twinkle::mesh::c10d_comm(group, std::move(watch)),
                                            Options{num_senders, bucket_bytes});
            }),
-           "group"_a, "num_senders"_a, "bucket_bytes"_a,
-           "group: the registered name of a process group, which is the link's from here on.")
+           "group"_a, "watch"_a, "num_senders"_a, "bucket_bytes"_a,
+           "group: the registered name of a process group, which is the link's from here on; "
+           "watch: of its ranks.")
       .def_static(
           "pair",
           [](int64_t bucket_bytes, double timeout_s) {

@@ -3,6 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import numpy as np
 
@@ -335,9 +336,12 @@ class DeviceMesh:
         raise InvalidError(f"mesh: rank {rank} is not in the mesh of {self.world_size} ranks")
 
     def create_process_group(self, dims):
-        """A torch process group over the product of the named axes. Every rank must call it.
-        InvalidError: no such axis, or torch.distributed is not initialised."""
+        """A torch process group over the product of the named axes, whose calls wait for
+        TWINKLE_DIST_TIMEOUT_SECONDS. Every rank must call it. InvalidError: no such axis, or
+        torch.distributed is not initialised."""
         import torch.distributed as dist
+
+        from twinkle.engine.group import timeout_seconds
 
         dims = (dims,) if isinstance(dims, str) else tuple(dims)
         for name in dims:
@@ -346,9 +350,10 @@ class DeviceMesh:
             dist.is_available() and dist.is_initialized(),
             "mesh: torch.distributed is not initialised, call init_process_group first",
         )
+        timeout = timedelta(seconds=timeout_seconds())
         mine = None
         for ranks in self._groups_over(dims):  # every rank takes part in making every group
-            group = dist.new_group(ranks)
+            group = dist.new_group(ranks, timeout=timeout)
             if Platform.get_rank() in ranks:
                 mine = group
         return mine

@@ -7,10 +7,12 @@ import pickle
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import twinkle
 from twinkle import DeviceMesh, LoraConfig
-from twinkle.engine import Engine
+from twinkle.core import core
+from twinkle.engine import Engine, alike
 from twinkle.errors import TwinkleError
 from twinkle.model import TransformersModel
 from twinkle.sampler import TorchSampler
@@ -52,8 +54,8 @@ def on_last(wrong, right):
     return wrong if is_last else right
 
 
-def scaled(inputs, outputs, scale=1.0, **kwargs):
-    return -scale * outputs["logps"].sum()
+def scaled(inputs, outputs, scale=1.0, coef=(1.0,), **kwargs):
+    return -scale * sum(coef) * outputs["logps"].sum()
 
 
 refused("an adapter", model.add_adapter_to_model, "mine", on_last("/nowhere", LoraConfig(r=4)))
@@ -81,6 +83,11 @@ model.set_loss(scaled)
 refused("a number", train, inputs=rows(5), scale=1.0 + rank)
 kinds = {"scale": 2.0 if rank == 0 else [1.0, 2.0, 3.0, 4.0, 5.0]}
 refused("a number and a list", train, inputs=rows(5), **kinds)
+coef = [0.5, 2.0]  # as many as each of two ranks has rows
+refused("two numbers", train, inputs=rows(5), coef=coef)
+scaled.row_arguments = ()
+model.set_loss(scaled)
+losses.append(train(inputs=rows(5), coef=coef)["loss"])
 refused("what can't be sent", train, inputs=rows(5), more=(lambda: 0) if is_last else 0)
 model.forward(inputs=rows(5))
 refused("a loss's adapter", model.calculate_loss, adapter_name=on_last("other", None))
@@ -91,6 +98,17 @@ told["norm"] = model.clip_grad_and_step()
 
 refused("a save", model.save, on_last("../last", "last"), output_dir=out)
 model.save("last", output_dir=out)
+mine_alone = Path(out) / f"of rank {rank}"
+shutil.copytree(Path(out) / "last", mine_alone / "last")
+if is_last and size > 1:
+    read = (mine_alone / "last" / "adapter_model.safetensors").read_bytes()
+    spoilt_bytes = read[:-1] + bytes([read[-1] ^ 1])
+    (mine_alone / "last" / "adapter_model.safetensors").write_bytes(spoilt_bytes)
+here = Path.cwd()
+os.chdir(mine_alone)  # one path, of another folder on each rank
+refused("a load of other values", model.load, "/proc/self/cwd/last")
+refused("an adapter of other values", model.add_adapter_to_model, "new", "/proc/self/cwd/last")
+os.chdir(here)
 refused("a load", model.load, on_last("/nowhere", "last"), output_dir=on_last(None, out))
 adapter = str(Path(out) / "last")
 long = [{"input_ids": [5] * 600 if is_last else [5, 6]}]
@@ -127,6 +145,17 @@ if is_last and size > 1:
     read = weights.read_bytes()
     weights.write_bytes(read[:-1] + bytes([read[-1] ^ 1]))
 refused("weights", Engine, on_last(other, directory), device_mesh=mesh)
+if is_last and size > 1:
+    weights.write_bytes(read)
+    ends = other / "generation_config.json"
+    ends.write_text(json.dumps({"eos_token_id": [1, 2, 3, 4]}))
+refused("ends of texts", Engine, on_last(other, directory), device_mesh=mesh)
+found = json.loads(core().arithmetic("bf16", "cpu", True))
+if is_last:
+    found["products"] = "tiles of another machine"
+    alike.core = lambda: SimpleNamespace(arithmetic=lambda *_: json.dumps(found))
+refused("arithmetic", Engine, directory, device_mesh=mesh)
+alike.core = core
 engine = Engine(directory, device_mesh=mesh)
 refused("a tenant", engine.tenant, "engine's", LoraConfig(r=4), weight=on_last(0.0, 1.0))
 tenant = engine.tenant("engine's", LoraConfig(r=4))

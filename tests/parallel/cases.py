@@ -19,8 +19,10 @@ from twinkle.sampler import TorchSampler
 
 directory = sys.argv[1]
 mesh = DeviceMesh.from_sizes(dp_size=int(os.environ.get("WORLD_SIZE", "1")))
-twinkle.initialize(mode="local", global_device_mesh=mesh)
-model = TransformersModel(model_id=directory)
+# Of the same processes, but data rank 1 is process 2 there.
+other = DeviceMesh.from_sizes(dp_size=2, fsdp_size=2) if "OTHER_MESH" in os.environ else mesh
+twinkle.initialize(mode="local", global_device_mesh=other)
+model = TransformersModel(model_id=directory, device_mesh=mesh)
 told = {}
 
 
@@ -168,7 +170,7 @@ told["in three calls"] = {"whole": [loss, norm], "own": []}
 prompts = [{"input_ids": [5, 6, 7]}] * 5  # equal ones draw apart
 params = SamplingParams(max_tokens=12, temperature=1.0, num_samples=2, logprobs=1)
 for which, sampler, name in (
-    ("its own engine", TorchSampler(model_id=directory), ""),
+    ("its own engine", TorchSampler(model_id=directory, device_mesh=mesh), ""),
     ("the model's engine", TorchSampler(model=model), "accuracy"),
 ):
     for call in range(2):
@@ -180,7 +182,9 @@ rewards = CompletionRewardMetric()
 rewards.accumulate(completion_lengths=lengths, rewards={"sum": [sum(map(sum, t)) for t in tokens]})
 told["rewards"] = {"whole": rewards.calculate(), "own": []}
 alone = Greatest()
-alone.accumulate({"labels": np.array(mine([1, -100, 3, 4]))}, {"logps": -np.array(mine([1, 2, 3]))})
+alone.accumulate(
+    {"labels": np.array(mine([1, -100, 3, 4]))}, {"logps": -np.array(mine([1, 2, 3, 4]))}
+)
 told["a metric of the script"] = {"whole": alone.calculate(), "own": []}
 name = adapter("exchanges", "CrossEntropyLoss")
 steps = {

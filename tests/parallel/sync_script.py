@@ -5,6 +5,7 @@ ranks that share the base. Prints what is sampled after each sync."""
 import json
 import os
 import sys
+import time
 
 from parallel.batches import batch_of
 
@@ -48,6 +49,8 @@ member.init_checkpoint_process_group(address, rank, size, senders, **options)
 
 told, sent = [], []
 for step in range(steps):
+    if step == 1 and os.environ.get("LATE") == str(rank):
+        time.sleep(14)  # as rewards take, or a batch of another tenant
     if role == "model":
         batch = batch_of(step, rows=4)
         member.forward_backward(inputs=batch[mesh.get_slice(len(batch))])

@@ -76,6 +76,7 @@ def test_what_one_rank_alone_does_not_have_is_told_to_the_others_by_its_name(cas
         ("a later number", "the loss's arguments have other names on other ranks"),
         ("a number", "scale of the loss's arguments is 1.0 on rank 0 and 2.0 on rank 1"),
         ("a number and a list", "is 2.0 on rank 0 and [1.0, 2.0, 3.0, 4.0, 5.0] on rank 1"),
+        ("two numbers", "coef of the loss's arguments is [0.5, 2.0] on every rank, which may"),
         ("logits", "return_logits: logits of 3 x 420000 positions"),
     ],
 )
@@ -92,12 +93,21 @@ def test_what_ranks_must_have_alike_is_refused_on_all(case, text, told):
         ("gathered_bytes", "gathered_bytes is 0 on rank 0 and 1073741824 on rank 1"),
         ("a mesh", "device_mesh is {'dp': 2} on rank 0 and {'fsdp': 2} on rank 1"),
         ("weights", "a digest of the model's config.json and weights is '"),
+        ("ends of texts", "a digest of the model's generation_config.json and tokenizer is '"),
+        ("arithmetic", "the kind of matrix products (bf16_products) is '"),
     ],
 )
 def test_engines_that_are_not_alike_are_refused_before_their_ranks_meet(case, text, told):
     _, several = told
     for of_rank in several:
         assert of_rank[case].startswith(f"InvalidError: engine: {text}"), of_rank[case]
+
+
+@pytest.mark.parametrize("case", ["a load of other values", "an adapter of other values"])
+def test_a_folder_that_is_another_on_one_rank_is_refused_on_all(case, told):
+    _, several = told
+    text = "InvalidError: engine: /proc/self/cwd/last holds other values on rank 1 than on rank 0"
+    assert all(of_rank[case].startswith(text) for of_rank in several), several[0][case]
 
 
 def test_arguments_that_cannot_be_sent_are_told_too(told):

@@ -133,6 +133,14 @@ def test_a_rank_that_is_stopped_ends_the_syncs_of_the_others_by_name(tiny_llama_
         the_others_name(ranks, 1, "has been silent for 5 s: its process is stopped")
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_comes_late_is_waited_for(late, tiny_llama_dir):
+    more = {"LATE": str(late), "TWINKLE_DIST_TIMEOUT_SECONDS": "8"}
+    with Ranks(1, 1, tiny_llama_dir, "adapter", **more) as ranks:
+        model, sampler = ranks.results()
+    assert model["told"] == sampler["told"]
+
+
 def test_a_rank_that_does_not_come_is_named_after_the_timeout(tiny_llama_dir):
     with Ranks(1, 1, tiny_llama_dir, "adapter", TWINKLE_DIST_TIMEOUT_SECONDS="5") as ranks:
         ranks.processes[1].send_signal(signal.SIGSTOP)

@@ -4,12 +4,21 @@ import pytest
 from parallel.processes import alone, torchrun
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def told(request, tiny_llama_dir, tmp_path_factory):
-    """(of one process, of each of several in the order of ranks)."""
-    out = tmp_path_factory.mktemp("saved")
-    one = alone("cases.py", tiny_llama_dir, out)
-    return one, torchrun(request.param, "cases.py", tiny_llama_dir, out)
+@pytest.fixture(scope="module")
+def one(tiny_llama_dir, tmp_path_factory):
+    return alone("cases.py", tiny_llama_dir, tmp_path_factory.mktemp("one"))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(2, {}), (3, {}), (4, {"OTHER_MESH": "fsdp 2 x dp 2"})],
+    ids=["2", "3", "4 of two meshes"],
+)
+def told(request, one, tiny_llama_dir, tmp_path_factory):
+    """(of one process, of each of several in the order of ranks). Two meshes: the script's has the
+    same processes in another order than the model's."""
+    size, more = request.param
+    return one, torchrun(size, "cases.py", tiny_llama_dir, tmp_path_factory.mktemp("saved"), **more)
 
 
 def test_every_rank_tells_the_numbers_of_the_whole_batch(told):

@@ -41,6 +41,17 @@ def test_slice_cuts_lists_for_each_worker_and_gives_all_else_to_all(eager):
     ]
 
 
+def test_slice_cuts_a_result_that_is_passed_on_as_its_value(run):
+    made = Thing(remote_group="two")
+    for lazy in (made.sum(1), made.one_dict()):  # an array, and a dict of lists
+        of_value, of_lazy = made.sliced(lazy())(), made.sliced(lazy)()
+        again = made.sliced([1, 2], d=lazy)()
+        for (value, _, _), (same, _, _), (_, _, named) in zip(
+            of_value, of_lazy, again, strict=True
+        ):
+            assert repr(value) == repr(same) == repr(named["d"]) == repr(lazy())
+
+
 def test_any_name_may_be_an_arguments(eager):
     """Those that a proxy's own methods have, too."""
     named = {"name": "a", "how": "b", "klass": "c", "cls": "d"}

@@ -116,6 +116,10 @@ class Thing:
         return np.full(2, value + Platform.get_rank())
 
     @remote_function(dispatch="all", execute="first", collect="first")
+    def one_dict(self):
+        return {"a": [1, 2, 3], "b": 7}
+
+    @remote_function(dispatch="all", execute="first", collect="first")
     def count_on_the_first(self):
         self.steps += 1
         return self.steps

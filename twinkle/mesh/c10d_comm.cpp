@@ -1,10 +1,12 @@
 // Gloo's manners shape this file: a call whose sizes differ between ranks ends the process; a rank
 // that has gone is noticed at once by some of the others only, the rest wait out the group's
-// timeout, and are woken before when the others let go of their sockets; abort() does nothing, and
-// a group's end waits for its calls.
+// timeout, and are woken before when the others let go of their sockets; abort() does nothing but
+// for sends and receives, and a group's end waits for its calls.
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <chrono>
+#include <thread>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <utility>
 #include <vector>
@@ -45,7 +47,10 @@ class C10dComm : public Comm {
         scope_(name.substr(0, name.rfind('/'))),
         watch_(std::move(watch)),
         group_(std::move(group)) {}
-  ~C10dComm() override { release("mesh: closed"); }
+  ~C10dComm() override {
+    release("mesh: closed");
+    if (guard_.joinable()) guard_.join();
+  }
 
   at::Tensor all_to_all(const at::Tensor& in, Counts to, Counts from) override {
     std::vector<int64_t> in_sizes(to.begin(), to.end()), out_sizes(from.begin(), from.end());
@@ -119,12 +124,49 @@ class C10dComm : public Comm {
     return is_open();
   }
 
+  // While it lives, a send or receive that waits is left when its group ends.
+  class Guarded {
+   public:
+    Guarded(C10dComm& comm, Work work) : comm_(comm), work_(std::move(work)) {
+      if (!comm_.watch_) return;
+      const Lock lock(comm_.mutex_);
+      comm_.waits_.push_back(work_);
+      if (!comm_.guard_.joinable()) comm_.guard_ = std::thread([&comm] { comm.guard(); });
+    }
+    ~Guarded() {
+      const Lock lock(comm_.mutex_);
+      std::erase(comm_.waits_, work_);
+    }
+    Guarded(const Guarded&) = delete;
+    Guarded& operator=(const Guarded&) = delete;
+
+   private:
+    C10dComm& comm_;
+    const Work work_;
+  };
+
+  // A thread's, from the first wait on, for as long as the group is open.
+  void guard() {
+    while (true) {
+      std::this_thread::sleep_for(kSlice);
+      std::vector<Work> waits;
+      {
+        const Lock lock(mutex_);
+        if (!group_ && waits_.empty()) return;
+        waits = waits_;
+      }
+      if (waits.empty() || goes_on()) continue;
+      for (const Work& work : waits) work->abort();
+    }
+  }
+
   class Begun : public Transfer {
    public:
     Begun(C10dComm& comm, const char* what, Work work)
         : comm_(comm), what_(what), work_(std::move(work)) {}
     // Not in slices: a wait that has timed out closes its sockets.
     void wait() override {
+      const Guarded now(comm_, work_);
       comm_.guarded(what_, [&] { work_->wait(); });
     }
 
@@ -150,7 +192,8 @@ class C10dComm : public Comm {
     guarded(what, [&] {
       Group group = open_group();
       const Work work = start(group);
-      bool has_ended = false;
+      // A rank may leave as soon as it has its part: what has arrived counts first.
+      bool has_ended = waited(*work);
       while (!has_ended && goes_on()) has_ended = waited(*work);
       // Without a watch the others wait for its sockets' end.
       if (watch_ && !has_ended) abandon(std::move(group), work);
@@ -179,7 +222,6 @@ class C10dComm : public Comm {
 
   // False: it has not ended yet. Throws what it has failed with.
   static bool waited(c10d::Work& work) {
-    constexpr auto kSlice = std::chrono::milliseconds(100);
     try {
       work.wait(kSlice);
       return true;
@@ -190,11 +232,15 @@ class C10dComm : public Comm {
     }
   }
 
+  static constexpr auto kSlice = std::chrono::milliseconds(100);
+
   const std::string name_, scope_;
   const std::shared_ptr<Watch> watch_;
   Mutex mutex_;
   Group group_ GUARDED_BY(mutex_);  // none: closed
   std::string why_ GUARDED_BY(mutex_);
+  std::vector<Work> waits_ GUARDED_BY(mutex_);  // sends and receives that a thread is in
+  std::thread guard_;                           // where there is a watch
 };
 
 }  // namespace

@@ -331,13 +331,15 @@ void Sampler::accept(Chosen& chosen) {
   taken.whole = true;
 }
 
-// A decode that throws fails its own request; a shortage of memory concerns all.
+// A decode that throws fails its own request; a shortage of memory concerns all, as does what may
+// be of this rank alone: the others would go on with the request.
 void Sampler::accept_or_fail(Chosen& chosen) {
   try {
     accept(chosen);
   } catch (const std::bad_alloc&) {
     throw;
   } catch (const std::exception& e) {
+    if (!ranks_.alone() && !dynamic_cast<const Error*>(&e)) throw;
     fail_job(*chosen.sequence->job, e.what());
   }
 }

@@ -92,12 +92,12 @@ TEST(Hello, AndWhatFollowsAreTheBytesOfTheFormulas) {
       const int64_t hello = bytes_of_hello(engine), before = told.sent().send;
       const Synced sync = synced(engine, link, rank);
       EXPECT_EQ(told.sent().send - before, rank == 0 ? sync.num_bytes : 0);
-      EXPECT_EQ(told.texts.at(0).length, hello);
       for (const auto& [length, sent] : told.texts)
         EXPECT_EQ(sent, kSamplers * (kFrame + std::max<int64_t>(0, length - kInFrame)));
       // Behind it whether ranks are at work, a byte or none, and of the first sync checksums.
       std::erase_if(told.texts, [](const Telling::Text& text) { return text.length <= 1; });
       ASSERT_EQ(told.texts.size(), i == 0 ? 2u : 1u);
+      EXPECT_EQ(told.texts[0].length, hello);
       if (i == 0) of_checksums[static_cast<size_t>(rank)] = told.texts[1].length;
     }
   });
@@ -115,6 +115,7 @@ TEST(Hello, OfOtherBucketBytesIsRefusedOnEveryRankAndNothingTravels) {
                      EXPECT_EQ(invalid_of([&] { synced(engine, link, rank); }),
                                "sync: rank 1 (the sampler) has num_senders 1 and bucket_bytes 999, "
                                "rank 0 has 1 and 4096: they must be the same on all ranks");
+                     std::erase_if(told.texts, [](const auto& text) { return text.length <= 1; });
                      EXPECT_EQ(told.texts.size(), 1u);
                      EXPECT_EQ(told.sent().send, 0);
                      EXPECT_EQ(sampled(engine, "me"), before);

@@ -9,6 +9,7 @@
 #include <future>
 #include <random>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "twinkle/base/error.h"
@@ -79,6 +80,7 @@ std::exception_ptr error_of(const Call& call) {
 // What a rank that is still at work tells the others, and how often: well within the timeouts of
 // groups, which are of a second and more.
 constexpr const char* kAtWork = "\x01";
+constexpr const char* kToldBefore = "\x02";  // its hello, while others are at work
 constexpr auto kBeat = std::chrono::milliseconds(100);
 
 uint64_t drawn_number() {
@@ -152,17 +154,39 @@ Link::Mine Link::described(Engine& engine, const std::string& tenant, bool sends
   return out;
 }
 
-std::vector<Hello> Link::meet(Hello hello, const std::exception_ptr& failed) {
+// Describes what this rank has while others do, and tells them that it lives for as long as that
+// takes: an engine may be busy. Every rank tells its hello once.
+std::vector<Hello> Link::meet(const std::function<Mine()>& describe, Mine& mine) {
+  auto at_work = std::async(std::launch::async, describe);
+  std::vector<std::string> hellos(static_cast<size_t>(comm_->size()));
+  std::exception_ptr failed;
+  std::string own = kAtWork;
+  for (bool all_told = false; !all_told;) {
+    if (own == kToldBefore) {
+      std::this_thread::sleep_for(kBeat);
+    } else if (at_work.wait_for(kBeat) == std::future_status::ready) {
+      failed = error_of([&] { mine = at_work.get(); });
+      own = to_bytes(told(mine.hello, failed));
+    }
+    const std::vector<std::string> texts = comm_->all_gather(own);
+    for (size_t r = 0; r < texts.size(); ++r)
+      if (texts[r] != kAtWork && texts[r] != kToldBefore) hellos[r] = texts[r];
+    if (own != kAtWork) own = kToldBefore;
+    all_told = std::ranges::none_of(hellos, [](const std::string& h) { return h.empty(); });
+  }
+  if (failed) std::rethrow_exception(failed);
+  std::vector<Hello> out;
+  for (const std::string& bytes : hellos) out.push_back(hello_from_bytes(bytes));
+  require_fit(out, options_.num_senders);
+  return out;
+}
+
+Hello Link::told(Hello hello, const std::exception_ptr& failed) const {
   hello.error = text_of(failed);
   hello.bucket_bytes = options_.bucket_bytes;
   hello.num_senders = options_.num_senders;
   hello.meeting = meeting_;
-  std::vector<Hello> out;
-  for (const std::string& bytes : comm_->all_gather(to_bytes(hello)))
-    out.push_back(hello_from_bytes(bytes));
-  if (failed) std::rethrow_exception(failed);
-  require_fit(out, options_.num_senders);
-  return out;
+  return hello;
 }
 
 // Compares every sampler's base model with the model's, unless none has changed since that was
@@ -235,10 +259,14 @@ void Link::meet_engine(const Engine& engine) {
 Synced Link::send(Engine& engine, const std::string& tenant, const std::string& name) {
   meet_engine(engine);
   Mine mine;
-  const std::exception_ptr failed = error_of([&] { mine = described(engine, tenant, true); });
   mine.hello.sends = true;
-  mine.hello.adapter_name = mine.hello.lora_json.empty() ? "" : name;
-  const std::vector<Hello> ranks = meet(mine.hello, failed);
+  const auto describe = [&] {
+    Mine out = described(engine, tenant, true);
+    out.hello.sends = true;
+    out.hello.adapter_name = out.hello.lora_json.empty() ? "" : name;
+    return out;
+  };
+  const std::vector<Hello> ranks = meet(describe, mine);
   Synced out{.adapter_name = mine.hello.adapter_name};
   const Plan of_base = plan_of_base(ranks), of_adapter = plan_of_adapter(ranks);
   out.has_base = mine.hello.trains_base || !same_base(engine, tenant, mine, ranks, of_base);
@@ -261,8 +289,7 @@ Synced Link::send(Engine& engine, const std::string& tenant, const std::string& 
 Synced Link::receive(Engine& engine, const std::string& frozen) {
   meet_engine(engine);
   Mine mine;
-  const std::exception_ptr failed = error_of([&] { mine = described(engine, frozen, false); });
-  const std::vector<Hello> ranks = meet(mine.hello, failed);
+  const std::vector<Hello> ranks = meet([&] { return described(engine, frozen, false); }, mine);
   const Hello& sender = ranks[0];
   const bool has_adapter = !sender.lora_json.empty();
   Synced out{.adapter_name = sender.adapter_name, .tenant = frozen};

@@ -41,9 +41,10 @@ class Link {
   // Every rank calls one of both at a time; they return when every receiver has switched. Errors of
   // both, on every rank: kInvalid, tensors that the other side does not have, or has in another
   // shape or type; kInternal: what another rank's engine has refused. The link is as it was then,
-  // and weights are as before. kInternal: a rank that has gone or does not come within the group's
-  // timeout; the link is closed then. A switch that waits for samples that have begun is waited
-  // for however long they take.
+  // and weights are as before. kInternal: a rank that has gone, or, of a group that no
+  // watch knows, does not come within the group's timeout; the link is closed then. An engine that
+  // is busy, and a switch that waits for samples that have begun, are waited for however long they
+  // take.
   //
   // `tenant`'s adapter, or, without one, all weights. `name`: the receivers know an adapter by it.
   Synced send(engine::Engine& engine, const std::string& tenant, const std::string& name);
@@ -62,7 +63,8 @@ class Link {
 
   void meet_engine(const engine::Engine& engine);
   Mine described(engine::Engine& engine, const std::string& tenant, bool sends);
-  std::vector<Hello> meet(Hello hello, const std::exception_ptr& failed);
+  std::vector<Hello> meet(const std::function<Mine()>& describe, Mine& mine);
+  Hello told(Hello hello, const std::exception_ptr& failed) const;
   bool same_base(engine::Engine& engine, const std::string& tenant, const Mine& mine,
                  const std::vector<Hello>& ranks, const Plan& plan);
   Plan plan_of(const std::vector<Manifest>& ranks) const;

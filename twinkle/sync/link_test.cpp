@@ -219,6 +219,31 @@ TEST(Link, SamplesThatTakeLongerThanTheTimeoutAreWaitedForSlow) {
   EXPECT_EQ(sampled(sampler, "frozen"), sampled(trainer, "me"));
 }
 
+TEST(Link, AnEngineThatIsBusyForLongerThanTheTimeoutIsWaitedForSlow) {
+  const model::TinyModel model;
+  Engine trainer(options_of(model)), sampler(options_of(model));
+  trainer.run<Done>(Create{.tenant = "me", .lora_json = kLora});
+  sampler.run<Done>(Create{.tenant = "frozen", .frozen = true});
+  for (Engine* busy : {&trainer, &sampler}) {
+    std::latch has_begun(1);
+    std::thread holder([&] {
+      busy->read_weights(busy == &trainer ? "me" : "frozen", [&](const engine::WeightsView&) {
+        has_begun.count_down();
+        std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      });
+    });
+    has_begun.wait();
+    const auto sync = [&](Link& link, int rank) {
+      if (rank == 0)
+        link.send(trainer, "me", "default");
+      else
+        link.receive(sampler, "frozen");
+    };
+    on_ranks(2, {}, sync, 0.5);
+    holder.join();
+  }
+}
+
 TEST(Link, NothingSamplesTheNewBaseWithTheOldAdapter) {
   const model::TinyModel model;
   const ScratchDir other;

@@ -9,7 +9,13 @@ from datetime import timedelta
 from twinkle import checks
 from twinkle.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from twinkle.core import core
-from twinkle.engine.group import process_group, require_gloo, timeout_seconds, watch_through
+from twinkle.engine.group import (
+    FOREVER,
+    process_group,
+    require_gloo,
+    timeout_seconds,
+    watch_through,
+)
 from twinkle.errors import InternalError, NotAvailableError, require
 
 BUCKET_BYTES = 64 << 20
@@ -62,13 +68,14 @@ class GlooCheckpointEngine(CheckpointEngine):
             store = _store(host, port, timeout, is_master=False) if rank > 0 else self._store
             place = (rank, world_size, timeout)
             group = process_group(name, "twinkle/sync", store, place)
+            group.set_timeout(FOREVER)  # the watch tells who has gone
             self._watch = watch_through(store, "twinkle/sync/watch", self._host, place)
         except (RuntimeError, OSError) as error:
             raise NotAvailableError(
                 f"checkpoint_engine: rank {rank} of {world_size} could not meet the others at "
                 f"{address}: {error}"
             ) from error
-        self._link = core().SyncLink(name, num_senders, self._bucket_bytes)
+        self._link = core().SyncLink(name, self._watch, num_senders, self._bucket_bytes)
         self._rank, self._size = rank, world_size
         self._store, self._held = None, store  # its keys are of this meeting
         del group  # the link is its holder from here on

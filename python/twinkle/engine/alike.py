@@ -1,12 +1,21 @@
 """What the ranks of an engine must have alike: of other sizes, they would end each other."""
 
 import hashlib
+import json
 from pathlib import Path
 
 from twinkle import checks
+from twinkle.core import core
 from twinkle.errors import require
+from twinkle.version import __version__
 
 _WEIGHTS = (".safetensors", ".gguf")
+# By these each rank decides where texts end, and which ids they have.
+_OF_TEXTS = (
+    "added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt",
+    "special_tokens_map.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
+    "vocab.json", "vocab.txt",
+)  # fmt: skip
 _SAMPLE = 4096  # bytes that are compared of a file's beginning, middle and end
 _OWN = ("park_directory",)  # each rank may have its own
 
@@ -19,7 +28,22 @@ def facts(path, given, mesh):
     return {
         "device_mesh": axes,
         **alike,
-        "a digest of the model's config.json and weights": _digest(Path(path)),
+        "a digest of the model's config.json and weights": _digest(Path(path), _is_of_weights),
+        "a digest of the model's generation_config.json and tokenizer": _digest(
+            Path(path), _is_of_texts
+        ),
+        **_of_process(given),
+    }
+
+
+def _of_process(given):
+    """By the names of errors: the build, and what the bits of results depend on."""
+    found = json.loads(core().arithmetic(str(given["mixed_precision"]), given["device"], True))
+    return {
+        "twinkle's version": __version__,
+        "torch's version": found["torch"],
+        "the kind of matrix products (bf16_products)": found["products"],
+        "the instructions of the CPU that torch uses": found["instructions"],
     }
 
 
@@ -36,16 +60,26 @@ def require_alike(of_ranks):
             )
 
 
-def _digest(path):
-    """Of a model's folder, or of its one file: sizes and samples, since to read all takes long."""
+def _is_of_weights(file):
+    return file.name == "config.json" or file.suffix in _WEIGHTS
+
+
+def _is_of_texts(file):
+    return file.name in _OF_TEXTS
+
+
+def _digest(path, is_read):
+    """Of files in a model's folder, or of its one file: of weights sizes and samples, since to read
+    all takes long."""
     files = [path] if path.is_file() else sorted(path.iterdir())
     out = hashlib.sha256()
-    for file in files:
-        if file.name != "config.json" and file.suffix not in _WEIGHTS:
-            continue
+    for file in filter(is_read, files):
         size = file.stat().st_size
         out.update(f"{size}\n".encode())
         with file.open("rb") as opened:
+            if file.suffix not in _WEIGHTS:
+                out.update(hashlib.file_digest(opened, "sha256").digest())
+                continue
             for begin in (0, size // 2, max(0, size - _SAMPLE)):
                 opened.seek(begin)
                 out.update(opened.read(_SAMPLE))

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import os
+import re
 import secrets
 import socket
 import time
@@ -17,7 +18,7 @@ _ENGINE = ("door", "control", "data", "saves")  # one for each thread of an engi
 _BASE = "base"  # of the ranks along fsdp, which share the base's weights
 _numbers = itertools.count(1)
 # A watch sees that a rank has gone; one that lives may take as long as it likes.
-_FOREVER = timedelta(days=20)
+FOREVER = timedelta(days=20)
 # At the first meeting nobody knows yet whether a rank lives: it has come by then, or is taken for
 # lost. Launchers start ranks at once; the seconds are for machines that take long to begin.
 _FIRST_MEETING_S = 30.0
@@ -25,6 +26,7 @@ _FIRST_MEETING_S = 30.0
 # timeouts.
 _LATER_MEETINGS = 10
 _LOOK_S = 0.02  # between two looks for who has come
+_NEWS_S = 1.0  # in which a watch hears whose end a call has failed by
 _ABOUT_TO_MEET = "the making of an engine"
 _SAME_ORDER = "every rank must make the same objects in the same order"
 _NO_SIGN = (
@@ -63,12 +65,12 @@ def engine_group(mesh):
 
     watch, number = ranks_of(mesh).watch, next(_numbers)
     names = [f"{number}/{what}" for what in _ENGINE]
-    with open_groups(mesh, names, watch) as names, _base_group(mesh, number) as base:
+    with open_groups(mesh, names, watch) as names, _base_group(mesh, number, watch) as base:
         yield (*names, watch, base)
 
 
 @contextmanager
-def _base_group(mesh, number):
+def _base_group(mesh, number, watch):
     """In its block: the name of a group of the ranks along fsdp, all of which have met; None: each
     rank has all of the base."""
     size = mesh.fsdp_world_size or 1
@@ -76,7 +78,7 @@ def _base_group(mesh, number):
         yield None
         return
     place, name = _Place(mesh), f"{number}/{_BASE}-{mesh.dp_rank or 0}"
-    held = [place.group(name, mesh.fsdp_rank, size)]
+    held = [place.group(name, (mesh.fsdp_rank, size), watch)]
     yield place.name(name)
     held.clear()
 
@@ -88,7 +90,7 @@ def open_groups(mesh, names, watch):
     as engine_group does. watch: of the ranks."""
     place = _Place(mesh)
     place.meet(names[0], watch)
-    held = [place.group(name, place.index, place.size) for name in names]
+    held = [place.group(name, (place.index, place.size), watch) for name in names]
     yield [place.name(name) for name in names]
     held.clear()  # a group ends, and the other ranks hear of it, with its last holder
 
@@ -117,16 +119,19 @@ class _Place:
         return f"twinkle/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
 
     @contextmanager
-    def naming_failures(self):
-        """NotAvailableError, whatever the network says."""
+    def naming_failures(self, watch=None):
+        """NotAvailableError, whatever the network says; InternalError: the watch knows better, that
+        a rank has gone."""
         try:
             yield
         except TwinkleError:
             raise
         except (RuntimeError, OSError) as error:
+            if watch is not None:
+                _check_soon(watch)
             raise NotAvailableError(
                 f"infra: rank {self.index} could not meet the other ranks of a mesh of "
-                f"{self.size}: {error}"
+                f"{self.size}: {_named(error)}"
             ) from error
 
     def no_sign(self):
@@ -153,18 +158,34 @@ class _Place:
                     )
                 time.sleep(_LOOK_S)
 
-    def group(self, name, index, size):
-        """A process group of `size` ranks that is registered under its name."""
-        with self.naming_failures():
+    def group(self, name, place, watch):
+        """A process group that is registered under its name. place: (index, size). watch: of the
+        ranks."""
+        with self.naming_failures(watch):
             name = self.name(name)
-            made = process_group(name, name, self._store, (index, size, self.timeout))
-        made.set_timeout(_FOREVER)
+            made = process_group(name, name, self._store, (*place, self.timeout))
+        made.set_timeout(FOREVER)
         return made
 
     def watch(self, name):
         """A Watch of all ranks."""
         own = (self.index, self.size, self.timeout)
         return watch_through(self._store, self.name(name), os.environ["MASTER_ADDR"], own)
+
+
+def _check_soon(watch):
+    """InternalError: a rank has gone, of which the watch hears soon after a call has failed."""
+    end = time.monotonic() + _NEWS_S
+    while time.monotonic() < end:
+        watch.check()
+        time.sleep(_LOOK_S)
+
+
+def _named(error):
+    """Its text, and the rank whose key of the store has not come: Gloo's end in its number."""
+    text = str(error)
+    found = re.search(r"wait timeout after \d+ms, keys: \S*/(\d+)\s*$", text)
+    return f"rank {found[1]} of the group has not come: {text}" if found else text
 
 
 def watch_through(store, name, host, place):

@@ -16,7 +16,7 @@ from twinkle.errors import InternalError, InvalidError, require
 from twinkle.logger import get_logger
 from twinkle.platform import Platform
 
-_known = {}  # by the ranks of a mesh, as they lie in it
+_known = {}  # by the processes of a mesh, in the order of their data ranks
 _lock = threading.Lock()
 
 
@@ -66,7 +66,7 @@ class _Several(Ranks):
 
     def __init__(self, mesh):
         self.rank, self.size = mesh.data_rank, mesh.data_world_size
-        name = f"ranks/{'_'.join(map(str, mesh.mesh.flat))}"
+        name = f"ranks/{'_'.join(map(str, _in_order(mesh)))}"
         self.watch = watch_of(mesh, f"{name}/watch")
         with open_groups(mesh, [f"{name}/told"], self.watch) as (told,):
             self._meeting = core().Meeting(told, self.watch)
@@ -112,11 +112,17 @@ def ranks_of(mesh):
     NotAvailableError: as engine_group."""
     if mesh is None or mesh.world_size == 1 or Platform.get_world_size() == 1:
         return Ranks()
-    key = tuple(map(int, mesh.mesh.flat))
+    key = _in_order(mesh)
     with _lock:
         if key not in _known:
             _known[key] = _Several(mesh)
         return _known[key]
+
+
+def _in_order(mesh):
+    """A mesh's processes in the order of their data ranks: meshes of the same processes may number
+    them in other orders."""
+    return tuple(sorted(map(int, mesh.mesh.flat), key=mesh.get_data_rank_from_global_rank))
 
 
 def _end(watch, rank):

@@ -31,6 +31,9 @@ class Loss:
     # True: it gets a call's sequences all at once, as the engine's own losses do, so that
     # micro_batch_size leaves its numbers as they are
     whole_batch = False
+    # Of several ranks: names of the arguments with an entry for each sequence of a rank's, or each
+    # pair, which are put one rank's after the other's. None: those whose lengths fit
+    row_arguments = None
 
     engine_name = None  # of the engine's own losses, which compute in its pass: see engine_loss
 
@@ -68,6 +71,7 @@ class FunctionLoss(Loss):
 
     def __init__(self, function):
         self.function = function
+        self.row_arguments = getattr(function, "row_arguments", None)
 
     def __call__(self, inputs, outputs, **kwargs):
         return self.function(inputs, outputs, **kwargs)

@@ -151,7 +151,7 @@ class TransformersModel(SendsWeights, Steps):
 
         def make():
             checked[:] = group, task, loss_kwargs = check()
-            return self._batch(group, inputs, task), loss_kwargs
+            return self._batch(group, inputs, task), loss_kwargs, group.loss
 
         together = Together(self._ranks, make)
         group, task, _ = checked
@@ -252,7 +252,7 @@ class TransformersModel(SendsWeights, Steps):
 
         (group, training, status), of_ranks = self._ranks.agree("its loss", check)
         started = time.perf_counter()
-        batch, kwargs = status.together.whole, status.together.joined(of_ranks)
+        batch, kwargs = status.together.whole, status.together.joined(of_ranks, group.loss)
         group.check_metrics(training, batch, status.task, kwargs)
         outputs = learnable(group.loss, status.outputs) if training else status.outputs
         value, loss_tokens = evaluate(group.loss, batch.tensors(), outputs, kwargs)

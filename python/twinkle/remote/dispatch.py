@@ -97,16 +97,16 @@ def num_rows(value, deep=True):
     return int(shape[0]) if shape is not None and len(shape) > 0 else None
 
 
-def cut(value, piece, pieces):
-    """One piece of a value; of a dict, of each of its entries."""
+def cut(value, piece, pieces, deep=True):
+    """One piece of a value; of a dict, of each of its entries. deep: as of num_rows."""
     if isinstance(value, LazyResult):
-        return value.piece(piece, pieces)
-    if isinstance(value, Mapping):
+        return value.piece(piece, pieces, deep)
+    if isinstance(value, Mapping) and deep:
         made = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
         for name, entry in value.items():
             made[name] = cut(entry, piece, pieces)
         return made
-    rows = num_rows(value)
+    rows = num_rows(value, deep)
     return value if rows is None else value[slice(*bounds(rows, piece, pieces))]
 
 
@@ -125,11 +125,11 @@ class _Cutter:
         if rows is not None and not self._told:  # of the first that is cut
             self._told = True
             self.first_rows = [bounds(rows, *place)[0] for place in self._places]
-        return [cut(value, *place) for place in self._places]
+        return [cut(value, *place, self._deep) for place in self._places]
 
     def _check_pieces(self, name, value, rows, pieces):
         """InvalidError: a rank would get nothing of it, or of an entry where it is a dict."""
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and self._deep:
             for key, entry in value.items():
                 self._check_pieces(f"{name}[{key!r}]", entry, num_rows(entry), pieces)
         require(

@@ -50,7 +50,7 @@ def _piece(value, place):
 
     if place is None:
         return value
-    rows = num_rows(value)
+    rows = num_rows(value, place[2])
     require(
         rows is None or rows >= place[1],
         f"infra: a result that is passed on has {rows} entries for {place[1]} ranks, each must get "

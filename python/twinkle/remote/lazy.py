@@ -120,9 +120,9 @@ class LazyResult:
         """Whether it has an entry for each of `rows` rows, or is a model's outputs of a batch."""
         return getattr(self._collect, "of_rows", False) or self.num_rows() == rows
 
-    def piece(self, piece, pieces):
-        """What a worker of data rank `piece` takes of it."""
-        return _Piece(self, piece, pieces)
+    def piece(self, piece, pieces, deep=True):
+        """What a worker of data rank `piece` takes of it. deep: as of dispatch.num_rows."""
+        return _Piece(self, (piece, pieces, deep))
 
     def __reduce__(self):
         return self._reduced(None)
@@ -135,7 +135,7 @@ class LazyResult:
         try:
             self._pending.check()
             if to is group and len(self._ranks) == group.size:
-                if place is not None and place[1] == group.size and self._of_rows():
+                if place is not None and place[1] == group.size and self._of_rows(place[2]):
                     return held.own, (self._key,)
                 if group.size == 1:
                     return held.alone, (self._key, self._collect, place)
@@ -146,19 +146,19 @@ class LazyResult:
             raise EarlierCallError(error) from error
         return held.joined, (self._refs, self._collect, place, group.name)
 
-    def _of_rows(self):
+    def _of_rows(self, deep):
         """Whether a worker's own part is the piece of the whole that it would be cut."""
         lengths = self._lengths()
         if lengths is None:
-            return getattr(self._collect, "of_rows", False)
+            return deep and getattr(self._collect, "of_rows", False)
         total, count = sum(lengths), len(lengths)
         each, more = divmod(total, count)
         return lengths == [each + (i < more) for i in range(count)]
 
 
 class _Piece:
-    def __init__(self, lazy, piece, pieces):
-        self._lazy, self._place = lazy, (piece, pieces)
+    def __init__(self, lazy, place):
+        self._lazy, self._place = lazy, place
 
     def __reduce__(self):
         return self._lazy._reduced(self._place)

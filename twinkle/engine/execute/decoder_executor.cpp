@@ -12,6 +12,7 @@
 #include "twinkle/engine/checkpoint/load.h"
 #include "twinkle/engine/device.h"
 #include "twinkle/engine/execute/check.h"
+#include "twinkle/engine/execute/read_together.h"
 #include "twinkle/engine/memory/text_of_error.h"
 #include "twinkle/engine/weights/exchange.h"
 #include "twinkle/io/peft/peft.h"
@@ -72,19 +73,6 @@ std::unique_ptr<parallel::Shards> shards_of(mesh::Comm* comm, int64_t gathered_b
       gathered_bytes == 0, Code::kInvalid, "engine: gathered_bytes is ", gathered_bytes,
       ", but every rank holds all weights of the base: leave it out, or give ranks to fsdp_size");
   return nullptr;
-}
-
-// Ranks read different parts of the files: what one finds in its own, all of them throw.
-void read_together(mesh::Comm& comm, const std::function<void()>& read) {
-  if (comm.size() == 1) return read();
-  std::string said;
-  try {
-    read();
-  } catch (const Error& error) {
-    said = static_cast<char>('0' + static_cast<int>(error.code)) + std::string(error.what());
-  }
-  for (const std::string& error : comm.all_gather(said))
-    if (!error.empty()) throw Error(static_cast<Code>(error[0] - '0'), error.substr(1));
 }
 
 // How the text of a Sample is read that has stop strings.
@@ -312,14 +300,11 @@ Loaded DecoderExecutor::taken(Prepared* prepared, const TenantShape& shape, Read
   return out;
 }
 
-// Ranks that train all weights read their runs of them: what one finds in its own, all throw.
+// What one rank finds in its folder, or reads otherwise than another, all throw.
 template <class Read>
-Loaded DecoderExecutor::taken_together(Prepared* prepared, const TenantShape& shape, Read&& read) {
-  Loaded out;
-  const bool in_runs = shape.mode == Mode::kFull && !split_.alone();
-  read_together(in_runs ? split_.comm() : mesh::null_comm(),
-                [&] { out = taken(prepared, shape, read); });
-  return out;
+Loaded DecoderExecutor::taken_together(Prepared* prepared, const TenantShape& shape,
+                                       const std::string& folder, Read&& read) {
+  return read_alike(split_.comm(), folder, [&] { return taken(prepared, shape, read); });
 }
 
 // What other threads have read and this one has freed stays in their heaps, and so do small tensors
@@ -357,7 +342,7 @@ Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared
     if (shape.mode == Mode::kLora) shape.adapter = who.adapter().config();
     return together([&] {
       const auto read = [&] { return read_checkpoint(*op, shape, base_); };
-      return load_tenant(taken_together(prepared, shape, read), who, *decoder_);
+      return load_tenant(taken_together(prepared, shape, op->directory, read), who, *decoder_);
     });
   }
   if (const auto* op = std::get_if<ReadWeights>(&operation)) {
@@ -374,9 +359,9 @@ Result DecoderExecutor::run_on(Tenant& who, const Operation& operation, Prepared
 std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op, Prepared* prepared) {
   if (op.frozen) return nullptr;
   if (!op.directory.empty()) {
-    const lora::SavedAdapter saved = *taken(prepared, {.mode = Mode::kLora}, [&] {
-                                        return Loaded{.adapter = read_adapter(op.directory, base_)};
-                                      }).adapter;
+    const auto read = [&] { return Loaded{.adapter = read_adapter(op.directory, base_)}; };
+    const lora::SavedAdapter saved =
+        *taken_together(prepared, {.mode = Mode::kLora}, op.directory, read).adapter;
     auto adapter = std::make_unique<lora::Adapter>(saved.config, pool_->linears(), op.seed);
     adapter->load(saved);
     return adapter;
@@ -424,7 +409,8 @@ void DecoderExecutor::remove(const Delete& op, Prepared* prepared) {
   Tenant& gone = look_up(op.tenant);  // it may stay parked
   Loaded base;  // of the model before a full-parameter tenant, complete before anything changes
   if (gone.mode() == Mode::kFull)
-    base = taken_together(prepared, {.mode = Mode::kFull}, [&] { return read_base(op, base_); });
+    base = taken_together(prepared, {.mode = Mode::kFull}, base_.directory.string(),
+                          [&] { return read_base(op, base_); });
   if (ownership_ && !base.weights.empty()) {
     gone.load_weights(std::exchange(base.weights, {}));  // the ranks tell each other
     pool_->base_changed();

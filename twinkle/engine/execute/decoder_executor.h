@@ -75,7 +75,8 @@ class DecoderExecutor : public Executor {
   template <class Read>
   Loaded taken(Prepared* prepared, const TenantShape& shape, Read&& read);
   template <class Read>
-  Loaded taken_together(Prepared* prepared, const TenantShape& shape, Read&& read);
+  Loaded taken_together(Prepared* prepared, const TenantShape& shape, const std::string& folder,
+                        Read&& read);
   void trim_heaps();
   void replace(const ReplaceWeights& operation, Tenant& who);
   void give_up(const std::exception& error);

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "twinkle/base/error.h"
+#include "twinkle/engine/memory/text_of_error.h"
 
 namespace twinkle::engine {
 
@@ -15,9 +16,10 @@ std::vector<std::string> Door::meet(const std::string& place, const std::string&
 Door::Entry Door::enter(const Operation& mine) {
   const Lock lock(mutex_);
   const std::string name = "operation " + std::to_string(number_ + 1) + ", " + name_of(mine);
-  std::vector<Operation> of_ranks;
+  const std::string bytes = to_bytes(mine);
   try {
-    const std::vector<std::string> sent = meet(name, to_bytes(mine));
+    const std::vector<std::string> sent = meet(name, bytes);
+    std::vector<Operation> of_ranks;
     for (size_t r = 0; r < sent.size(); ++r) {
       if (sent[r].empty()) {
         const std::string why = "engine: rank " + std::to_string(r) + " has closed its engine";
@@ -26,11 +28,15 @@ Door::Entry Door::enter(const Operation& mine) {
       }
       of_ranks.push_back(from_bytes(sent[r]));
     }
+    ++number_;
+    return {number_, name, joined(std::move(of_ranks), group_.rank(), number_)};
   } catch (const Error&) {
     std::rethrow_exception(named(std::current_exception(), name));
+  } catch (const std::exception& error) {
+    // The others have this operation by its number, and this rank has not.
+    group_.close("engine: " + name + ": " + text_of(error));
+    throw;
   }
-  ++number_;
-  return {number_, name, joined(std::move(of_ranks), group_.rank(), number_)};
 }
 
 void Door::close() noexcept {

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <functional>
 #include <limits>
+#include <span>
+#include <stdexcept>
 #include <thread>
 
 #include "twinkle/base/error_for_test.h"
@@ -96,6 +98,25 @@ TEST(Sharded, ADamagedPartOfTheFilesIsTheErrorOfAllRanks) {
     });
     EXPECT_NE(why.find("model.layers.0.mlp.down_proj.weight of "), std::string::npos) << why;
     EXPECT_NE(why.find("holds NaN or infinity"), std::string::npos) << why;
+  });
+}
+
+TEST(Sharded, ADecodeThatFailsOnOneRankAloneEndsTheGroup) {
+  const model::TinyModel model(smallest_config());
+  on_groups([&](Group group, Failing&) {
+    const bool fails = group.rank() == 1;
+    const Decoders decoders = [fails](const std::string& tokenizer) -> Decode {
+      if (!fails) return in_letters(tokenizer);
+      return [](std::span<const int32_t>) -> std::string {
+        throw std::runtime_error("its own trouble");
+      };
+    };
+    Engine engine({.model = {.path = model.path()}}, decoders, std::move(group));
+    engine.run<Done>(Create{.tenant = "a", .frozen = true});
+    Sample op = sampling();
+    op.params[0].stop = {"no such text"};
+    const std::string why = error_of([&] { engine.submit(op).get(); });
+    EXPECT_NE(why.find("rank 1: its own trouble"), std::string::npos) << why;
   });
 }
 

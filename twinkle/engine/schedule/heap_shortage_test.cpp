@@ -1,6 +1,10 @@
 // Memory runs out on the dispatcher's thread between the executor's calls, at every allocation that
 // is made there in turn: one operation fails for each, and the process goes on. The same for
 // threads that submit.
+#include <thread>
+
+#include "twinkle/base/error_for_test.h"
+#include "twinkle/engine/group/door.h"
 #include "twinkle/engine/heap_for_test.h"
 #include "twinkle/engine/schedule/dispatched_for_test.h"
 
@@ -143,6 +147,66 @@ TEST(ShortOfHeap, OfAThreadThatSubmitsQueuesNothing) {
   EXPECT_GT(after, 20);
   EXPECT_LT(after, 1000);
   EXPECT_EQ(executor.num_batches, 1);
+}
+
+// Of this thread an allocation fails after the next all_gather, and `spared` others.
+class ThenShort : public mesh::Channel {
+ public:
+  ThenShort(std::unique_ptr<mesh::Channel> inner, int64_t spared)
+      : Channel(inner->rank(), inner->size()), inner_(std::move(inner)), spared_(spared) {}
+  std::vector<std::string> all_gather(const std::string& bytes) override {
+    std::vector<std::string> out = inner_->all_gather(bytes);
+    succeeding_allocations = std::exchange(spared_, -1);
+    failing_allocations = 1;
+    return out;
+  }
+  std::string broadcast(std::string bytes, int root) override {
+    return inner_->broadcast(std::move(bytes), root);
+  }
+  void close(const std::string& why) noexcept override { inner_->close(why); }
+
+ private:
+  const std::unique_ptr<mesh::Channel> inner_;
+  int64_t spared_;
+};
+
+// The others have the operation by its number then. False: it was taken.
+bool ends_the_group(int64_t spared) {
+  auto doors = mesh::thread_channels(2, 10), controls = mesh::thread_channels(2, 10);
+  std::vector<Group> groups(2);
+  for (size_t r = 0; r < 2; ++r) {
+    groups[r].door = std::move(doors[r]);
+    groups[r].control = std::move(controls[r]);
+  }
+  groups[0].door = std::make_unique<ThenShort>(std::move(groups[0].door), spared);
+  const Operation operation = Step{.tenant = "a name that is too long for a text's own memory"};
+  std::string others;
+  std::thread other([&] {
+    Door door(groups[1]);
+    others = error_of([&] {
+      door.enter(operation);
+      door.enter(operation);
+    });
+  });
+  Door door(groups[0]);
+  bool failed = false;
+  try {
+    door.enter(operation);
+  } catch (const std::bad_alloc&) {
+    failed = true;
+  }
+  succeeding_allocations = -1;
+  const std::string own = error_of([&] { door.enter(operation); });
+  other.join();
+  EXPECT_EQ(own == "no error", !failed) << spared;
+  EXPECT_EQ(others == "no error", !failed) << spared << ": " << others;
+  return failed;
+}
+
+TEST(ShortOfMemoryAtTheDoor, ARankThatCannotTakeWhatAllHaveSentEndsTheGroup) {
+  int64_t count = 0;
+  while (ends_the_group(count)) ++count;
+  EXPECT_GT(count, 5);
 }
 
 }  // namespace

@@ -22,6 +22,19 @@ TrainingOp& Training::begun(const Work& work) {
   return *op;
 }
 
+// What an Error says every rank finds. Anything else, such as a shortage of memory, is of this rank
+// alone: the others go on with the operation, and wait for this rank's part of it.
+void Training::require_alike(const std::exception_ptr& error) const {
+  if (with_.split.alone()) return;
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error&) {
+  } catch (const std::exception& own) {
+    with_.split.give_up(text_of(own));
+    throw;
+  }
+}
+
 std::set<const Tenant*> Training::tenants() const {
   std::set<const Tenant*> out;
   for (const auto& [id, op] : running_) out.insert(&op->tenant());
@@ -52,13 +65,8 @@ void Training::run_batch(std::span<const Work> batch, const Stop& stop, BatchOut
       } else {
         backwards.push_back({&op, work.first, work.last, true, later});
       }
-    } catch (const std::bad_alloc& error) {
-      if (!with_.split.alone()) {  // the others have begun it, and wait for this rank's part
-        with_.split.give_up(text_of(error));
-        throw;
-      }
-      outcome.ended.push_back({work.id, std::current_exception()});
     } catch (...) {
+      require_alike(std::current_exception());
       outcome.ended.push_back({work.id, std::current_exception()});
     }
   }
@@ -205,6 +213,7 @@ void Training::finish(TrainingOp& op, BatchOutcome& outcome) {
       }
     }
   } catch (...) {
+    require_alike(std::current_exception());
     op.error = std::current_exception();
   }
   if (!op.error && !op.complete()) return;

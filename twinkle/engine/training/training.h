@@ -1,6 +1,7 @@
 // The Forwards and ForwardBackwards that have begun, and their batches. An operation that fails, or
 // is undone, leaves its tenant's gradients as they were. The engine's thread.
 #pragma once
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -35,6 +36,7 @@ class Training {
  private:
   using Run = std::function<void(std::span<OpSlice> pieces)>;
   TrainingOp& begun(const Work& work);
+  void require_alike(const std::exception_ptr& error) const;
   void run_forwards(std::span<OpSlice> pieces, const Stop& stop, BatchOutcome& outcome);
   void run_kept(std::span<OpSlice> pieces, const Stop& stop, BatchOutcome& outcome);
   void pass(std::span<OpSlice> pieces, const Run& run, BatchOutcome& outcome);

@@ -1,8 +1,12 @@
 // What happens when the arithmetic itself fails, as for want of memory.
 #include "twinkle/engine/training/training.h"
 
+#include <ATen/ATen.h>
+
+#include "twinkle/base/error_for_test.h"
 #include "twinkle/engine/heap_shortage_for_test.h"
 #include "twinkle/engine/training/training_for_test.h"
+#include "twinkle/mesh/thread_comm.h"
 
 namespace twinkle::engine {
 namespace {
@@ -79,6 +83,40 @@ TEST_F(TrainingOnADecoder, AnErrorThatCannotBeBuiltFailsItsOperationAlone) {
     SCOPED_TRACE(left);
     finish(run_both(left).first);
   }
+}
+
+TEST_F(TrainingOnADecoder, OfSeveralRanksOneThatLacksMemoryForAnOperationEndsTheGroup) {
+  const auto torchs = [] { at::empty({int64_t{1} << 58}, at::kByte); };
+  const auto heaps = [] { throw std::bad_alloc(); };
+  const std::vector<std::function<void()>> lacks{torchs, heaps};
+  for (const std::function<void()>& lack : lacks) {
+    const auto comms = mesh::thread_comms(2, 5);
+    const Split split(*comms[0]);
+    Training training({decoder_, pool_, graphs_, split}, [&](const std::string& name) -> Tenant& {
+      lack();
+      return *tenants_.at(name);
+    });
+    const Operation mine = work("a", 1);
+    const std::vector<Work> batch{{1, &mine, 0, 2}};
+    BatchOutcome outcome;
+    EXPECT_ANY_THROW(training.run_batch(batch, stop_, outcome));
+    EXPECT_TRUE(outcome.ended.empty());
+    const std::string why = error_of([&] { comms[1]->barrier(); });
+    EXPECT_NE(why.find("no memory left for this"), std::string::npos) << why;
+  }
+}
+
+TEST_F(TrainingOnADecoder, OfSeveralRanksAnOperationThatAllRefuseFailsAlone) {
+  const auto comms = mesh::thread_comms(2, 5);
+  const Split split(*comms[0]);
+  Training training({decoder_, pool_, graphs_, split}, [&](const std::string& name) -> Tenant& {
+    fail(Code::kNotFound, "no tenant '", name, "'");
+  });
+  const Operation mine = work("a", 1);
+  const std::vector<Work> batch{{1, &mine, 0, 2}};
+  BatchOutcome outcome;
+  training.run_batch(batch, stop_, outcome);
+  EXPECT_EQ(outcome.ended.size(), 1u);
 }
 
 TEST_F(TrainingOnADecoder, APassThatThrowsInTheMiddleOfAnOperationStartsItAnew) {

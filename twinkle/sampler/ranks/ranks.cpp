@@ -3,19 +3,27 @@
 #include <algorithm>
 #include <utility>
 
+#include "twinkle/base/error.h"
 #include "twinkle/base/fields/codec.h"
 
 namespace twinkle::sampler {
 namespace {
 
-// The parts of all ranks, in the order of the jobs.
+// The parts of all ranks, in the order of the jobs. Error kInternal: a rank has found more or fewer
+// than the jobs that all believe it to have, so that their schedules have parted.
 template <class T>
 std::vector<T> in_order(std::span<const Job* const> jobs, std::vector<std::vector<T>> parts) {
+  std::vector<size_t> wanted(parts.size(), 0);
+  for (const Job* job : jobs) ++wanted[static_cast<size_t>(job->rank)];
+  for (size_t r = 0; r < parts.size(); ++r)
+    require(parts[r].size() == wanted[r], Code::kInternal, "sampler: rank ", r, " has computed ",
+            parts[r].size(), " tokens of a step where the others expect ", wanted[r],
+            ": the ranks no longer have the same requests");
   std::vector<T> out;
   std::vector<size_t> next(parts.size(), 0);
   for (const Job* job : jobs) {
     const auto rank = static_cast<size_t>(job->rank);
-    out.push_back(std::move(parts[rank].at(next[rank]++)));
+    out.push_back(std::move(parts[rank][next[rank]++]));
   }
   return out;
 }

@@ -5,6 +5,7 @@
 #include <set>
 #include <thread>
 
+#include "twinkle/base/error_for_test.h"
 #include "twinkle/mesh/thread_comm.h"
 
 namespace twinkle::sampler {
@@ -81,6 +82,28 @@ TEST(Ranks, TellEachOtherWhatTheyHaveFoundInTheOrderOfTheJobs) {
       ASSERT_EQ(found.prompts.size(), 2u);
       EXPECT_EQ(found.prompts[0].logprobs, (std::vector{1.0f, 7.0f}));
       EXPECT_EQ(found.prompts[1].logprobs, (std::vector{3.0f, 7.0f}));
+    });
+  }
+  for (std::thread& t : threads) t.join();
+}
+
+TEST(Ranks, ThatHaveFoundOtherThanTheOthersExpectAreNamed) {
+  const auto comms = mesh::thread_comms(2);
+  std::vector<Job> jobs(2);
+  jobs[1].rank = 1;
+  const std::vector<const Job*> all{&jobs[0], &jobs[1]};
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      const Ranks ranks(*comms[static_cast<size_t>(r)]);
+      for (const size_t count : {size_t{0}, size_t{2}}) {
+        Ranks::Found mine;
+        mine.tokens.resize(r == 1 ? count : size_t{1});
+        EXPECT_EQ(error_of([&] { ranks.gather(mine, {}, all); }),
+                  "sampler: rank 1 has computed " + std::to_string(count) +
+                      " tokens of a step where the others expect 1: the ranks no longer have the "
+                      "same requests");
+      }
     });
   }
   for (std::thread& t : threads) t.join();
