@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/io/limit_for_test.h"
 
 namespace twinkle::server {
 namespace {
@@ -19,15 +20,12 @@ TEST(OpenFiles, ConnectionsLeaveFilesForTheRest) {
 }
 
 TEST(OpenFiles, TheLimitThatAProcessBeganWithBecomesTheHigherOne) {
-  rlimit before{};
-  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
-  const rlimit low{before.rlim_max / 2, before.rlim_max};
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
-  EXPECT_EQ(raise_limit_of_files(), static_cast<int64_t>(before.rlim_max));
-  rlimit after{};
-  ::getrlimit(RLIMIT_NOFILE, &after);
-  EXPECT_EQ(after.rlim_cur, before.rlim_max);
-  ::setrlimit(RLIMIT_NOFILE, &before);
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const LimitForTest low(RLIMIT_NOFILE, limit.rlim_max / 2);
+  EXPECT_EQ(raise_limit_of_files(), static_cast<int64_t>(limit.rlim_max));
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  EXPECT_EQ(limit.rlim_cur, limit.rlim_max);
 }
 
 }  // namespace

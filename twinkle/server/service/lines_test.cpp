@@ -5,6 +5,7 @@
 
 #include <atomic>
 
+#include "twinkle/io/limit_for_test.h"
 #include "twinkle/server/service_for_test.h"
 
 namespace twinkle::server {
@@ -200,27 +201,19 @@ TEST_F(LinesTest, WhatIsTooLargeForWhatIsLeftIsPassedSoOftenAndThenHasItsTurn) {
   result(waits, "tml-b");
 }
 
-// While it lives the system gives nobody a file.
-struct NoFiles {
-  NoFiles() {
-    ::getrlimit(RLIMIT_NOFILE, &before);
-    const rlimit none{0, before.rlim_max};
-    ::setrlimit(RLIMIT_NOFILE, &none);
-  }
-  ~NoFiles() { ::setrlimit(RLIMIT_NOFILE, &before); }
-  rlimit before{};
-};
-
 TEST_F(LinesTest, WhatCannotBeReadForWantOfFilesIsReadLaterAndDone) {
   options_.lines.max_given = 1;
   open();
+  executor_->on_batch = [this] {
+    while (!go_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
   go_on();
   std::vector<std::string> troubles;
   services_->operations.on_trouble([&](const std::string& text) { troubles.push_back(text); });
   const std::string id = run();
   const Response first = train(id, 1), second = train(id, 2), stepped = step(id, 3);
   {
-    const NoFiles none;
+    const LimitForTest none(RLIMIT_NOFILE, 0);
     go_ = true;
     result(first);
     EXPECT_TRUE(loop_->run_until([&] { return !troubles.empty(); }));
