@@ -81,7 +81,11 @@ void reach_fault_point(std::string_view name) {
 
 }  // namespace twinkle
 
-// In place of the system's, for the journal and for the folders of saves.
+// In place of the system's, also where a library calls them, as std::filesystem does: the program
+// is compiled with hidden symbols.
+#pragma GCC visibility push(default)
+
+// For the journal and for the folders of saves.
 extern "C" ssize_t pwritev(int fd, const iovec* parts, int count, off_t offset) {
   return call(SYS_pwritev, fd, parts, count, offset, 0L);
 }
@@ -131,3 +135,5 @@ extern "C" int unlinkat(int folder, const char* path, int flags) noexcept {
   wait_for_disk();
   return static_cast<int>(::syscall(SYS_unlinkat, folder, path, flags));
 }
+
+#pragma GCC visibility pop

@@ -108,6 +108,23 @@ def test_what_the_real_sdk_sends_wrongly_it_is_told_and_goes_on(attacked):
     assert client.optim_step(ADAM).result(timeout=20).metrics["step"] == 1
 
 
+def csr(run, seq_id, rows, cols):
+    """Of [rows, cols] targets and weights, of which one is listed."""
+    out = message(run, seq_id, np.arange(rows) % 200 + 3)
+    crow = np.ones(rows + 1, np.int64)
+    crow[0] = 0
+    for name, dtype, values in (
+        ("target_tokens", 2, np.array([5], np.int64)),
+        ("weights", 1, np.array([1.0], np.float32)),
+    ):
+        made = pb.Tensor(dtype=dtype, shape=[rows, cols])
+        made.sparse_csr.values = values.tobytes()
+        made.sparse_csr.crow_indices = crow.tobytes()
+        made.sparse_csr.col_indices = np.zeros(1, np.int64).tobytes()
+        out.data[0].loss_fn_inputs[name].CopyFrom(made)
+    return out
+
+
 def varint(n):
     out = bytearray()
     while n > 0x7F:
@@ -144,6 +161,23 @@ def test_broken_protobuf_is_refused_and_its_run_goes_on(wire):
         count += 1
     assert count > 500
     assert isinstance(wire.result(train(wire, message(other, 1)).json()), bytes)
+
+
+def test_a_short_sparse_body_of_a_large_shape_is_refused_before_it_takes_memory(attacked, wire):
+    before = memory(attacked.server.process)
+    run = wire.run()
+    bomb = csr(run, 1, 500, 67_000)
+    assert bomb.ByteSize() < 11_000
+    began = time.monotonic()
+    answer = train(wire, bomb)
+    assert answer.status == 422
+    assert "data[0].target_tokens has the shape [500, 67000]" in answer.detail
+    assert "max_forward_backward_bytes is 67108864" in answer.detail
+    assert time.monotonic() - began < 1
+    assert memory(attacked.server.process) - before < 64 * MIB
+    assert "max_forward_backward_bytes" in wire.result(wire.step(run, 2).json())["error"]
+    honest = wire.result(train(wire, csr(run, 3, 500, 256)).json())
+    assert isinstance(honest, bytes) and len(honest) > 500 * 256 * 4
 
 
 def test_bombs_are_refused_within_bounded_memory(attacked, wire):

@@ -2,14 +2,17 @@
 
 import json
 import random
+import resource
 import shutil
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from service.wire import JSON, PROTO, Wire, memory
+from service.conftest import PROGRAM
+from service.wire import JSON, PROTO, Wire, memory, wait_until
 
 zstandard = pytest.importorskip("zstandard")
 message = pytest.importorskip("service.message")
@@ -235,4 +238,52 @@ def test_the_end_of_a_session_frees_the_engine_of_its_samples(start, tiny_llama_
         assert wire.result(ack)["error"].endswith("finished, and this sample was cancelled")
     usage = wire.send("GET", "/api/v1/usage").json()
     assert [line["generated_tokens"] for line in usage["usage"]] == [0]
+    assert server.stop() == 0
+
+
+def test_what_was_accepted_is_done_when_its_record_can_be_read_again(
+    start, tiny_llama_dir, tmp_path
+):
+    log = (tmp_path / "log").open("w+")
+    server = start(tiny_llama_dir, tmp_path / "state", log=log)
+    wire, other = Wire(server.url), Wire(server.url)
+    run = wire.run()
+    assert other.send("GET", "/api/v1/healthz").status == 200  # it is connected
+    long = {"tokens": [3 + i % 200 for i in range(300)], "weights": [1.0] * 300}
+    two = message.train(wire, message.message(run, 2, **long)).json()  # which wait for the first
+    stepped = wire.step(run, 3).json()
+    before = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        message.train(wire, message.message(run, 1, weights=message.ONES)).json()
+        said = f"{run}:2 waits, since its record cannot be read now: "
+        wait_until(lambda: said in (tmp_path / "log").read_text())
+    finally:
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, before)
+    assert isinstance(other.result(two), bytes)
+    assert other.result(stepped)["metrics"]["step"] == 1
+    assert server.stop() == 0
+
+
+def test_connections_leave_files_for_what_is_served(start, tiny_llama_dir, tmp_path):
+    log = (tmp_path / "log").open("w+")
+    most = 200
+    command = ["prlimit", f"--nofile={most}:{most}", *PROGRAM]
+    server = start(tiny_llama_dir, tmp_path / "state", command=command, log=log)
+    said = "max_connections is 10000, but the system lets this process have 200 files open: 136"
+    assert said in (tmp_path / "log").read_text()
+    wire = Wire(server.url)
+    run = wire.run()
+    idle = [wire.connect() for _ in range(most)]
+    fds = Path(f"/proc/{server.process.pid}/fd")
+    wait_until(lambda: len(list(fds.iterdir())) >= 136)
+    long = {"tokens": [3 + i % 200 for i in range(300)], "weights": [1.0] * 300}
+    two = message.train(wire, message.message(run, 2, **long)).json()  # it is read back
+    message.train(wire, message.message(run, 1, weights=message.ONES)).json()
+    assert isinstance(wire.result(two), bytes)
+    assert isinstance(
+        wire.result(wire.ok("save_weights", {"model_id": run, "seq_id": 3, "path": "a"})), dict
+    )
+    for peer in idle:
+        peer.close()
     assert server.stop() == 0

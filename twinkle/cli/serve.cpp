@@ -1,7 +1,6 @@
 // twinkle serve: the training service over HTTP, for the `tinker` SDK.
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -26,6 +25,7 @@
 #include "twinkle/cli/serve/state.h"
 #include "twinkle/cli/serve/yaml.h"
 #include "twinkle/server/history/backup.h"
+#include "twinkle/server/http/open_files.h"
 #include "twinkle/server/http/request_log.h"
 #include "twinkle/server/routes.h"
 #include "twinkle/server/starting.h"
@@ -55,7 +55,7 @@ class EngineBackend : public server::Backend {
   engine::ParkingStats parking() const override { return engine_.parking(); }
   engine::SamplingStats sampling() const override { return engine_.sampling(); }
   void validate(const engine::Operation& operation) const override { engine_.validate(operation); }
-  engine::Accepted check(engine::Operation operation, engine::Beyond beyond) override {
+  engine::Accepted check(engine::Operation&& operation, engine::Beyond beyond) override {
     return engine_.check(std::move(operation), {}, beyond);
   }
   int64_t submit(engine::Accepted accepted, engine::OnDone on_done) override {
@@ -68,12 +68,18 @@ class EngineBackend : public server::Backend {
   server::ModelFacts model_;
 };
 
-// Each connection is a file; shells often allow 1024, and up to a higher number whoever asks.
-void allow_connections() {
-  rlimit limit{};
-  ::getrlimit(RLIMIT_NOFILE, &limit);
-  limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
+// With no more connections than the system has files for.
+server::HttpOptions http_of(const ServeOptions& o, Log& log) {
+  server::HttpOptions out = o.http;
+  const int64_t files = server::raise_limit_of_files();
+  out.max_connections = server::connections_within(files, o.http.max_connections);
+  if (out.max_connections < o.http.max_connections)
+    log.write(Level::kWarning,
+              "max_connections is " + std::to_string(o.http.max_connections) +
+                  ", but the system lets this process have " + std::to_string(files) +
+                  " files open: " + std::to_string(out.max_connections) +
+                  " connections are taken; raise that limit (ulimit -n, LimitNOFILE)");
+  return out;
 }
 
 // Ctrl-C and SIGTERM, which no other thread takes from here on. A limit on the size of files
@@ -192,14 +198,13 @@ void run_service(const ServeOptions& o, const std::string& version, bool until_s
   Log log(o.log_level);
   server::Access access = access_of(o, log);
   std::optional<EndsAtOnce> starts(std::in_place, signals, until_stdin_ends);
-  allow_connections();
   log.write(Level::kInfo, "twinkle " + version +
                               ", state: " + std::filesystem::absolute(o.state).string() +
                               ", auth: " + told_auth(o));
   if (const std::string warning = open_although_keys(o); !warning.empty())
     log.write(Level::kWarning, warning);
   server::Starting starting;
-  auto http = std::make_unique<server::HttpServer>(o.http);
+  auto http = std::make_unique<server::HttpServer>(http_of(o, log));
   http->serve({.admit =
                    [&](const server::Head& head, const server::Admit& admit) {
                      starting.admit(head, without_root(head.path, o.root_path), admit);

@@ -85,7 +85,7 @@ struct Engine::State {
       check_folder(entry.joined.operation, executor.model_info().directory);
       std::vector<Operation> one;
       one.push_back(std::move(entry.joined.operation));
-      std::vector<Accepted> accepted = dispatcher->accept(std::move(one));
+      std::vector<Accepted> accepted = dispatcher->accept(one);
       leader->entered(number, accepted[0].operation());
       out.room = accepted[0].room();
       out.id = dispatcher->submit(std::move(accepted), {end})[0];
@@ -137,12 +137,10 @@ const ModelInfo& Engine::model_info() const { return state_->executor.model_info
 
 std::weak_ptr<const void> Engine::life() const { return state_->life; }
 
-Accepted Engine::check(Operation operation, const SampleHooks& hooks, Beyond beyond) {
+Accepted Engine::check(Operation&& operation, const SampleHooks& hooks, Beyond beyond) {
   state_->require_own_process();
   engine::check(operation, state_->executor.spec());
-  std::vector<Operation> one;
-  one.push_back(std::move(operation));
-  return std::move(state_->own_queue().accept(std::move(one), hooks, beyond)[0]);
+  return std::move(state_->own_queue().accept({&operation, 1}, hooks, beyond)[0]);
 }
 
 void Engine::validate(const Operation& operation) const {

@@ -45,10 +45,11 @@ class Engine {
 
   // Checks what can be checked at once, and takes a place in the queue and memory. Waits for the
   // disk only where the operation reads a checkpoint: a Save looks at its folder when it writes.
-  // `hooks` go with a Sample. Error kInvalid: what check finds, or the operation and its result
-  // take more than max_queued_bytes alone, and that is refused; kBusy: the tenant's queue, or that
-  // of all, is full, in operations or bytes.
-  Accepted check(Operation operation, const SampleHooks& hooks = {},
+  // `hooks` go with a Sample. An error leaves the operation as it is, so that it can be offered
+  // again. Error kInvalid: what check finds, or the operation and its result take more than
+  // max_queued_bytes alone, and that is refused; kBusy: the tenant's queue, or that of all, is
+  // full, in operations or bytes.
+  Accepted check(Operation&& operation, const SampleHooks& hooks = {},
                  Beyond beyond = Beyond::kRefused);
   // Error kInvalid where check would refuse the operation however much room there was, and whatever
   // its files hold. Never waits for the disk.

@@ -28,11 +28,9 @@ class NullBackend : public Backend {
     dispatcher_.require_possible(operation);
     on_validate();
   }
-  engine::Accepted check(engine::Operation operation, engine::Beyond beyond) override {
+  engine::Accepted check(engine::Operation&& operation, engine::Beyond beyond) override {
     if (on_check) on_check(operation);
-    std::vector<engine::Operation> one;
-    one.push_back(std::move(operation));
-    return std::move(dispatcher_.accept(std::move(one), {}, beyond)[0]);
+    return std::move(dispatcher_.accept({&operation, 1}, {}, beyond)[0]);
   }
   int64_t submit(engine::Accepted accepted, engine::OnDone on_done) override {
     std::vector<engine::Accepted> one;

@@ -86,8 +86,8 @@ class Journal {
   void append(uint8_t kind, uint16_t version, std::string payload, OnWritten on_written,
               Refusal refusal = Refusal::kTold);
 
-  // One that was written, or given to `replay`. Error kNotFound: it was removed; kInvalid: it is
-  // damaged, none has this sequence, or the system refuses.
+  // One that was written, or given to `replay`. Error kNotFound: it was removed; kInternal: it is
+  // damaged, or none has this sequence; kInvalid: the system refuses.
   StoredRecord read(uint64_t sequence) const;
 
   // The next record begins a segment, so that those before it can go.

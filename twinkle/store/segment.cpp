@@ -191,7 +191,7 @@ StoredRecord read_record(const File& file, int64_t offset, uint64_t sequence) {
     }
     offset = end;
   }
-  fail(Code::kInvalid, "store: ", file.path().string(), " has no whole record ", sequence,
+  fail(Code::kInternal, "store: ", file.path().string(), " has no whole record ", sequence,
        " at byte ", offset, "; restore a backup");
 }
 

@@ -76,7 +76,8 @@ End read_segment(const Segment& segment, bool last,
 std::map<uint64_t, int64_t> offsets_in(const File& file, int64_t offset);
 
 // The record of a sequence in a file of records, at byte `offset` or behind the records that begin
-// there. Reads no payload but its own. Error kInvalid: it is not there, or is damaged.
+// there. Reads no payload but its own. Error kInternal: it is not there, or is damaged; kInvalid:
+// the system refuses.
 StoredRecord read_record(const File& file, int64_t offset, uint64_t sequence);
 
 }  // namespace twinkle::store

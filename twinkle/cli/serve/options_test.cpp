@@ -105,6 +105,7 @@ TEST(ServeOptions, AreTheseWithTheseDefaults) {
       "max_open=32768",
       "max_result_bytes=268435456",
       "max_sample_bytes=67108864",
+      "max_forward_backward_bytes=67108864",
       "durability=process",
       "segment_bytes=67108864",
       "sync_seconds=0.005",

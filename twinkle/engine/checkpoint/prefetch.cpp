@@ -1,5 +1,6 @@
 #include "twinkle/engine/checkpoint/prefetch.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -15,7 +16,7 @@ struct Prefetch::State {
   std::map<std::string, TenantShape> tenants GUARDED_BY(mutex){};
   // Operations that have not ended. A shape may not be known before its Create runs.
   std::multimap<std::string, std::optional<TenantShape>> creates GUARDED_BY(mutex){};
-  std::multiset<std::string> saves GUARDED_BY(mutex){};  // their folders
+  std::multiset<std::string> saves GUARDED_BY(mutex){};  // their folders, as they were named
   std::set<std::string> holders GUARDED_BY(mutex){};     // "load", "delete": of all weights
 };
 
@@ -77,10 +78,16 @@ std::optional<TenantShape> Prefetch::shape_of(const std::string& tenant) const {
   return found == state_->tenants.end() ? std::nullopt : std::optional(found->second);
 }
 
+// Who reads waits for the disk anyway; a Save does not, so that the names of these are resolved
+// here.
 bool Prefetch::is_awaited(const std::string& directory) const {
+  const std::multiset<std::string> saves = [&] {
+    const Lock lock(state_->mutex);
+    return state_->saves;
+  }();
+  if (saves.empty()) return false;
   const std::string name = resolved_name(directory);
-  const Lock lock(state_->mutex);
-  return state_->saves.contains(name);
+  return std::ranges::any_of(saves, [&](const auto& save) { return resolved_name(save) == name; });
 }
 
 std::shared_ptr<void> Prefetch::hold_weights(const char* operation) const {
@@ -155,7 +162,8 @@ std::shared_ptr<Prepared> Prefetch::prepare(const Operation& operation, const Re
   if (!op) return nullptr;
   auto out = std::make_shared<Prefetched>();
   const auto save = [&] {
-    std::string name = resolved_name(op->directory);
+    std::error_code ignored;  // of a working directory that is gone: the Save finds it, too
+    std::string name = std::filesystem::absolute(op->directory, ignored).string();
     const Lock lock(state_->mutex);
     return state_->saves.insert(std::move(name));
   }();

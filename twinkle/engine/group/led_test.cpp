@@ -49,7 +49,7 @@ class Rank {
     const Door::Entry entry = door_.enter(operation);
     const auto promise = std::make_shared<std::promise<Result>>();
     std::vector<Operation> one{entry.joined.operation};
-    std::vector<Accepted> accepted = dispatcher_->accept(std::move(one));
+    std::vector<Accepted> accepted = dispatcher_->accept(one);
     leader_->entered(entry.number, accepted[0].operation());
     const auto end = [this, promise, entry](const Outcome& outcome) {
       leader_->tell(entry.number, outcome);

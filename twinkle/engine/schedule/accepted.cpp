@@ -20,8 +20,8 @@ std::vector<int64_t> tokens_of(const Operation& operation) {
 
 }  // namespace
 
-// With the bytes that they hold, and no places yet.
-std::vector<Accepted> Dispatcher::with_memory(std::vector<Operation> operations,
+// With the bytes that the operations hold, but without these, and no places yet.
+std::vector<Accepted> Dispatcher::with_memory(std::span<const Operation> operations,
                                               const SampleHooks& hooks, Beyond beyond) {
   const bool streams = static_cast<bool>(hooks.on_tokens);
   std::map<std::string, int64_t> together;
@@ -44,11 +44,10 @@ std::vector<Accepted> Dispatcher::with_memory(std::vector<Operation> operations,
   for (size_t i = 0; i < operations.size(); ++i) {
     Jobs one;
     Job& job = one[0];
-    job.operation = std::move(operations[i]);
-    job.room = held_.reserve(tenant_of(job.operation), bytes[i], beyond);
+    job.room = held_.reserve(tenant_of(operations[i]), bytes[i], beyond);
     job.prepared =
-        executor_.prepare(job.operation, [&](int64_t more) { job.room->resize(bytes[i] += more); });
-    if (std::holds_alternative<Sample>(job.operation)) {
+        executor_.prepare(operations[i], [&](int64_t more) { job.room->resize(bytes[i] += more); });
+    if (std::holds_alternative<Sample>(operations[i])) {
       job.hooks = hooks;
       job.streams = streams;
     }
@@ -62,9 +61,9 @@ void Dispatcher::require_possible(const Operation& operation) const {
                          num_bytes(operation) + executor_.max_result_bytes(operation, false));
 }
 
-void Dispatcher::require_room(std::span<const Accepted> accepted) const {
+void Dispatcher::require_room(std::span<const Operation> operations) const {
   std::map<std::string, int64_t> more;
-  for (const Accepted& a : accepted) ++more[tenant_of(a.operation())];
+  for (const Operation& operation : operations) ++more[tenant_of(operation)];
   for (const auto& [tenant, n] : more) {
     const auto it = tenants_.find(tenant);
     const int64_t queued = it == tenants_.end() ? 0 : it->second.num_queued;
@@ -72,24 +71,25 @@ void Dispatcher::require_room(std::span<const Accepted> accepted) const {
             queued, " operations in its queue and submits ", n, ", max_queued is ",
             options_.max_queued, "; wait for some of their results");
   }
-  require(num_queued_ + std::ssize(accepted) <= options_.max_queued_total, Code::kBusy,
-          "engine: tenant '", accepted.empty() ? "" : tenant_of(accepted[0].operation()),
-          "' submits ", accepted.size(), " operations while ", num_queued_,
+  require(num_queued_ + std::ssize(operations) <= options_.max_queued_total, Code::kBusy,
+          "engine: tenant '", operations.empty() ? "" : tenant_of(operations[0]), "' submits ",
+          operations.size(), " operations while ", num_queued_,
           " of all tenants are queued, max_queued_total is ", options_.max_queued_total,
           "; try again later");
 }
 
-std::vector<Accepted> Dispatcher::accept(std::vector<Operation> operations,
-                                         const SampleHooks& hooks, Beyond beyond) {
-  std::vector<Accepted> out = with_memory(std::move(operations), hooks, beyond);
+std::vector<Accepted> Dispatcher::accept(std::span<Operation> operations, const SampleHooks& hooks,
+                                         Beyond beyond) {
+  std::vector<Accepted> out = with_memory(operations, hooks, beyond);
   const Lock lock(mutex_);
   require(!closed_, Code::kBusy, "engine: closed");
-  require_room(out);
-  for (const Accepted& a : out) tenants_[tenant_of(a.operation())];  // before any has its place
-  for (Accepted& a : out) {
-    ++tenants_.at(tenant_of(a.operation())).num_queued;
+  require_room(operations);
+  for (const Operation& o : operations) tenants_[tenant_of(o)];  // before any has its place
+  for (size_t i = 0; i < out.size(); ++i) {
+    ++tenants_.at(tenant_of(operations[i])).num_queued;
     ++num_queued_;
-    a.dispatcher_ = this;
+    out[i].job_.mapped().operation = std::move(operations[i]);
+    out[i].dispatcher_ = this;
   }
   return out;
 }
@@ -134,7 +134,7 @@ std::vector<int64_t> Dispatcher::submit(std::vector<Accepted> accepted,
 
 std::vector<Future> Dispatcher::submit(std::vector<Operation> operations,
                                        const SampleHooks& hooks) {
-  std::vector<Accepted> accepted = accept(std::move(operations), hooks);
+  std::vector<Accepted> accepted = accept(operations, hooks);
   std::vector<Future> futures;
   std::vector<OnDone> on_done;
   for (const Accepted& a : accepted) {

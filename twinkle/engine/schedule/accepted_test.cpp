@@ -24,9 +24,7 @@ class AcceptedOperation : public Dispatched {
   // Before the outcomes go, which the dispatcher's thread writes.
   void TearDown() override { dispatcher_.reset(); }
   Accepted accept(Operation operation) {
-    std::vector<Operation> one;
-    one.push_back(std::move(operation));
-    return std::move(dispatcher_->accept(std::move(one))[0]);
+    return std::move(dispatcher_->accept({&operation, 1})[0]);
   }
   // Its outcome, behind `name`, among outcomes().
   OnDone noted(const std::string& name = "") {
@@ -75,7 +73,7 @@ TEST_F(AcceptedOperation, ItsOutcomeTellsItsShareOfTheExecutorsTime) {
       told.emplace_back([&seconds, name = tenant + what](const Outcome& outcome) {
         seconds[name] = outcome.seconds;
       });
-    dispatcher_->submit(dispatcher_->accept(std::move(operations)), std::move(told));
+    dispatcher_->submit(dispatcher_->accept(operations), std::move(told));
     state("a");
     state("b");
   };

@@ -59,10 +59,11 @@ class Dispatcher {
   Dispatcher(const Dispatcher&) = delete;
   Dispatcher& operator=(const Dispatcher&) = delete;
 
-  // Takes places in the queue and memory for all, or for none. `hooks` go with each Sample. Error
-  // kBusy: a queue is full, or closed; kInvalid: one takes more than max_queued_bytes alone, and
-  // that is refused.
-  std::vector<Accepted> accept(std::vector<Operation> operations, const SampleHooks& hooks = {},
+  // Takes the operations, places in the queue and memory for all, or for none: an error leaves them
+  // as they are, so that they can be offered again. `hooks` go with each Sample. Error kBusy: a
+  // queue is full, or closed; kInvalid: one takes more than max_queued_bytes alone, and that is
+  // refused.
+  std::vector<Accepted> accept(std::span<Operation> operations, const SampleHooks& hooks = {},
                                Beyond beyond = Beyond::kRefused);
   // Error kInvalid: the operation takes more than max_queued_bytes alone, as far as is known
   // without its files.
@@ -102,9 +103,9 @@ class Dispatcher {
   };
 
   // The caller's thread.
-  std::vector<Accepted> with_memory(std::vector<Operation> operations, const SampleHooks& hooks,
+  std::vector<Accepted> with_memory(std::span<const Operation> operations, const SampleHooks& hooks,
                                     Beyond beyond);
-  void require_room(std::span<const Accepted> accepted) const REQUIRES(mutex_);
+  void require_room(std::span<const Operation> operations) const REQUIRES(mutex_);
   void leave(const std::string& tenant);  // the queue, by one that was accepted and dropped
 
   // The dispatcher's thread.

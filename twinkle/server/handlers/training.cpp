@@ -38,8 +38,7 @@ std::string utc(int64_t ms) {
 }
 
 std::vector<float> floats(const Tensor& tensor, const std::string& where) {
-  auto out = std::visit([](const auto& v) { return std::vector<float>(v.begin(), v.end()); },
-                        tensor.values);
+  auto out = tinker::cells_of<float>(tensor, [](auto value) { return static_cast<float>(value); });
   const auto wrong = std::ranges::find_if_not(out, [](float x) { return std::isfinite(x); });
   require(wrong == out.end(), Code::kInvalid, where, " holds ", wrong == out.end() ? 0 : *wrong,
           " at ", wrong - out.begin(), ", its numbers must be finite");
@@ -65,15 +64,13 @@ const Tensor& targets_of(const tinker::Datum& datum, const std::string& where) {
 }
 
 std::vector<int32_t> labels_of(const Tensor& targets, const std::string& where) {
-  const auto* ids = std::get_if<std::vector<int64_t>>(&targets.values);
-  require(ids, Code::kInvalid, where, ".target_tokens must be int64");
-  std::vector<int32_t> out;
-  for (const int64_t id : *ids) {
-    require(std::in_range<int32_t>(id) && id >= 0, Code::kInvalid, where, ".target_tokens holds ",
-            id, ", it must be a token");
-    out.push_back(static_cast<int32_t>(id));
-  }
-  return out;
+  require(std::holds_alternative<std::vector<int64_t>>(targets.values), Code::kInvalid, where,
+          ".target_tokens must be int64");
+  return tinker::cells_of<int32_t>(targets, [&](auto id) {
+    require(std::in_range<int32_t>(static_cast<int64_t>(id)) && id >= 0, Code::kInvalid, where,
+            ".target_tokens holds ", id, ", it must be a token");
+    return static_cast<int32_t>(id);
+  });
 }
 
 // 0: one a token, in one dimension.
@@ -136,6 +133,23 @@ void require_inputs(const tinker::ForwardBackwardRequest& request) {
       require(request.data[i].loss_fn_inputs.contains(name) || width_of(request.data[i]) > 0,
               Code::kInvalid, "server: data[", i, "] has no ", name, ", which ", request.loss_fn,
               " reads");
+}
+
+// A short sparse tensor may name a shape that fills the memory; the thread that serves fills it,
+// and makes the result: 4 bytes for each cell of target_tokens. `weights` has no more cells than
+// these.
+void require_result_fits(const tinker::ForwardBackwardRequest& request, int64_t most) {
+  int64_t bytes = 0;
+  for (size_t i = 0; i < request.data.size(); ++i) {
+    const auto targets = request.data[i].loss_fn_inputs.find("target_tokens");
+    if (targets == request.data[i].loss_fn_inputs.end()) continue;
+    bytes += 4 * targets->second.num_cells();
+    require(bytes <= most, Code::kInvalid, "server: data[", i, "].target_tokens has the shape ",
+            text_of(targets->second.shape), ", with which the result has ", bytes,
+            " bytes or more: 4 for each target of a token, also where a sparse tensor lists none; "
+            "max_forward_backward_bytes is ",
+            most, "; send less data, or fewer targets of a token, in one request");
+  }
 }
 
 // widths: of each datum's targets.
@@ -266,23 +280,26 @@ std::optional<Response> get_training_run(Call& call) {
 
 std::optional<Response> forward_backward(Call& call) {
   Run& run = call.run();
+  Services& s = call.services;
   const tinker::ForwardBackwardRequest request = read(call, run);
   Ready ready;
-  try {
-    ready = ready_of(request, run.id);
-    if (!run.came(request.seq_id))  // what a journal holds was decided on before
-      call.services.decisions.decide([&] { require_inputs(request); });
-  } catch (const Error& e) {
-    call.services.runs.refuse(run, request.seq_id, e.what(), !request.forward_only);
-    throw;
-  }
+  if (!run.came(request.seq_id) || s.decisions.is_decided()) try {
+      s.decisions.decide([&] { require_result_fits(request, s.promises.max_training_bytes()); });
+      ready = ready_of(request, run.id);
+      if (!run.came(request.seq_id))  // what a journal holds was decided on before
+        s.decisions.decide([&] { require_inputs(request); });
+    } catch (const Error& e) {
+      s.runs.refuse(run, request.seq_id, e.what(), !request.forward_only);
+      throw;
+    }
+  const int64_t bytes = engine::num_bytes(ready.operation);
   const Source source{.sequence = call.sequence,
-                      .bytes = std::ssize(call.request.body),
+                      .bytes = std::max<int64_t>(std::ssize(call.request.body), bytes),
                       .make = [id = run.id](const Command& command) {
                         return ready_of(tinker::read_forward_backward(command.body), id);
                       }};
-  return json(ack(run, call.services.runs.submit(run, {request.seq_id, call.key_id, call.time_ms},
-                                                 std::move(ready), source)));
+  return json(ack(run, s.runs.submit(run, {request.seq_id, call.key_id, call.time_ms},
+                                     std::move(ready), source)));
 }
 
 namespace {

@@ -201,7 +201,14 @@ ReadBack History::kept(uint64_t sequence) {
       return carried_->read(sequence);  // its segment has given way to a state, maybe now
     }
   };
-  const store::StoredRecord r = read();
+  const store::StoredRecord r = [&] {
+    try {
+      return read();
+    } catch (const Error& e) {
+      if (e.code == Code::kInvalid) throw Error(Code::kBusy, e.what());  // the system, for now
+      throw;
+    }
+  }();
   AnyRecord record = decoded({sequence, r.kind, r.version, r.payload});
   if (auto* command = std::get_if<Command>(&record)) return std::move(*command);
   auto* ended = std::get_if<Ended>(&record);

@@ -70,7 +70,8 @@ class History {
   void close(const std::function<void()>& also, const std::function<void()>& turn = [] {});
 
   // Reads the record of this sequence back, also while a replay goes on. Only where one was
-  // appended, or replayed, from a folder. Error kBusy, told at once: it is closed.
+  // appended, or replayed, from a folder. Errors as of store::Journal::read, but kBusy: the system
+  // refuses now; and, told at once: it is closed.
   void read(uint64_t sequence, ReadFor what, const Reader::Then& then);
 
   bool is_replaying() const { return replaying_; }

@@ -78,7 +78,7 @@ store::StoredRecord CarriedRecords::read(uint64_t sequence) {
     state_ = state;
   }
   const auto found = offsets_.find(sequence);
-  require(found != offsets_.end(), Code::kInvalid, "server: record ", sequence, " is not in ",
+  require(found != offsets_.end(), Code::kInternal, "server: record ", sequence, " is not in ",
           file.path().string(), ", and is needed; restore a backup");
   return store::read_record(file, found->second, sequence);
 }

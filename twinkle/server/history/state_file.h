@@ -32,7 +32,7 @@ class CarriedRecords {
  public:
   explicit CarriedRecords(std::filesystem::path journal) : journal_(std::move(journal)) {}
 
-  // Errors as of store::read_record; kInvalid, too: the state does not carry it.
+  // Errors as of store::read_record; kInternal, too: the state does not carry it.
   store::StoredRecord read(uint64_t sequence);
 
  private:

@@ -30,7 +30,8 @@ class Backend {
   virtual engine::SamplingStats sampling() const = 0;
   virtual engine::ParkingStats parking() const = 0;
   virtual void validate(const engine::Operation& operation) const = 0;
-  virtual engine::Accepted check(engine::Operation operation,
+  // An error leaves the operation as it is.
+  virtual engine::Accepted check(engine::Operation&& operation,
                                  engine::Beyond beyond = engine::Beyond::kRefused) = 0;
   virtual int64_t submit(engine::Accepted accepted, engine::OnDone on_done) = 0;
   virtual bool cancel(int64_t id) = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <exception>
 #include <memory>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -11,6 +12,9 @@
 namespace twinkle::server {
 namespace {
 
+// Behind which what the system refused for want of files, memory or luck is asked for again.
+constexpr std::chrono::milliseconds kReadAgain{1000};
+
 bool is_busy(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -18,6 +22,17 @@ bool is_busy(const std::exception_ptr& error) {
     return e.code == Code::kBusy;
   } catch (...) {
     return false;
+  }
+}
+
+// Whether it may go well next time: a record that is damaged stays so.
+bool passes(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::bad_alloc&) {
+    return true;
+  } catch (...) {
+    return is_busy(error);
   }
 }
 
@@ -39,7 +54,8 @@ void Lines::add(int64_t number, std::shared_ptr<Pending> pending, bool is_again)
   if (lines_[key].waiting.size() == 1) go_on(key);
   const auto line = lines_.find(key);
   if (line == lines_.end() || line->second.waiting.empty()) return;
-  if (line->second.is_reading && line->second.waiting.size() == 1) return;
+  const bool is_in_use = line->second.is_reading || line->second.has_room;
+  if (is_in_use && line->second.waiting.size() == 1) return;
   if (line->second.waiting.back().number == number) pending->let_go();  // it waits
 }
 
@@ -59,21 +75,22 @@ bool Lines::remove(int64_t number, const Pending& pending) {
   std::deque<Waiting>& waiting = line->second.waiting;
   const auto found = std::ranges::find(waiting, number, &Waiting::number);
   if (found == waiting.end() || (line->second.is_reading && found == waiting.begin())) return false;
+  const bool had_room = line->second.has_room && found == waiting.begin();
+  if (had_room) give_room_back(line->second, pending);
   waiting.erase(found);
   --num_waiting_;
   hungry_.remove(pending.owner, pending.source.bytes, number);
   rates_.leave(pending.request_id);
   if (waiting.empty() && line->second.num_given == 0) lines_.erase(line);
   go_on(key);
+  if (had_room) wake_others();
   return true;
 }
 
 void Lines::ended(const Pending& pending) {
   const std::string key = key_of(pending);
   Line& line = lines_.at(key);
-  --line.num_given;
-  line.bytes_given -= pending.source.bytes;
-  count(pending, -pending.source.bytes);
+  count(line, pending, -1);
   line.is_refused = false;
   if (line.waiting.empty() && line.num_given == 0) lines_.erase(key);
   go_on(key);
@@ -86,7 +103,7 @@ bool Lines::is_free(const Pending& pending) const {
   const Line& line = found == lines_.end() ? none : found->second;
   const bool is_held = !line.waiting.empty() && !line.waiting.front().pending->may_go;
   return (line.waiting.empty() || is_held) && has_room(line, pending.source.bytes) &&
-         has_room_in_all(pending.owner, pending.source.bytes);
+         has_room_in_all(pending.owner, pending.source.bytes) && !hungry_.is_reserved();
 }
 
 bool Lines::has_sample(const std::string& tenant, int64_t version) const {
@@ -111,7 +128,11 @@ bool Lines::has_room_in_all(const std::string& owner, int64_t bytes) const {
   return bytes_given_ == 0 || has + bytes <= options_.max_bytes_total - bytes_given_;
 }
 
-void Lines::count(const Pending& pending, int64_t bytes) {
+// `num`: 1, or -1 of one that has its room no more.
+void Lines::count(Line& line, const Pending& pending, int64_t num) {
+  const int64_t bytes = num * pending.source.bytes;
+  line.num_given += num;
+  line.bytes_given += bytes;
   bytes_given_ += bytes;
   const auto of = bytes_of_.try_emplace(pending.owner).first;
   if ((of->second += bytes) == 0) bytes_of_.erase(of);
@@ -120,45 +141,52 @@ void Lines::count(const Pending& pending, int64_t bytes) {
 // Gives the engine the first of a line, and those behind it, until one must wait.
 void Lines::go_on(const std::string& key) {
   for (auto found = lines_.find(key); found != lines_.end(); found = lines_.find(key)) {
-    const Line& line = found->second;
+    Line& line = found->second;
     if (is_closed_ || line.waiting.empty() || line.is_reading || line.is_refused) return;
     const Waiting& first = line.waiting.front();
     if (!first.pending->may_go) return;
     if (first.pending->version > 0 && publishing_.contains(first.pending->tenant)) return;
-    const std::string& owner = first.pending->owner;
-    const int64_t bytes = first.pending->source.bytes;
-    hungry_.remove(owner, bytes, first.number);
-    if (!has_room(line, bytes)) return;  // until one of its own ends
-    if (!has_room_in_all(owner, bytes)) return hungry_.add(owner, bytes, first.number, key);
+    if (!line.has_room && !find_room(key)) return;
     if (!first.pending->ready) return read_first(key);
     if (!give_first(key)) return;
   }
 }
 
-// False: not now.
+// Whether there is room here for the first of a line; where there is none in all, it waits for it.
+bool Lines::find_room(const std::string& key) {
+  const Line& line = lines_.at(key);
+  const Waiting& first = line.waiting.front();
+  const std::string& owner = first.pending->owner;
+  const int64_t bytes = first.pending->source.bytes;
+  const bool is_lines = has_room(line, bytes);  // else until one of its own ends
+  if (is_lines && (!has_room_in_all(owner, bytes) || !hungry_.may_pass(first.number))) {
+    hungry_.add(owner, bytes, first.number, key);
+    return false;
+  }
+  hungry_.remove(owner, bytes, first.number);
+  return is_lines;
+}
+
+// False: not now. What the engine does not take stays as it is.
 bool Lines::give_first(const std::string& key) {
   Pending& pending = *lines_.at(key).waiting.front().pending;
   if (!pending.reads.empty()) {
     check_on_disk(key);
     return false;
   }
-  return give_checked(key, [&] {
-    // What can be read again need not be copied.
-    return backend_.check(pending.source.sequence > 0 ? std::move(pending.ready->operation)
-                                                      : pending.ready->operation,
-                          beyond_of(pending));
-  });
+  return give_checked(
+      key, [&] { return backend_.check(std::move(pending.ready->operation), beyond_of(pending)); });
 }
 
 // The engine reads a checkpoint's files where it is asked whether it takes the operation.
 void Lines::check_on_disk(const std::string& key) {
   Line& line = lines_.at(key);
   line.is_reading = true;
-  const Pending& pending = *line.waiting.front().pending;
+  const std::shared_ptr<Pending> pending = line.waiting.front().pending;
   const auto checked = std::make_shared<std::optional<engine::Accepted>>();
   disk_.run(
-      [this, checked, operation = pending.ready->operation, beyond = beyond_of(pending)]() mutable {
-        checked->emplace(backend_.check(std::move(operation), beyond));
+      [this, checked, pending, beyond = beyond_of(*pending)] {  // nobody else uses it meanwhile
+        checked->emplace(backend_.check(std::move(pending->ready->operation), beyond));
       },
       loop_,
       [this, key, checked](const std::exception_ptr& error) {
@@ -175,32 +203,46 @@ void Lines::check_on_disk(const std::string& key) {
 // Gives the engine the first of a line, if `check` does not throw. False: the engine has no room.
 bool Lines::give_checked(const std::string& key, const std::function<engine::Accepted()>& check) {
   const Waiting first = lines_.at(key).waiting.front();
-  Pending& pending = *first.pending;
+  Line& line = lines_.at(key);
   std::optional<engine::Accepted> accepted;
   try {
     accepted.emplace(check());
   } catch (...) {
     if (is_busy(std::current_exception())) {
-      pending.let_go();
-      refused(key);
+      // It stays in memory, or it would be made anew each time: as what was given, for others.
+      if (!std::exchange(line.has_room, true)) count(line, *first.pending, 1);
+      ask_again(key, options_.again);
       return false;
     }
-    fail_(first.number, std::current_exception());
-    remove_first(key);
+    fail_first(key, std::current_exception());
     return true;
   }
-  Line& line = lines_.at(key);
-  ++line.num_given;
-  line.bytes_given += pending.source.bytes;
-  count(pending, pending.source.bytes);
+  if (!std::exchange(line.has_room, false)) count(line, *first.pending, 1);
+  hungry_.passed(first.number);
   give_(first.number, std::move(*accepted));
   remove_first(key);
   return true;
 }
 
-void Lines::refused(const std::string& key) {
+void Lines::fail_first(const std::string& key, const std::exception_ptr& error) {
+  Line& line = lines_.at(key);
+  const Waiting first = line.waiting.front();
+  if (line.has_room) {
+    give_room_back(line, *first.pending);
+    loop_.post([this] { wake_others(); });
+  }
+  fail_(first.number, error);
+  remove_first(key);
+}
+
+void Lines::give_room_back(Line& line, const Pending& pending) {
+  line.has_room = false;
+  count(line, pending, -1);
+}
+
+void Lines::ask_again(const std::string& key, std::chrono::milliseconds pause) {
   lines_.at(key).is_refused = true;
-  loop_.after(options_.again, [this, key] {
+  loop_.after(pause, [this, key] {
     const auto found = lines_.find(key);
     if (found == lines_.end()) return;
     found->second.is_refused = false;
@@ -215,15 +257,23 @@ void Lines::read_first(const std::string& key) {
   history_.read(first.pending->source.sequence, ReadFor::kWork,
                 [this, key, first](const ReadBack& kept, const std::exception_ptr& error) {
                   lines_.at(key).is_reading = false;
+                  if (is_closed_) return;
                   try {
                     if (error) std::rethrow_exception(error);
                     first.pending->ready = first.pending->source.make(std::get<Command>(kept));
                   } catch (...) {
-                    fail_(first.number, std::current_exception());
-                    remove_first(key);
+                    const std::exception_ptr why = std::current_exception();
+                    if (!passes(why)) return fail_read(key, why);
+                    if (!std::exchange(first.pending->is_unread, true)) unread_(first.number, why);
+                    return ask_again(key, kReadAgain);
                   }
                   go_on(key);
                 });
+}
+
+void Lines::fail_read(const std::string& key, const std::exception_ptr& error) {
+  fail_first(key, error);
+  go_on(key);
 }
 
 // The engine has been given it, or never will be.

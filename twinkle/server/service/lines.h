@@ -36,8 +36,10 @@ struct LineOptions {
             "max_given", &O::max_given, between(1, kMostTokens),
             "operations of a run that the engine is given at a time, at most max_queued; the rest "
             "wait on the disk"),
-        option("max_given_bytes", &O::max_bytes, between(1, kMostBytes),
-               "bytes of requests' bodies that they are made of, at most max_given_bytes_total"),
+        option(
+            "max_given_bytes", &O::max_bytes, between(1, kMostBytes),
+            "bytes of requests' bodies that they are made of, or of memory where they take more, "
+            "as sparse tensors do; at most max_given_bytes_total"),
         option(
             "max_given_bytes_total", &O::max_bytes_total, between(1, kMostBytes),
             "the same of all runs, in bytes, of which one tenant is given at most as many as are "
@@ -60,6 +62,7 @@ class Lines {
   struct Told {
     Give give;
     Fail fail;
+    Fail unread;  // its record cannot be read now, which is told once; it goes on to be asked for
   };
 
   Lines(const LineOptions& options, Backend& backend, Threads threads, History& history,
@@ -71,7 +74,8 @@ class Lines {
         history_(history),
         rates_(rates),
         give_(std::move(told.give)),
-        fail_(std::move(told.fail)) {}
+        fail_(std::move(told.fail)),
+        unread_(std::move(told.unread)) {}
 
   // Behind those of its line. `is_again`: of a replay that does it again: no rate holds it, and the
   // Samples of a version wait for the Publishes that are done again, of which one makes theirs.
@@ -93,9 +97,10 @@ class Lines {
  private:
   struct Line {
     std::deque<Waiting> waiting;
-    int64_t num_given = 0, bytes_given = 0;  // that the engine has
+    int64_t num_given = 0, bytes_given = 0;  // that the engine has, or that have room
     bool is_reading = false;                 // the first, from the journal, or what it reads
-    bool is_refused = false;                 // the engine had no room just now for the first
+    bool is_refused = false;  // the first just now, by an engine without room, or by the disk
+    bool has_room = false;    // the first, which the engine has refused so far: it is in memory
   };
 
   static std::string samples_of(const std::string& tenant) { return "sample " + tenant; }
@@ -105,14 +110,18 @@ class Lines {
   static bool publishes_again(const Waiting& w) { return w.is_again && w.pending->publishes; }
   void ask_rates(const std::string& key, const std::shared_ptr<Pending>& pending);
   bool has_room(const Line& line, int64_t bytes) const;
-  void count(const Pending& pending, int64_t bytes);
+  void count(Line& line, const Pending& pending, int64_t num);
+  void give_room_back(Line& line, const Pending& pending);
   bool has_room_in_all(const std::string& owner, int64_t bytes) const;
   void go_on(const std::string& key);
+  bool find_room(const std::string& key);
   bool give_first(const std::string& key);
   bool give_checked(const std::string& key, const std::function<engine::Accepted()>& check);
   void check_on_disk(const std::string& key);
   void read_first(const std::string& key);
-  void refused(const std::string& key);
+  void ask_again(const std::string& key, std::chrono::milliseconds pause);
+  void fail_first(const std::string& key, const std::exception_ptr& error);
+  void fail_read(const std::string& key, const std::exception_ptr& error);
   void remove_first(const std::string& key);
   void wake_others();
 
@@ -123,7 +132,7 @@ class Lines {
   History& history_;
   Rates& rates_;
   const Give give_;
-  const Fail fail_;
+  const Fail fail_, unread_;
   std::map<std::string, Line> lines_;          // with something that waits or was given
   Hungry hungry_;                              // lines whose first waits for room in all
   std::map<std::string, int64_t> publishing_;  // Publishes that wait to be done again, by tenant

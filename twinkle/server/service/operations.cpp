@@ -16,6 +16,14 @@ namespace {
 
 using engine::Outcome;
 
+std::string reason_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
 Outcome cancelled() {
   return {.error = std::make_exception_ptr(Error(
               Code::kConflict, "server: the session has finished, and this sample was cancelled"))};
@@ -40,6 +48,11 @@ Operations::Operations(const LineOptions& lines, Backend& backend, Threads threa
               .fail =
                   [this](int64_t number, const std::exception_ptr& error) {
                     loop_.post([this, number, error] { came(number, {.error = error}); });
+                  },
+              .unread =
+                  [this](int64_t number, const std::exception_ptr& error) {
+                    on_trouble_(entries_.at(number)->pending->request_id +
+                                " waits, since its record cannot be read now: " + reason_of(error));
                   }}) {}
 
 void Operations::start(std::shared_ptr<Pending> pending, bool covered) {
@@ -58,7 +71,7 @@ void Operations::start(std::shared_ptr<Pending> pending, bool covered) {
 void Operations::require_room(const Pending& pending) const {
   require(lines_.is_free(pending), Code::kBusy, "server: the engine's queue of '", pending.tenant,
           "' is full; come again");
-  backend_.check(pending.ready->operation);  // whose room is given back
+  backend_.check(engine::Operation(pending.ready->operation));  // whose room is given back
 }
 
 void Operations::cancel_samples(const std::string& session) {

@@ -28,7 +28,7 @@ struct Ready {
 // Where an operation is when it is not in memory.
 struct Source {
   uint64_t sequence = 0;  // of its command in the journal; 0: nowhere, it stays in memory
-  int64_t bytes = 0;      // of the command's body, about those of the operation
+  int64_t bytes = 0;      // of the command's body or of the operation, whichever has more
   std::function<Ready(const Command&)> make = {};  // the same each time; holds a few words
 };
 
@@ -75,6 +75,7 @@ struct Pending {
   bool creates = false, publishes = false, saves = false;
   std::string reads;         // the folder of a checkpoint, or empty
   int64_t version = 0;       // that a Sample samples
+  bool is_unread = false;    // its record could not be read so far, which was told
   bool came_before = false;  // this start, whose limits may be lower
   std::string owner;         // whose rates may hold it; empty: nobody's
   bool may_go = false;       // as far as they say

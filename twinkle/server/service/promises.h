@@ -25,6 +25,7 @@ struct PromiseOptions {
   int64_t max_open = 32768;
   int64_t max_result_bytes = int64_t{256} << 20;
   int64_t max_sample_bytes = int64_t{64} << 20;
+  int64_t max_training_bytes = int64_t{64} << 20;
 
   static constexpr auto fields() {
     using O = PromiseOptions;
@@ -40,10 +41,13 @@ struct PromiseOptions {
         option("max_result_bytes", &O::max_result_bytes, between(0, kMostBytes),
                "bytes of results in memory; beyond them the oldest wait in the journal until they "
                "are asked for"),
-        option(
-            "max_sample_bytes", &O::max_sample_bytes, between(1, kMostBytes),
-            "bytes that the result of one asample may have at most, as num_samples, max_tokens "
-            "and topk_sample_logprobs tell before it is sampled; what may have more is refused")};
+        option("max_sample_bytes", &O::max_sample_bytes, between(1, kMostBytes),
+               "bytes that the result of one asample may have at most, as num_samples, max_tokens "
+               "and topk_sample_logprobs tell before it is sampled; what may have more is refused"),
+        option("max_forward_backward_bytes", &O::max_training_bytes, between(1, kMostBytes),
+               "bytes that the result of one forward_backward or forward may have at most: 4 for "
+               "each target of a token, also where a sparse tensor lists none; what has more is "
+               "refused")};
   }
 };
 
@@ -102,6 +106,7 @@ class Promises {
   // Forgets it; polls that wait are answered 410, which makes the client give it up.
   void drop(const std::string& id);
   int64_t max_sample_bytes() const { return options_.max_sample_bytes; }
+  int64_t max_training_bytes() const { return options_.max_training_bytes; }
   int64_t num_open() const { return num_open_; }    // not settled
   int64_t num_held() const { return num_held_; }    // polls that wait
   int64_t num_bytes() const { return num_bytes_; }  // of results in memory

@@ -154,15 +154,15 @@ bool Snapshots::restore(const std::map<std::string, Snapshotted>& snapshots, boo
     const std::string run = engine::tenant_of(to_restore_.front());
     try {
       ++num_restoring_;
-      backend_.submit(backend_.check(to_restore_.front(), engine::Beyond::kAlone),
-                      [this, run](const engine::Outcome& outcome) {
-                        loop_.post([this, run, error = outcome.error] {
-                          --num_restoring_;
-                          if (error && trouble_.empty())
-                            trouble_ =
-                                unreadable(run, path_of(restored_.at(run).folder), text_of(error));
-                        });
-                      });
+      backend_.submit(
+          backend_.check(engine::Operation(to_restore_.front()), engine::Beyond::kAlone),
+          [this, run](const engine::Outcome& outcome) {
+            loop_.post([this, run, error = outcome.error] {
+              --num_restoring_;
+              if (error && trouble_.empty())
+                trouble_ = unreadable(run, path_of(restored_.at(run).folder), text_of(error));
+            });
+          });
     } catch (const Error& e) {
       --num_restoring_;
       if (e.code == Code::kBusy) return false;

@@ -28,6 +28,34 @@ TEST(Hungry, WhoWaitsLongestOfThoseThatFindRoomIsFirstWhosesoeverItIs) {
   EXPECT_EQ(hungry.take(all), "");
 }
 
+TEST(Hungry, WhoWasPassedOftenEnoughIsPassedNoMore) {
+  Hungry hungry;
+  hungry.add("a", 100, 1, "large");
+  hungry.add("b", 10, 1000, "small");
+  int64_t room = 50;
+  const auto has_room = [&](const std::string&, int64_t bytes) { return bytes <= room; };
+  for (int64_t i = 0; i + 1 < Hungry::kMostPasses; ++i) hungry.passed(2 + i);
+  hungry.passed(0);  // older
+  EXPECT_FALSE(hungry.is_reserved());
+  EXPECT_EQ(hungry.take(has_room), "small");
+  hungry.passed(1000);
+  hungry.add("b", 10, 1001, "smaller");
+  EXPECT_TRUE(hungry.is_reserved());
+  EXPECT_FALSE(hungry.may_pass(1001));
+  EXPECT_TRUE(hungry.may_pass(1));
+  EXPECT_TRUE(hungry.may_pass(0));
+  EXPECT_EQ(hungry.take(has_room), "") << "the room is kept";
+  hungry.remove("a", 100, 1);
+  hungry.add("a", 100, 1, "large");  // asked in vain
+  EXPECT_TRUE(hungry.is_reserved());
+  room = 100;
+  EXPECT_EQ(hungry.take(has_room), "large");
+  EXPECT_TRUE(hungry.may_pass(1002));
+  EXPECT_EQ(hungry.take(has_room), "smaller");
+  hungry.passed(1002);
+  EXPECT_FALSE(hungry.is_reserved());
+}
+
 TEST(Hungry, OfThousandsThatFindNoRoomOneOfEachOwnerIsAsked) {
   Hungry hungry;
   for (int64_t number = 0; number < 3000; ++number)

@@ -58,12 +58,32 @@ TEST(ForwardBackwardRequest, ReadsOptionsAndForwardOnly) {
   EXPECT_EQ(r.loss_fn_config, (LossConfig{{"clip_low_threshold", 0.9}}));
 }
 
-TEST(ForwardBackwardRequest, FillsASparseTensorWithZeros) {
+TEST(ForwardBackwardRequest, CellsThatASparseTensorDoesNotListAre0) {
   const auto r = read_forward_backward(from_hex(kSparse));
   const Tensor& targets = r.data[0].loss_fn_inputs.at("target_tokens");
   EXPECT_EQ(targets.shape, (std::vector<int64_t>{3, 4}));
-  EXPECT_EQ(std::get<std::vector<int64_t>>(targets.values),
+  EXPECT_EQ(targets.num_cells(), 12);
+  EXPECT_EQ(cells_of<int64_t>(targets, std::identity()),
             (std::vector<int64_t>{0, 0, 7, 0, 0, 0, 0, 0, 8, 0, 0, 0}));
+  EXPECT_EQ(cells_of<int64_t>(ints({2, 3}), std::identity()), (std::vector<int64_t>{2, 3}));
+}
+
+TEST(ForwardBackwardRequest, OfASparseTensorOfManyCellsOnlyThoseThatAreListedAreInMemory) {
+  std::string hex = kSparse;
+  // The shape [3, 4] becomes [3, 20000000], which takes three bytes more, and so do all around it.
+  const std::string shape = "180222020304";
+  const size_t at = hex.find(shape);
+  ASSERT_NE(at, std::string::npos);
+  hex.replace(at, shape.size(), "180222050380dac409");
+  for (const auto& [from, to] :
+       {std::pair<std::string, std::string>{"1a730a100a0e", "1a760a100a0e"},
+        {"125f0a0d7461", "12620a0d7461"},
+        {"124e12460a10", "125112460a10"}})
+    hex.replace(hex.find(from), from.size(), to);
+  const auto r = read_forward_backward(from_hex(hex));
+  const Tensor& targets = r.data[0].loss_fn_inputs.at("target_tokens");
+  EXPECT_EQ(targets.num_cells(), 60'000'000);
+  EXPECT_EQ(targets.num_values(), 2);
 }
 
 TEST(ForwardBackwardRequest, AnyPrefixAndAnyChangedByteIsReadOrRefused) {

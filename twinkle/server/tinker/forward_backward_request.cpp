@@ -189,7 +189,7 @@ class Reader {
         in.skip();
       }
     }
-    if (is_sparse) return filled(std::move(out.shape), type, pbf_reader(sparse), where);
+    if (is_sparse) return sparse_of(std::move(out.shape), type, pbf_reader(sparse), where);
     out.values = values_of(type, {dense.data(), dense.size()}, where);
     count(out.num_values(), where);
     if (out.shape.empty()) out.shape = {out.num_values()};
@@ -215,8 +215,8 @@ class Reader {
     return out;
   }
 
-  // Compressed sparse rows: of row r, the values from crow[r] to crow[r + 1] and their columns.
-  Tensor filled(std::vector<int64_t> shape, int32_t type, pbf_reader in, const std::string& where) {
+  Tensor sparse_of(std::vector<int64_t> shape, int32_t type, pbf_reader in,
+                   const std::string& where) {
     protozero::data_view values{}, crow_bytes{}, col_bytes{};
     while (in.next()) {
       if (in.tag_and_type() == bytes_at(1))
@@ -230,35 +230,33 @@ class Reader {
     }
     check(shape.size() == 2, where, " is sparse and has ", shape.size(),
           " dimensions, it must have 2");
-    const int64_t size = size_of(shape, where), rows = shape[0], cols = shape[1];
-    const auto crow =
-        numbers<int64_t>({crow_bytes.data(), crow_bytes.size()}, where + ".crow_indices");
-    const auto col = numbers<int64_t>({col_bytes.data(), col_bytes.size()}, where + ".col_indices");
+    const int64_t size = size_of(shape, where), rows = shape[0];
     Tensor out{.shape = std::move(shape),
                .values = values_of(type, {values.data(), values.size()}, where)};
-    check(std::ssize(crow) == rows + 1, where, ".crow_indices has ", crow.size(),
+    Csr& csr = out.sparse.emplace();
+    csr.crow = numbers<int64_t>({crow_bytes.data(), crow_bytes.size()}, where + ".crow_indices");
+    csr.col = numbers<int64_t>({col_bytes.data(), col_bytes.size()}, where + ".col_indices");
+    check(std::ssize(csr.crow) == rows + 1, where, ".crow_indices has ", csr.crow.size(),
           " numbers, it must have ", rows + 1);
-    check(out.num_values() == std::ssize(col), where, " has ", out.num_values(), " values and ",
-          col.size(), " col_indices");
-    check(crow.front() == 0 && crow.back() == std::ssize(col), where, ".crow_indices is from ",
-          crow.front(), " to ", crow.back(), ", it must be from 0 to ", col.size());
+    check(out.num_values() == std::ssize(csr.col), where, " has ", out.num_values(), " values and ",
+          csr.col.size(), " col_indices");
+    check(csr.crow.front() == 0 && csr.crow.back() == std::ssize(csr.col), where,
+          ".crow_indices is from ", csr.crow.front(), " to ", csr.crow.back(),
+          ", it must be from 0 to ", csr.col.size());
     count(size, where);
-    std::visit(
-        [&](auto& sparse) {
-          std::remove_reference_t<decltype(sparse)> full(static_cast<size_t>(size));
-          for (int64_t r = 0; r < rows; ++r) {
-            check(crow[r] <= crow[r + 1] && crow[r + 1] <= crow.back(), where, ".crow_indices[",
-                  r + 1, "] is ", crow[r + 1], " behind ", crow[r]);
-            for (int64_t i = crow[r], last = -1; i < crow[r + 1]; last = col[i++]) {
-              check(col[i] > last && col[i] < cols, where, ".col_indices[", i, "] is ", col[i],
-                    ", it must be above ", last, " and below ", cols);
-              full[r * cols + col[i]] = sparse[i];
-            }
-          }
-          sparse = std::move(full);
-        },
-        out.values);
+    check_order(csr, out.shape[1], where);
     return out;
+  }
+
+  static void check_order(const Csr& csr, int64_t cols, const std::string& where) {
+    const auto& [crow, col] = csr;
+    for (size_t r = 0; r + 1 < crow.size(); ++r) {
+      check(crow[r] <= crow[r + 1] && crow[r + 1] <= crow.back(), where, ".crow_indices[", r + 1,
+            "] is ", crow[r + 1], " behind ", crow[r]);
+      for (int64_t i = crow[r], last = -1; i < crow[r + 1]; last = col[i++])
+        check(col[i] > last && col[i] < cols, where, ".col_indices[", i, "] is ", col[i],
+              ", it must be above ", last, " and below ", cols);
+    }
   }
 
   static void config(pbf_reader in, LossConfig& out) {
