@@ -275,6 +275,11 @@ def test_wrong_engine_arguments_are_named(make, arguments, text):
         make(engine_args=arguments)
 
 
+def test_a_load_format_that_the_model_is_not_of_is_named(fake_core, tmp_path):
+    with pytest.raises(InvalidError, match=r"load_format is 'safetensors', but model_id is .*gguf"):
+        TorchSampler(model_id=str(tmp_path / "m.gguf"), engine_args={"load_format": "safetensors"})
+
+
 def test_a_higher_rank_than_max_lora_rank_is_refused(make, tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "adapter_config.json").write_text('{"r": 8}')

@@ -253,6 +253,23 @@ def test_every_path_is_also_served_below_the_root_path(tiny_llama_dir, tmp_path)
         assert server.stop() == 0
 
 
+def test_an_address_of_version_6_is_one_that_clients_can_use(tiny_llama_dir, tmp_path):
+    tinker = pytest.importorskip("tinker")
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as e:
+        pytest.skip(f"this machine has no ::1: {e}")
+    server = Server(tiny_llama_dir, tmp_path / "state", "--host", "::1")
+    try:
+        assert re.fullmatch(r"http://\[::1\]:\d+", server.url)
+        with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as client:
+            assert client.create_sampling_client(base_model="tiny").get_base_model() == "tiny"
+    finally:
+        assert server.stop() == 0
+    said = serve("--check", "--model", tiny_llama_dir, "--state", tmp_path / "b", "--host", "::1")
+    assert "\naddress: http://[::1]:8000\n" in said.stdout
+
+
 def test_a_client_compresses_when_it_is_asked_to(server, tiny_llama_dir, tmp_path, monkeypatch):
     tinker = pytest.importorskip("tinker")
     import tinker.resources.training as resource

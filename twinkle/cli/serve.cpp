@@ -4,6 +4,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <csignal>
@@ -203,8 +204,9 @@ void run_service(const ServeOptions& o, const std::string& version, bool until_s
                               ", auth: " + told_auth(o));
   if (const std::string warning = open_although_keys(o); !warning.empty())
     log.write(Level::kWarning, warning);
-  server::Starting starting;
-  auto http = std::make_unique<server::HttpServer>(http_of(o, log));
+  const server::HttpOptions options = http_of(o, log);
+  server::Starting starting(std::max<int64_t>(1, options.max_connections / 2));
+  auto http = std::make_unique<server::HttpServer>(options);
   http->serve({.admit =
                    [&](const server::Head& head, const server::Admit& admit) {
                      starting.admit(head, without_root(head.path, o.root_path), admit);
@@ -227,6 +229,8 @@ void run_service(const ServeOptions& o, const std::string& version, bool until_s
   services.access = std::move(access);
   services.operations.on_trouble(
       [&log](const std::string& text) { log.write(Level::kError, text); });
+  services.snapshots.on_put_off(
+      [&log](const std::string& text) { log.write(Level::kWarning, text); });
   server::BodyRoom room(o.bodies, *http);
   const Ending ending{services, engine, room, http};
   http->post([&] { starting.tell([&] { return services.operations.num_again(); }); });
@@ -247,8 +251,8 @@ void run_service(const ServeOptions& o, const std::string& version, bool until_s
                       }});
   });
   starts.reset();
-  std::printf("twinkle serves %s at http://%s:%d\n", backend.model().names[0].c_str(),
-              o.http.address.c_str(), http->port());
+  std::printf("twinkle serves %s at %s\n", backend.model().names[0].c_str(),
+              server::url_of(o.http.address, http->port()).c_str());
   std::fflush(stdout);
   wait_for_end(signals, until_stdin_ends);
   std::printf("twinkle ends\n");

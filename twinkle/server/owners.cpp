@@ -18,14 +18,13 @@ std::string named(const Call& call, const std::string& field) {
 
 bool is_own(const Call& call, const auto* found) { return found && found->owner == call.owner; }
 
-constexpr const char* kKept = "; results that were fetched are kept for ten minutes";
 constexpr const char* kPaths =
     "; paths are tinker://RUN/weights/NAME and tinker://RUN/sampler_weights/NAME";
 
 // The one of that id, by `find`; nothing where the request names none.
 template <class Find>
-auto own(const Call& call, const std::string& field, const Find& find, const char* remedy = "")
-    -> decltype(find(std::string())) {
+auto own(const Call& call, const std::string& field, const Find& find,
+         const std::string& remedy = "") -> decltype(find(std::string())) {
   const std::string id = named(call, field);
   if (id.empty()) return nullptr;
   auto* const found = find(id);
@@ -56,7 +55,7 @@ std::optional<Response> touch(Call& call, unsigned touches, const Caller& caller
   if (touches & kRun)
     out.run = own(call, "model_id", [&s](const std::string& id) { return s.runs.find(id); });
   if (touches & kSampler) out.sampler = own(call, "sampling_session_id", in(s.samplers));
-  if ((touches & kPromise) && own(call, "request_id", promise, kKept))
+  if ((touches & kPromise) && own(call, "request_id", promise, s.promises.told_kept()))
     out.promise = named(call, "request_id");
   if (out.session) s.silence.heard(out.session->id);
   if (out.run) s.silence.heard(out.run->id);

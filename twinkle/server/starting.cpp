@@ -3,6 +3,15 @@
 #include <utility>
 
 namespace twinkle::server {
+namespace {
+
+Response later(const std::string& text) {
+  Response out = refusal(503, text);
+  out.headers.emplace_back("Retry-After", "1");
+  return out;
+}
+
+}  // namespace
 
 void Starting::admit(const Head& head, const std::string& path, const Admit& admit) {
   if (service_) return service_->admit(head, admit);
@@ -11,17 +20,22 @@ void Starting::admit(const Head& head, const std::string& path, const Admit& adm
   if (path == "/readyz") {
     const int64_t num = num_left_ ? num_left_() : 0;  // none yet, while it reads
     const std::string left = num > 0 ? "; operations left: " + std::to_string(num) : "";
-    Response later =
-        refusal(503, "server: it starts, and does again what its journal holds" + left);
-    later.headers.emplace_back("Retry-After", "1");
-    return admit({-1, std::move(later)});
+    return admit({-1, later("server: it starts, and does again what its journal holds" + left)});
   }
-  waiting_.push_back([this, head, admit] { service_->admit(head, admit); });
+  if (std::ssize(waiting_) >= max_waiting_) {
+    Response busy =
+        later("server: it starts, and " + std::to_string(max_waiting_) + " requests wait for it");
+    busy.close = true;
+    return admit({-1, std::move(busy)});
+  }
+  const int64_t number = next_++;
+  waiting_[number] = [this, head, admit] { service_->admit(head, admit); };
+  if (head.when_gone) head.when_gone([this, number] { waiting_.erase(number); });
 }
 
 void Starting::end(Handler service) {
   service_ = std::move(service);
-  for (const auto& admit : std::exchange(waiting_, {})) admit();
+  for (const auto& [number, admit] : std::exchange(waiting_, {})) admit();
 }
 
 }  // namespace twinkle::server

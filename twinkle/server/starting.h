@@ -1,13 +1,15 @@
 // What is answered before the service is there, while weights are loaded and what the journal holds
 // is done again: a probe that asks whether the process lives, and one whether it is ready. All else
-// waits, without its body, and is then the service's. Used by the HTTP server's thread alone.
+// waits, without its body, and is then the service's; who hangs up waits no more, and beyond some
+// that wait the next are told to come again, so that connections are left for the probes. Used by
+// the HTTP server's thread alone.
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "twinkle/server/http/message.h"
 
@@ -15,6 +17,9 @@ namespace twinkle::server {
 
 class Starting {
  public:
+  // `max_waiting`: requests.
+  explicit Starting(int64_t max_waiting) : max_waiting_(max_waiting) {}
+
   // As Handler::admit. `path`: as route() gets it.
   void admit(const Head& head, const std::string& path, const Admit& admit);
   // From here on /readyz tells how many operations are left, by this.
@@ -27,9 +32,11 @@ class Starting {
   void end(Handler service);
 
  private:
+  const int64_t max_waiting_;
   std::function<int64_t()> num_left_;
   std::optional<Handler> service_;
-  std::vector<std::function<void()>> waiting_;
+  int64_t next_ = 0;
+  std::map<int64_t, std::function<void()>> waiting_;  // in the order of their coming
 };
 
 }  // namespace twinkle::server

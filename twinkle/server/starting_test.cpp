@@ -2,6 +2,10 @@
 #include "twinkle/server/starting.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <memory>
+#include <vector>
 
 #include "twinkle/server/http/peer_for_test.h"
 #include "twinkle/server/http/server.h"
@@ -33,8 +37,8 @@ class StartingTest : public testing::Test {
   }
   uint16_t port() const { return http_.port(); }
 
-  Starting starting_;
-  HttpServer http_{HttpOptions{}};
+  Starting starting_{3};
+  HttpServer http_{HttpOptions{.max_connections = 6}};
 };
 
 TEST_F(StartingTest, ProbesAreAnsweredThatTheProcessLivesAndIsNotReady) {
@@ -66,6 +70,45 @@ TEST_F(StartingTest, OtherRequestsWaitForTheServiceWithTheirBodies) {
   end_start();
   EXPECT_NE(early.receive().find("done: /api/v1/optim_step it"), std::string::npos);
   EXPECT_NE(probe.ask(post("/late", "too")).find("done: /late too"), std::string::npos);
+}
+
+TEST_F(StartingTest, WhoHangsUpWhileItWaitsLeavesItsConnectionToOthers) {
+  const std::string part = "POST /late HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\npart";
+  for (int round = 0; round < 3; ++round) {
+    for (const std::string& sent : {post("/early", "whole"), part}) {
+      Peer one(port()), two(port()), three(port());
+      for (Peer* peer : {&one, &two, &three}) peer->send(sent);
+      EXPECT_TRUE(begins(Peer(port()).ask(get("/healthz")), "HTTP/1.1 200"));
+    }
+  }
+  // Connections and places of those that wait are there again, once it has looked.
+  for (int i = 0; i < 500 && http_.num_connections() > 0; ++i) ::usleep(10000);
+  EXPECT_EQ(http_.num_connections(), 0);
+  Peer waits(port());
+  waits.send(post("/late", "it"));
+  end_start();
+  EXPECT_NE(waits.receive().find("done: /late it"), std::string::npos);
+}
+
+TEST_F(StartingTest, BeyondSomeThatWaitTheNextAreToldToComeAgain) {
+  std::vector<std::unique_ptr<Peer>> waiting;
+  for (int i = 0; i < 3; ++i) {
+    waiting.push_back(std::make_unique<Peer>(port()));
+    waiting.back()->send(post("/early", std::to_string(i)));
+    EXPECT_TRUE(begins(Peer(port()).ask(get("/healthz")), "HTTP/1.1 200"));
+  }
+  for (int i = 0; i < 9; ++i) {
+    Peer late(port());
+    const std::string told = late.ask(post("/early", "late"));
+    EXPECT_TRUE(begins(told, "HTTP/1.1 503")) << told;
+    EXPECT_NE(told.find("Retry-After: 1\r\n"), std::string::npos) << told;
+    EXPECT_NE(told.find("server: it starts, and 3 requests wait for it"), std::string::npos);
+    EXPECT_EQ(late.receive(), "") << "its connection is for others";
+  }
+  EXPECT_TRUE(begins(Peer(port()).ask(get("/readyz")), "HTTP/1.1 503"));
+  end_start();
+  for (int i = 0; i < 3; ++i)
+    EXPECT_NE(waiting[i]->receive().find("done: /early " + std::to_string(i)), std::string::npos);
 }
 
 TEST_F(StartingTest, AServerThatEndsBeforeItsServiceWasThereEnds) {

@@ -27,6 +27,7 @@ namespace {
 
 constexpr size_t kMaxRecordsAtOnce = 64;
 constexpr int64_t kMarkBytes = int64_t{64} << 10;  // between places that are kept in memory
+constexpr int64_t kBytesAgain = int64_t{1} << 20;  // at once
 constexpr size_t kProbeBytes = size_t{64} << 10;   // that must fit before appends are taken again
 
 bool sync_folder(const fs::path& folder) {
@@ -175,10 +176,12 @@ uint64_t Journal::last_segment() const {
   return segments_.back().first;
 }
 
-void Journal::wait_synced(uint64_t sequence) const {
+void Journal::wait_synced(uint64_t sequence) {
   Lock lock(mutex_);
   while (num_synced_ < sequence) {
     if (!trouble_.empty()) throw Error(Code::kBusy, trouble_);
+    sync_wanted_ = true;
+    ready_.notify_one();
     lock.wait(synced_);
   }
 }
@@ -228,14 +231,14 @@ void Journal::run() {
 }
 
 bool Journal::is_sync_due() const {
-  return !failing_ && end_ != synced_end_ && Clock::now() >= sync_at_;
+  return !failing_ && end_ != synced_end_ && (must_sync_ || Clock::now() >= sync_at_);
 }
 
 // Until there is something to write, to sync, to try again, or the end.
 void Journal::wait_for_work(std::vector<Pending>& batch, bool& stopping) {
   if (!failing_) batch.swap(kept_);
   Lock lock(mutex_);
-  while (queue_.empty() && batch.empty() && !stopping_) {
+  while (queue_.empty() && batch.empty() && !stopping_ && !sync_wanted_) {
     if (!failing_ && end_ == synced_end_)
       lock.wait(ready_);
     else if (!lock.wait_until(ready_, failing_ ? retry_at_ : sync_at_))
@@ -244,6 +247,7 @@ void Journal::wait_for_work(std::vector<Pending>& batch, bool& stopping) {
   std::ranges::move(queue_, std::back_inserter(batch));
   queue_.clear();
   stopping = stopping_;
+  must_sync_ = std::exchange(sync_wanted_, false);
 }
 
 // Ends the last segment and begins another. False, with errno: the system refuses.
@@ -364,13 +368,32 @@ void Journal::refuse(const char* action, int error, std::span<Pending> records) 
   }
 }
 
+// What was written, and told so, and is in no sync: of pages whose sync has failed the system says
+// that they are on the disk, and the next sync would leave them out.
+bool Journal::write_again() {
+  std::string bytes;
+  for (int64_t at = synced_end_; at < end_; at += std::ssize(bytes)) {
+    bytes.resize(static_cast<size_t>(std::min(kBytesAgain, end_ - at)));
+    for (size_t had = 0; had < bytes.size();) {
+      const ssize_t count = ::pread(file_.get(), bytes.data() + had, bytes.size() - had,
+                                    at + static_cast<int64_t>(had));
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) return false;
+      had += static_cast<size_t>(count);
+    }
+    iovec all{bytes.data(), bytes.size()};
+    if (!write_all(file_.get(), {&all, 1}, at)) return false;
+  }
+  return true;
+}
+
 // Takes appends again if the disk takes some bytes after the last record. Zeros are no record: a
 // process that is killed here leaves a torn tail.
 void Journal::retry() {
   std::string zeros(kProbeBytes, '\0');
   iovec probe{zeros.data(), zeros.size()};
   const auto cut = [&] { return ::ftruncate(file_.get(), end_) == 0; };
-  const bool fits = cut() && write_all(file_.get(), {&probe, 1}, end_);
+  const bool fits = cut() && write_again() && write_all(file_.get(), {&probe, 1}, end_);
   if (!cut() || !fits || ::fdatasync(file_.get()) != 0 || (must_roll_ && !roll())) {
     retry_at_ = Clock::now() + seconds(options_.retry_seconds);
     return;

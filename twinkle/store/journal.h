@@ -94,9 +94,9 @@ class Journal {
   void begin_segment() { must_begin_ = true; }
   // The first sequence of the segment that is written to.
   uint64_t last_segment() const;
-  // Waits until the record of this sequence, which is written, is synced. Error kBusy: the disk
-  // refuses.
-  void wait_synced(uint64_t sequence) const;
+  // Has the record of this sequence, which is written, synced now, and waits for that. Error kBusy:
+  // the disk refuses.
+  void wait_synced(uint64_t sequence);
   // Removes the segments whose records all come before `sequence`; by one thread at a time. Error
   // kInvalid: the system refuses.
   void truncate_before(uint64_t sequence);
@@ -123,6 +123,7 @@ class Journal {
   size_t write_some(std::span<Pending> records);
   bool sync();
   void refuse(const char* action, int error, std::span<Pending> records);
+  bool write_again();
   void retry();
   void tell_synced();
 
@@ -138,13 +139,14 @@ class Journal {
   uint64_t next_ = 1, synced_next_ = 1;  // sequences
   std::vector<Pending> unsynced_;        // kDisk: written, not yet synced
   std::vector<Pending> kept_;            // refused, to be written before all others
-  bool failing_ = false, must_roll_ = false;
+  bool failing_ = false, must_roll_ = false, must_sync_ = false;
   std::atomic<bool> must_begin_ = false;
   Clock::time_point sync_at_, retry_at_;
 
   mutable Mutex mutex_;
   std::condition_variable ready_;
-  mutable std::condition_variable synced_;      // or refused
+  std::condition_variable synced_;  // or refused
+  bool sync_wanted_ GUARDED_BY(mutex_) = false;
   uint64_t num_synced_ GUARDED_BY(mutex_) = 0;  // the last sequence that is synced
   std::vector<Pending> queue_ GUARDED_BY(mutex_);
   std::vector<Segment> segments_ GUARDED_BY(mutex_);

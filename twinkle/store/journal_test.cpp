@@ -2,95 +2,20 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <condition_variable>
-#include <memory>
-#include <mutex>
 #include <optional>
 #include <random>
 
 #include "twinkle/base/error_for_test.h"
-#include "twinkle/io/limit_for_test.h"
 #include "twinkle/io/scratch_dir_for_test.h"
-
-namespace {
-std::atomic<int> num_syncs = 0;
-std::atomic<bool> sync_fails = false;
-std::atomic<bool> sync_waits = false;  // until it is false again
-}  // namespace
-
-// In place of the system's, for every caller in this process.
-extern "C" int fdatasync(int fd) {
-  ++num_syncs;
-  sync_waits.wait(true);
-  if (!sync_fails) return static_cast<int>(::syscall(SYS_fdatasync, fd));
-  errno = EIO;
-  return -1;
-}
+#include "twinkle/store/journal_for_test.h"
 
 namespace twinkle::store {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Kept {
-  uint64_t sequence;
-  int kind, version;
-  std::string payload;
-  bool operator==(const Kept&) const = default;
-};
-
-struct Opened {
-  explicit Opened(const fs::path& folder, JournalOptions options = {}) {
-    journal = std::make_unique<Journal>(folder, options);
-    journal->open([this](const Record& r) {
-      kept.push_back({r.sequence, r.kind, r.version, std::string(r.payload)});
-    });
-  }
-  std::vector<Kept> kept;
-  std::unique_ptr<Journal> journal;
-};
-
-// What was called back, which a test waits for.
-class Calls {
- public:
-  Journal::OnWritten one() {
-    return [this](uint64_t sequence, std::exception_ptr error) {
-      const std::lock_guard lock(mutex_);
-      texts_.push_back(error ? error_of([&] { std::rethrow_exception(error); })
-                             : std::to_string(sequence));
-      ready_.notify_all();
-    };
-  }
-  std::vector<std::string> wait(size_t count) {
-    std::unique_lock lock(mutex_);
-    ready_.wait(lock, [&] { return texts_.size() >= count; });
-    return texts_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable ready_;
-  std::vector<std::string> texts_;
-};
-
-std::string text_of(uint64_t i) { return "payload " + std::to_string(i); }
-
-// Appends `count` records, one after another, and closes.
-void write_records(const fs::path& folder, int count, JournalOptions options = {}) {
-  Calls calls;
-  Opened opened(folder, options);
-  for (int i = 0; i < count; ++i) opened.journal->append(1, 2, text_of(i + 1), calls.one());
-  for (const std::string& text : calls.wait(count)) EXPECT_EQ(text.find("store"), text.npos);
-}
-
-void wait_until_healthy(const Journal& journal) {
-  while (!journal.healthy()) ::usleep(1000);
-}
 
 TEST(Journal, GivesBackWhatWasAppended) {
   const ScratchDir dir(memory_folder());
@@ -266,150 +191,6 @@ TEST(Journal, RefusesAFolderThatIsNone) {
   fs::create_directories(dir / "j" / "lock");
   expect_error("store: cannot open " + (dir / "j" / "lock").string(),
                [&] { Opened opened(dir / "j"); });
-}
-
-TEST(Journal, SyncsWhatAProcessOutlivesInGroups) {
-  const ScratchDir dir(memory_folder());
-  Calls calls;
-  Opened opened(dir / "j");
-  const int before = num_syncs;
-  for (int i = 0; i < 200; ++i) opened.journal->append(1, 1, "a", calls.one());
-  calls.wait(200);
-  EXPECT_LT(num_syncs - before, 100);
-  while (num_syncs == before) ::usleep(1000);  // it comes, though nobody waits for it
-}
-
-TEST(Journal, AcknowledgesAfterTheDisksSyncWhatCameWhileItWasBusyAsOneGroup) {
-  const ScratchDir dir(memory_folder());
-  Calls calls;
-  Opened opened(dir / "j", {.durability = Durability::kDisk, .sync_seconds = 60});
-  const int before = num_syncs;
-  sync_waits = true;
-  opened.journal->append(1, 1, "a", calls.one());
-  while (num_syncs == before) ::usleep(1000);  // long before the 60 seconds
-  for (int i = 0; i < 199; ++i) opened.journal->append(1, 1, "a", calls.one());
-  EXPECT_TRUE(calls.wait(0).empty()) << "nothing is on the disk";
-  sync_waits = false;
-  sync_waits.notify_all();
-  EXPECT_EQ(calls.wait(200).size(), 200);
-  EXPECT_EQ(num_syncs - before, 2);
-}
-
-class Refusing : public ::testing::TestWithParam<Durability> {};
-INSTANTIATE_TEST_SUITE_P(Journal, Refusing,
-                         ::testing::Values(Durability::kProcess, Durability::kDisk));
-
-TEST_P(Refusing, AFullDiskLosesNothingAndHeals) {
-  ::signal(SIGXFSZ, SIG_IGN);
-  const ScratchDir dir(memory_folder());
-  Calls calls;
-  {
-    Opened opened(dir / "j", {.durability = GetParam(), .retry_seconds = 0.02});
-    opened.journal->append(1, 1, "first", calls.one());
-    calls.wait(1);
-    {
-      const LimitForTest full(RLIMIT_FSIZE, 1000);
-      opened.journal->append(1, 1, std::string(2000, 'x'), calls.one());
-      const std::string text = calls.wait(2)[1];
-      EXPECT_NE(text.find("store: cannot write to "), text.npos) << text;
-      EXPECT_NE(text.find("File too large; free space"), text.npos) << text;
-      EXPECT_FALSE(opened.journal->healthy());
-      EXPECT_EQ(opened.journal->trouble(), text);
-      EXPECT_EQ(fs::file_size(segment_path(dir / "j", 1)), kHeaderBytes + 5);
-      ::usleep(50000);  // some attempts
-      expect_error(text, [&] { opened.journal->append(1, 1, "y", calls.one()); });
-    }
-    wait_until_healthy(*opened.journal);
-    opened.journal->append(1, 1, "second", calls.one());
-    EXPECT_EQ(calls.wait(3)[2], "2");
-  }
-  EXPECT_EQ(Opened(dir / "j").kept, (std::vector<Kept>{{1, 1, 1, "first"}, {2, 1, 1, "second"}}));
-}
-
-TEST_P(Refusing, WhatIsKeptIsWrittenBeforeAllThatIsAppendedBehindIt) {
-  ::signal(SIGXFSZ, SIG_IGN);
-  const ScratchDir dir(memory_folder());
-  Calls calls;
-  {
-    Opened opened(dir / "j", {.durability = GetParam(), .retry_seconds = 0.02});
-    Journal& journal = *opened.journal;
-    {
-      const LimitForTest full(RLIMIT_FSIZE, 1);
-      journal.append(1, 1, "a", calls.one(), Refusal::kKept);
-      while (journal.healthy()) ::usleep(1000);
-      journal.append(1, 1, "b", calls.one(), Refusal::kKept);
-      ::usleep(50000);  // some attempts
-      EXPECT_THROW(journal.append(1, 1, "told", calls.one()), Error);
-      journal.append(1, 1, "c", calls.one(), Refusal::kKept);
-    }
-    wait_until_healthy(journal);
-    journal.append(1, 1, "d", calls.one());
-    EXPECT_EQ(calls.wait(4), (std::vector<std::string>{"1", "2", "3", "4"}));
-  }
-  EXPECT_EQ(Opened(dir / "j").kept,
-            (std::vector<Kept>{{1, 1, 1, "a"}, {2, 1, 1, "b"}, {3, 1, 1, "c"}, {4, 1, 1, "d"}}));
-}
-
-TEST_P(Refusing, WhatIsStillKeptWhenItIsClosedIsTold) {
-  ::signal(SIGXFSZ, SIG_IGN);
-  const ScratchDir dir(memory_folder());
-  Calls calls;
-  {
-    Opened opened(dir / "j", {.durability = GetParam()});
-    const LimitForTest full(RLIMIT_FSIZE, 1);
-    opened.journal->append(1, 1, "a", calls.one(), Refusal::kKept);
-    while (opened.journal->healthy()) ::usleep(1000);
-    opened.journal.reset();
-    EXPECT_EQ(calls.wait(1)[0], "store: the journal was closed");
-  }
-  EXPECT_TRUE(Opened(dir / "j").kept.empty());
-}
-
-TEST_P(Refusing, ASegmentThatCannotBeMadeIsTriedAgain) {
-  const ScratchDir dir(memory_folder());
-  Calls calls;
-  {
-    Opened opened(dir / "j",
-                  {.durability = GetParam(), .segment_bytes = 30, .retry_seconds = 0.02});
-    opened.journal->append(1, 1, "first", calls.one());
-    calls.wait(1);
-    fs::create_directory(segment_path(dir / "j", 2));
-    opened.journal->append(1, 1, "lost", calls.one());
-    EXPECT_NE(calls.wait(2)[1].find("store: cannot make a segment after"), std::string::npos);
-    ::usleep(50000);
-    EXPECT_FALSE(opened.journal->healthy());
-    fs::remove(segment_path(dir / "j", 2));
-    wait_until_healthy(*opened.journal);
-    opened.journal->append(1, 1, "second", calls.one());
-    EXPECT_EQ(calls.wait(3)[2], "2");
-  }
-  EXPECT_EQ(Opened(dir / "j").kept, (std::vector<Kept>{{1, 1, 1, "first"}, {2, 1, 1, "second"}}));
-}
-
-TEST_P(Refusing, WhatCouldNotBeSyncedIsRefusedOrWasAcknowledgedBefore) {
-  const ScratchDir dir(memory_folder());
-  const bool disk = GetParam() == Durability::kDisk;
-  Calls calls;
-  {
-    Opened opened(dir / "j", {.durability = GetParam(), .retry_seconds = 0.02});
-    sync_fails = true;
-    opened.journal->append(1, 1, "first", calls.one());
-    const std::string text = calls.wait(1)[0];
-    while (opened.journal->healthy()) ::usleep(1000);
-    EXPECT_EQ(text, disk ? opened.journal->trouble() : "1");
-    sync_fails = false;
-    wait_until_healthy(*opened.journal);
-    opened.journal->append(1, 1, "second", calls.one());
-    EXPECT_EQ(calls.wait(2)[1], disk ? "1" : "2");
-    sync_fails = true;
-    opened.journal->append(1, 1, "kept", calls.one(), Refusal::kKept);
-    while (opened.journal->healthy()) ::usleep(1000);
-    sync_fails = false;
-    wait_until_healthy(*opened.journal);
-    opened.journal->append(1, 1, "third", calls.one());
-    EXPECT_EQ(calls.wait(4)[2], disk ? "2" : "3") << "written again where it was cut off";
-  }
-  EXPECT_EQ(Opened(dir / "j").kept.size(), disk ? 3U : 4U);
 }
 
 TEST(Journal, ReadsAnyRecordBackInAnyOrder) {

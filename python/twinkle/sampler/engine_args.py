@@ -153,10 +153,15 @@ def _check_whole(args, model_id):
     kind = args.get("load_format", "auto")
     if kind not in ("auto", "safetensors"):
         checks.refuse("sampler: load_format", kind, "'auto' or 'safetensors', or left out")
+    require(
+        kind == "auto" or not str(model_id).endswith(".gguf"),
+        f"sampler: load_format is 'safetensors', but model_id is {model_id!r}, a .gguf file: leave "
+        "load_format out",
+    )
     tower = args.get("enable_tower_connector_lora", False)
     if checks.flag("sampler: enable_tower_connector_lora", tower):
         get_logger().warning(
-            "sampler: enable_tower_connector_lora is True, but only the text of a model is sampled: "
+            "sampler: enable_tower_connector_lora is True, but only a model's text is sampled: "
             "there is no tower, and an adapter with weights for one is refused when it is read"
         )
 

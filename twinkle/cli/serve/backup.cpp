@@ -53,6 +53,11 @@ void require_rests(const std::string& folder) {
 void print_copied(const char* what, const std::string& folder, const server::Copied& copied) {
   std::printf("%s %s: %lld files, %s\n", what, folder.c_str(),
               static_cast<long long>(copied.num_files), size_of(copied.num_bytes).c_str());
+  for (const auto& version : copied.missing)
+    std::fprintf(stderr,
+                 "twinkle: %s is not there, and not in the copy: what samples this version fails; "
+                 "put it back if it is still needed\n",
+                 version.c_str());
 }
 
 }  // namespace

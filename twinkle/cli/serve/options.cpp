@@ -163,7 +163,7 @@ std::string check_service(const ServeOptions& o) {
   out << spec.family << " of " << spec.num_layers() << " layers from " << path << " on "
       << o.engine.model.device << "\nnames: ";
   for (size_t i = 0; i < o.names.size(); ++i) out << (i > 0 ? ", " : "") << o.names[i];
-  out << "\naddress: http://" << o.http.address << ":" << o.http.port << o.root_path
+  out << "\naddress: " << server::url_of(o.http.address, o.http.port) << o.root_path
       << "\nauth: " << told_auth(o) << "\nstate: " << fs::absolute(o.state).string();
   out << (of_state.empty() ? "" : ", ") << of_state << "\n";
   return out.str();

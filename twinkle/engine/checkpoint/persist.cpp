@@ -369,7 +369,8 @@ SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carr
       say_dtype(text->as_object(), base.dtype);
     write_file_atomically(target.staging() / "config.json", pretty(config), Commits::kWithFolder);
   }
-  carried.write(base.directory, target.staging());
+  // What is to be gone on from is no model of its own, and there are many of its kind.
+  if (!held.as_is) carried.write(base.directory, target.staging());
   if (with_training) write_training(held, training, target.staging(), writers);
   target.commit();
   return result;

@@ -330,6 +330,8 @@ TEST(PersistErrors, AFullDiskWhileCopyingTheTokenizerNamesTheFileAndSaysSo) {
   EXPECT_TRUE(files_of(scratch.path()).empty());
   engine.run<SaveResult>(Save{.tenant = "me", .directory = target});
   EXPECT_EQ(read_text(target / "tokenizer.json").size(), 200000u);
+  engine.run<SaveResult>(Save{.tenant = "me", .directory = target, .as_is = true});
+  EXPECT_FALSE(fs::exists(target / "tokenizer.json")) << "nobody reads a snapshot's";
 }
 
 TEST(PersistErrors, ALoopOfLinksAmongTheBasesFilesIsNamed) {

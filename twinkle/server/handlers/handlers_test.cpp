@@ -315,14 +315,17 @@ TEST_F(HandlersTest, ASamplerOfTheBaseModelAnswersAndARetryIsTheSameRequest) {
       text(post("/api/v1/create_sampling_session",
                 {{"session_id", s}, {"sampling_session_seq_id", 0}, {"base_model", "null"}}),
            "sampling_session_id");
-  const Json body = {{"sampling_session_id", id},
-                     {"seq_id", 0},
-                     {"num_samples", 1},
-                     {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}},
-                     {"sampling_params", {{"max_tokens", 3}}}};
+  Json body = {{"sampling_session_id", id},
+               {"seq_id", 0},
+               {"num_samples", 2},
+               {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}},
+               {"sampling_params", {{"max_tokens", 3}}}};
   const Response ack = post("/api/v1/asample", body);
   EXPECT_EQ(post("/api/v1/asample", body).body, ack.body);
   EXPECT_EQ(result(ack).content_type, "application/x-protobuf");
+  EXPECT_EQ(parse(ack).at("sample_sequence_ids").as_array().size(), 2U);
+  body.as_object()["num_samples"] = 3;
+  EXPECT_EQ(post("/api/v1/asample", body).body, ack.body) << "the first's ids";
 }
 
 TEST_F(HandlersTest, ASamplerThatIsMadeTwiceIsOne) {

@@ -192,17 +192,27 @@ std::optional<Response> get_sampler(Call& call) {
   return json(out);
 }
 
+namespace {
+
+Response told_of(const std::string& request_id, int64_t num_samples) {
+  JsonArray sequences;
+  for (int64_t i = 0; i < num_samples; ++i)
+    sequences.push_back(Json(request_id + ":" + std::to_string(i)));
+  return json({{"request_id", request_id}, {"sample_sequence_ids", std::move(sequences)}});
+}
+
+}  // namespace
+
 std::optional<Response> asample(Call& call) {
   Services& s = call.services;
   Sampler& sampler = call.sampler();
   const auto seq = get<int64_t>(call.body, "seq_id");
   const int64_t num_samples = num_samples_of(call.body);
   const std::string request_id = sampler.id + ":" + std::to_string(seq);
-  JsonArray sequences;
-  for (int64_t i = 0; i < num_samples; ++i)
-    sequences.push_back(Json(request_id + ":" + std::to_string(i)));
-  const Json told = {{"request_id", request_id}, {"sample_sequence_ids", std::move(sequences)}};
-  if (sampler.came.contains(seq) && !s.promises.is_carried(request_id)) return json(told);
+  if (sampler.came.contains(seq) && !s.promises.is_carried(request_id)) {
+    const auto* first = s.promises.find(request_id);  // null: its result is gone, too
+    return told_of(request_id, first && first->num_samples > 0 ? first->num_samples : num_samples);
+  }
 
   call.require_allowed();
   call.require_number("seq_id", seq);
@@ -231,8 +241,11 @@ std::optional<Response> asample(Call& call) {
     if (e.code == Code::kBusy) return refusal(429, e.what());  // the SDK's flow control
     throw;
   }
-  s.decisions.change([&] { sampler.came.insert(seq); });
-  return json(told);
+  s.decisions.change([&] {
+    sampler.came.insert(seq);
+    s.promises.set_num_samples(request_id, num_samples);
+  });
+  return told_of(request_id, num_samples);
 }
 
 }  // namespace twinkle::server

@@ -24,9 +24,14 @@ std::optional<Response> healthz(Call&) { return json({{"status", "ok"}}); }
 
 std::optional<Response> readyz(Call& call) {
   const Services& s = call.services;
+  const auto later = [](const char* why) {
+    Response out = refusal(503, why);
+    out.headers.emplace_back("Retry-After", "1");
+    return out;
+  };
   if (!s.history.trouble().empty())
-    return refusal(503, "server: the disk refuses what is to be journalled");
-  if (!s.access.is_read()) return refusal(503, "server: the keys cannot be read");
+    return later("server: the disk refuses what is to be journalled");
+  if (!s.access.is_read()) return later("server: the keys cannot be read");
   return json({{"status", "ready"}});
 }
 

@@ -130,12 +130,20 @@ bool is_whole_journal(const fs::path& journal) {
   }
 }
 
-// Of the snapshots that a journal names, and of their versions.
+// Of the snapshots that a journal names.
 bool has_all(const fs::path& state, const History::Summary& of_journal) {
-  const auto has = [&](const std::string& folder) { return is_there(state / kSnapshots / folder); };
   return std::ranges::all_of(of_journal.snapshots, [&](const auto& of_run) {
-    return has(of_run.second.folder) && std::ranges::all_of(of_run.second.versions, has);
+    return is_there(state / kSnapshots / of_run.second.folder);
   });
+}
+
+// Folders of their versions that are not there. A start needs none.
+std::vector<fs::path> missing_versions(const fs::path& state, const History::Summary& of_journal) {
+  std::vector<fs::path> out;
+  for (const auto& [run, snapshot] : of_journal.snapshots)
+    for (const std::string& folder : snapshot.versions)
+      if (!is_there(state / kSnapshots / folder)) out.push_back(state / kSnapshots / folder);
+  return out;
 }
 
 void require_new(const fs::path& to) {
@@ -216,10 +224,13 @@ Copied backup(const fs::path& state, const fs::path& to) {
     copy_tree(state / kSnapshots, copy.staging() / kSnapshots, copied, {}, How::kLinked);
     const History::Summary copied_journal = summary_of(journal);
     if (!has_all(copy.staging(), copied_journal) || !has_all(state, copied_journal)) continue;
+    copied.missing = missing_versions(state, copied_journal);
+    if (missing_versions(copy.staging(), copied_journal).size() > copied.missing.size()) continue;
     copy_tree(state, copy.staging(), copied, {kJournal, kSnapshots, kParked});
     copy.commit();
     return copied;
   }
+  require_whole(state, summary_of(state / kJournal));  // it may be that one is not there
   fail(Code::kBusy, "server: the journal or snapshots in ", state.string(), " were replaced ",
        kMaxTries,
        " times while they were copied; try again, or serve with a longer --snapshot-seconds and "
@@ -236,7 +247,7 @@ Copied restore(const fs::path& from, const fs::path& state) {
           " lacks a snapshot that its journal names; take another backup");
   require_whole(from, of_journal);
   AtomicDirectory copy(state);
-  Copied copied;
+  Copied copied{.missing = missing_versions(from, of_journal)};
   copy_tree(from, copy.staging(), copied);
   copy.commit();
   return copied;

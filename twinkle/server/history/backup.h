@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "twinkle/server/history/history.h"
 
@@ -14,6 +15,8 @@ inline constexpr const char* kParked = "parked";
 
 struct Copied {
   int64_t num_files = 0, num_bytes = 0;
+  // Folders of versions that were not there to copy: nothing but an operator removes one.
+  std::vector<std::filesystem::path> missing = {};
 };
 
 // Error kInvalid: the journal holds nothing, but there are snapshots or checkpoints, which a start
@@ -28,8 +31,8 @@ std::string unreadable(const std::string& run, const std::filesystem::path& snap
 
 // Copies what a start on `state` would find now: the journal up to here, and all that it names.
 // Nothing is stopped; `to` appears whole or not at all. Error kInvalid: no state, `to` is there,
-// the system refuses; kInternal: the disk is full, or fails; kBusy: snapshots were replaced faster
-// than they could be copied.
+// the system refuses, a snapshot is not there; kInternal: the disk is full, or fails; kBusy:
+// snapshots were replaced faster than they could be copied.
 Copied backup(const std::filesystem::path& state, const std::filesystem::path& to);
 
 // Makes a new state of a backup, which stays. Errors as of require_whole; kInvalid, too: it is no

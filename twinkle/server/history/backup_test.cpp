@@ -35,7 +35,7 @@ class BackupTest : public ServiceTest {
     const std::string id = run();
     result(train(id, 1));
     result(step(id, 2));
-    EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(id); }));
+    EXPECT_TRUE(loop_->run_until([&] { return services_->snapshots.saving(id) < 0; }));
     return id;
   }
   std::string refusal_of_start() {
@@ -63,6 +63,31 @@ TEST_F(BackupTest, OfAServerThatRunsGoesOnElsewhereWithWhatItHad) {
   EXPECT_EQ(std::ssize(done(id)), 3);
   result(step(id, 4));
   EXPECT_EQ(std::ssize(done(id)), 4);
+}
+
+TEST_F(BackupTest, AVersionThatAnOperatorRemovedIsNamedAndTheRestIsCopied) {
+  const std::string id = run();
+  result(train(id, 1));
+  result(post("/api/v1/save_weights_for_sampler", {{"model_id", id}, {"seq_id", 2}}));
+  result(post("/api/v1/save_weights_for_sampler", {{"model_id", id}, {"seq_id", 3}}));
+  result(step(id, 4));
+  ASSERT_TRUE(loop_->run_until([&] { return services_->snapshots.last(id) == 4; }));
+  const fs::path versions = fs::path("snapshots") / id;
+  ASSERT_TRUE(is_there(dir_ / versions / "version-1"));
+  EXPECT_TRUE(backup(dir_.path(), beside("whole")).missing.empty());
+  fs::remove_all(dir_ / versions / "version-1");
+  EXPECT_EQ(backup(dir_.path(), beside("backup")).missing,
+            std::vector{dir_ / versions / "version-1"});
+  EXPECT_TRUE(is_there(beside("backup") / versions / "version-2"));
+  EXPECT_EQ(restore(beside("backup"), beside("state")).missing,
+            std::vector{beside("backup") / versions / "version-1"});
+  // Without the run's own folder there is no start, which no other try helps.
+  fs::rename(dir_ / versions / "4", beside("aside"));
+  EXPECT_EQ(refusal_of([&] { backup(dir_.path(), beside("b")); })
+                .find("server: the snapshot of the run '" + id + "' in " +
+                      (dir_ / versions / "4").string() + " cannot be read: "),
+            0U);
+  fs::rename(beside("aside"), dir_ / versions / "4");
 }
 
 // The segments that are left to copy go when the first has been: no gap tells it, in the copy.

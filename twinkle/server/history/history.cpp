@@ -218,6 +218,7 @@ ReadBack History::kept(uint64_t sequence) {
 }
 
 void History::close(const std::function<void()>& also, const std::function<void()>& turn) {
+  ends_ = true;
   on_loop(turn, [&] {
     also();
     reader_.reset();
@@ -256,6 +257,15 @@ void History::append(uint8_t kind, std::string payload, store::Refusal refusal, 
   }
 }
 
+bool History::is_synced(uint64_t sequence) {
+  try {
+    journal_->wait_synced(sequence);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 void History::replace_by(State state, std::function<void(std::exception_ptr error)> then) {
   if (state_writer_.joinable()) state_writer_.join();  // it has told its end
   state_writer_ = std::thread([this, state = std::move(state), then = std::move(then),
@@ -265,7 +275,7 @@ void History::replace_by(State state, std::function<void(std::exception_ptr erro
       // A loss of power must not take what comes before the records that follow, nor the records of
       // snapshots that the state needs, which are behind it.
       journal_->wait_synced(last);
-      write_state(folder_, state);
+      write_state(folder_, state, [this] { return ends_.load(); });
       journal_->truncate_before(state.sequence + 1);
     } catch (...) {
       error = std::current_exception();

@@ -1,6 +1,7 @@
 // The service's journal: what changes the service is written down first, and done in the order of
 // the records. Used by the service's thread, but for open() and close().
 #pragma once
+#include <atomic>
 #include <exception>
 #include <filesystem>
 #include <functional>
@@ -65,8 +66,8 @@ class History {
   // Returns how many records that were. Errors as of store::Journal and of `replay`.
   int64_t open(const std::filesystem::path& folder, const Replay& replay,
                store::JournalOptions options = {});
-  // Writes and syncs what was appended, and refuses what follows. `also` is done with it, by the
-  // service's thread.
+  // Writes and syncs what was appended, gives up a state that is being written, and refuses what
+  // follows. `also` is done with it, by the service's thread.
   void close(const std::function<void()>& also, const std::function<void()>& turn = [] {});
 
   // Reads the record of this sequence back, also while a replay goes on. Only where one was
@@ -90,6 +91,10 @@ class History {
   // Puts a state in the place of the records that it holds; `then` is told how it ended. What was
   // there stays if it fails. One at a time.
   void replace_by(State state, std::function<void(std::exception_ptr error)> then);
+
+  // Waits until the record of this sequence, which is written, survives a loss of power, too.
+  // False: the disk refuses. Another thread than the service's, which has ended before close().
+  bool is_synced(uint64_t sequence);
 
   // Empty, or why the disk refuses.
   std::string trouble() const { return journal_ ? journal_->trouble() : ""; }
@@ -123,6 +128,7 @@ class History {
 
   Loop& loop_;
   bool replaying_ = false, closed_ = false;
+  std::atomic<bool> ends_ = false;  // whoever writes a state gives it up
   uint64_t sequence_ = 0;
   int64_t bytes_ = 0;
   std::function<void()> on_done_ = [] {};

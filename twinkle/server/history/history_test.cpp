@@ -314,7 +314,7 @@ TEST_F(HistoryTest, WhatASnapshotHoldsIsNotDoneAgain) {
   const std::string id = run();
   result(train(id, 1));
   result(step(id, 2));
-  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(id); }));
+  EXPECT_TRUE(loop_->run_until([&] { return services_->snapshots.saving(id) < 0; }));
   const Response published =
       post("/api/v1/save_weights_for_sampler", {{"model_id", id}, {"seq_id", 3}});
   result(published);
@@ -323,7 +323,7 @@ TEST_F(HistoryTest, WhatASnapshotHoldsIsNotDoneAgain) {
   EXPECT_EQ(executor_->num_batches, 1);
   EXPECT_EQ(kinds(id), (std::vector<std::string>{"train", "step", "train"}));
   result(step(id, 5));
-  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(id); }));
+  EXPECT_TRUE(loop_->run_until([&] { return services_->snapshots.saving(id) < 0; }));
   restart();
   EXPECT_EQ(executor_->num_batches, 0);
   EXPECT_EQ(kinds(id), (std::vector<std::string>{"train", "step", "train", "step"}));
@@ -376,7 +376,7 @@ TEST_F(HistoryTest, TheEngineLetsVersionsGoThatASnapshotHolds) {
         post("/api/v1/save_weights_for_sampler", {{"model_id", id}, {"seq_id", seq}});
     samplers.push_back(text(result(published), "sampling_session_id"));
     result(step(id, seq + 1));
-    EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(id); }));
+    EXPECT_TRUE(loop_->run_until([&] { return services_->snapshots.saving(id) < 0; }));
   }
   const auto is_released = [&](size_t i) {
     return services_->samplers.at(samplers[i]).version == 0;
@@ -430,7 +430,7 @@ TEST_F(HistoryTest, AStartRemovesWhatIsBehindTheSnapshotsOfTheJournalAndNothingT
   result(train(id, 1));
   result(post("/api/v1/save_weights_for_sampler", {{"model_id", id}, {"seq_id", 2}}));
   result(step(id, 3));
-  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(id); }));
+  EXPECT_TRUE(loop_->run_until([&] { return services_->snapshots.saving(id) < 0; }));
   const auto folder = dir_.path() / "snapshots" / id;
   for (const char* left : {"2", "1.old", ".3.partial-0123456789ab", "99", "version-2"})
     std::filesystem::create_directories(folder / left / "x");

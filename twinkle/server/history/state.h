@@ -136,6 +136,7 @@ struct PromiseState {
   std::string key_id;   // of the key that it came with
   // Of the Ended that holds the answer, which is carried; 0: it is here.
   uint64_t ended = 0;
+  int64_t num_samples = 0;  // of an asample: that it asked for
 
   static constexpr auto fields() {
     return std::tuple{field(1, "id", &PromiseState::id),
@@ -147,7 +148,8 @@ struct PromiseState {
                       field(7, "body", &PromiseState::body),
                       field(8, "read_ms", &PromiseState::read_ms),
                       field(9, "key_id", &PromiseState::key_id),
-                      field(10, "ended", &PromiseState::ended)};
+                      field(10, "ended", &PromiseState::ended),
+                      field(11, "num_samples", &PromiseState::num_samples)};
   }
 };
 

@@ -37,7 +37,10 @@ std::set<uint64_t> carried(const State& state) {
   return out;
 }
 
-void write_state(const fs::path& journal, const State& state) {
+void write_state(const fs::path& journal, const State& state, const std::function<bool()>& ends) {
+  const auto require_goes_on = [&] {
+    require(!ends(), Code::kBusy, "server: it ends; the state is written when it has grown again");
+  };
   ByteWriter writer;
   writer.put(state);
   const std::string payload = writer.take();
@@ -48,19 +51,23 @@ void write_state(const fs::path& journal, const State& state) {
   std::set<uint64_t> left = carried(state);
   if (is_there(state_file(journal))) {
     StateReader before(journal);
-    while (const auto record = before.next())
+    while (const auto record = before.next()) {
+      require_goes_on();
       if (left.erase(record->sequence) > 0) write(out, *record);
+    }
   }
   const std::vector<store::Segment> segments = store::segments_in(journal);
   for (size_t i = 0; i < segments.size() && !left.empty(); ++i) {
     const bool is_last = i + 1 == segments.size();
     if (!is_last && segments[i + 1].first <= *left.begin()) continue;
     store::read_segment(segments[i], is_last, [&](const store::Record& record) {
+      require_goes_on();
       if (left.erase(record.sequence) > 0) write(out, record);
     });
   }
   require(left.empty(), Code::kInvalid, "server: record ", left.empty() ? 0 : *left.begin(),
           " is not in ", journal.string(), ", and is needed");
+  require_goes_on();  // all of it would be synced
   fault("before state rename");
   out.commit();
   fault("after state rename");

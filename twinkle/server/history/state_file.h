@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -23,8 +24,10 @@ std::set<uint64_t> carried(const State& state);
 
 // Copies these records from the file of the state before, and from the folder's segments, which
 // another thread may be writing to behind them. Error kInvalid: one is not there, more than 4 GiB
-// without them, the system refuses.
-void write_state(const std::filesystem::path& journal, const State& state);
+// without them, the system refuses; kBusy: `ends` has said so, between two records.
+void write_state(
+    const std::filesystem::path& journal, const State& state,
+    const std::function<bool()>& ends = [] { return false; });
 
 // The records that a folder's state carries, read one by one: where each is, is looked up once for
 // each state. Used by one thread, while another replaces the state.

@@ -65,6 +65,23 @@ TEST_F(CarriedRecordsTest, AreThoseOfTheNewStateWhenThatHasReplacedTheOld) {
                                                ", and is needed; restore a backup");
 }
 
+// A server that ends need not wait for gigabytes.
+TEST_F(CarriedRecordsTest, AStateThatIsBeingWrittenIsGivenUpBetweenRecords) {
+  write_segment(20);
+  write(15, {3, 9, 14});
+  State state{.sequence = 20, .promises = {{.id = "14", .sequence = 14}}};
+  for (int last = 0; last < 30; ++last) {
+    int asked = 0;
+    const std::string told =
+        error_of([&] { write_state(dir_.path(), state, [&] { return asked++ == last; }); });
+    if (last > 0 && told == "no error") break;
+    EXPECT_EQ(told, "server: it ends; the state is written when it has grown again");
+    EXPECT_EQ(path_of(9), "/9") << "the one before stays";
+    EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir_.path()), {}), 2);
+  }
+  EXPECT_NE(error_of([&] { path_of(9); }), "no error") << "at last it was written";
+}
+
 TEST_F(CarriedRecordsTest, ADamagedOneIsRefusedByNameAndOthersAreRead) {
   write_segment(20);
   write(20, {3, 9});

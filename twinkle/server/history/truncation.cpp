@@ -64,7 +64,7 @@ void Truncation::wait_for_saves() {
   if (stage_ != Stage::kSaving || !history_.keeps()) return;
   for (const auto& [run, number] : needed_) {
     if (snapshots_.last(run) >= number) continue;
-    if (snapshots_.saving(run) < number) return end(false);
+    if (snapshots_.saving(run) < number && !snapshots_.is_put_off(run)) return end(false);
   }
   const bool are_there = std::ranges::all_of(
       needed_, [this](const auto& n) { return snapshots_.last(n.first) >= n.second; });

@@ -23,6 +23,9 @@ struct Head {
   std::map<std::string, std::string> headers;
   int64_t content_length = -1;  // bytes; -1: not told (a chunked body, or none)
   std::string peer;             // its address
+  // For a handler that answers later, before it returns: what it gives here is called on the
+  // service's thread if the client hangs up before it is answered. May be empty.
+  std::function<void(std::function<void()>)> when_gone = {};
 
   // The header's value, or "" where it is absent.
   std::string header(const std::string& name) const {
@@ -85,9 +88,6 @@ struct Request : Head {
   std::shared_ptr<HeldRoom> held = {};  // or null
   // Why the body is not taken; its answer. `body` is then what was found in it.
   std::optional<Response> refused = {};
-  // For a handler that answers later, before it returns: what it gives here is called on the
-  // service's thread if the client hangs up before it is answered. May be empty.
-  std::function<void(std::function<void()>)> when_gone = {};
 };
 
 // Answers one request. May be called on any thread, once; later calls do nothing. One that is

@@ -1,5 +1,6 @@
 #include "twinkle/server/http/server.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -46,6 +47,8 @@ namespace {
 
 // In which a peer that was refused may read why, although it still sends.
 constexpr std::chrono::seconds kLinger{2};
+// Between looks at whether a client still waits to be let in.
+constexpr std::chrono::milliseconds kLook{500};
 
 Head head_of(const Parser& parser, const std::string& peer) {
   const auto& message = parser.get();
@@ -79,6 +82,12 @@ bool is_gone(int socket) {
   return count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR);
 }
 
+// The same where bytes of it have not been read, which hide the end from recv().
+bool has_hung_up(int socket) {
+  pollfd end{.fd = socket, .events = POLLRDHUP};
+  return ::poll(&end, 1, 0) > 0;
+}
+
 Response noted(Response response, const Head& head, Told& told) {
   told.status = response.status;
   told.promise = response.promise;
@@ -93,6 +102,14 @@ bool is_address(const std::string& text) {
   error_code error;
   asio::ip::make_address(text, error);
   return !error;
+}
+
+std::string url_of(const std::string& address, uint16_t port) {
+  error_code error;
+  const bool is_v6 = asio::ip::make_address(address, error).is_v6() && !error;
+  std::string host = is_v6 ? "[" + address + "]" : address;
+  if (const size_t zone = host.find('%'); zone != host.npos) host.insert(zone + 1, "25");
+  return "http://" + host + ":" + std::to_string(port);
 }
 
 bool is_loopback(const std::string& address) {
@@ -250,7 +267,7 @@ class HttpServer::Impl {
 
   // From behind the head to the response, of which it tells.
   awaitable<bool> exchange(beast::tcp_stream& stream, beast::flat_buffer& buffer, Parser& parser,
-                           const Head& head, Told& told) {
+                           Head& head, Told& told) {
     error_code error;
     const bool keep_alive = parser.keep_alive();
     Admission admission = co_await admitted(head, stream);
@@ -258,10 +275,12 @@ class HttpServer::Impl {
     told.key_id = std::move(admission.key_id);
     if (admission.max_body_bytes < 0) {
       Response refused = noted(std::move(admission.refused), head, told);
+      if (refused.status == kGone) co_return false;
       if (!has_whole_body(parser, buffer))
         co_return co_await refuse_unread(stream, std::move(refused));
       if (!parser.is_done()) buffer.consume(*parser.content_length());
-      co_return co_await write(stream, std::move(refused), keep_alive, head.method == "HEAD");
+      const bool stays = keep_alive && !refused.close;
+      co_return co_await write(stream, std::move(refused), stays, head.method == "HEAD");
     }
     if (parser.get().version() >= 11 &&
         beast::iequals(parser.get()[http::field::expect], "100-continue")) {
@@ -313,14 +332,35 @@ class HttpServer::Impl {
     streams_[&stream] = false;
   }
 
-  awaitable<Admission> admitted(const Head& head, beast::tcp_stream& stream) {
+  awaitable<Admission> admitted(Head& head, beast::tcp_stream& stream) {
     stream.expires_never();  // nothing of it is being read
+    const auto when_gone = std::make_shared<std::function<void()>>();
+    head.when_gone = [when_gone](std::function<void()> run) { *when_gone = std::move(run); };
     Answer<Admission> answer(context_, Admission{-1, refusal(500, kDropped)});
     try {
       handler_.admit(head, answer.setter());
-    } catch (...) {  // as above
+    } catch (...) {  // the answer that nobody can give any more is the one of a dropped request
     }
-    co_return co_await answer.wait();
+    if (*when_gone && !answer.is_set())
+      asio::co_spawn(*context_, watch(answer, stream.socket().native_handle(), when_gone),
+                     asio::detached);
+    Admission admission = co_await answer.wait();
+    head.when_gone = {};
+    co_return admission;
+  }
+
+  // Gives the answer to a client that hangs up meanwhile. Looks, since a socket with a part of the
+  // body in it can always be read.
+  static awaitable<void> watch(Answer<Admission> answer, int socket,
+                               std::shared_ptr<std::function<void()>> when_gone) {
+    asio::steady_timer look(co_await asio::this_coro::executor);
+    while (!answer.is_set()) {
+      look.expires_after(kLook);
+      co_await look.async_wait(use_awaitable);
+      if (answer.is_set() || !has_hung_up(socket)) continue;
+      answer.set({-1, {.status = kGone}});
+      (*when_gone)();
+    }
   }
 
   awaitable<Response> answered(beast::tcp_stream& stream, Request request) {
@@ -329,7 +369,7 @@ class HttpServer::Impl {
     Answer<Response> answer(context_, refusal(500, kDropped));
     try {
       handler_.handle(std::move(request), answer.setter());
-    } catch (...) {  // the answer that nobody can give any more is the one of a dropped request
+    } catch (...) {  // as above
     }
     const bool is_watched = *when_gone && !answer.is_set();
     if (is_watched)

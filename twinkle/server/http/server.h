@@ -46,6 +46,8 @@ struct HttpOptions {
 
 // Of IP, version 4 or 6; no name of a host.
 bool is_address(const std::string& text);
+// Of a server at an address and port, as clients take it: http://127.0.0.1:80, http://[::1]:80.
+std::string url_of(const std::string& address, uint16_t port);
 // Whether only this machine reaches an address: 127.0.0.0/8 and ::1. False for what is none.
 bool is_loopback(const std::string& address);
 

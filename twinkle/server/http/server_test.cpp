@@ -478,5 +478,11 @@ TEST(HttpServer, LoopbackIsWhatThisMachineAloneReaches) {
     EXPECT_FALSE(is_loopback(other)) << other;
 }
 
+TEST(HttpServer, AnAddressOfVersion6IsBracketedInAUrl) {
+  EXPECT_EQ(url_of("127.0.0.1", 80), "http://127.0.0.1:80");
+  EXPECT_EQ(url_of("::1", 8000), "http://[::1]:8000");
+  EXPECT_EQ(url_of("fe80::1%eth0", 8000), "http://[fe80::1%25eth0]:8000") << "RFC 6874";
+}
+
 }  // namespace
 }  // namespace twinkle::server

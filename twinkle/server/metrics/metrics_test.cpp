@@ -91,7 +91,9 @@ TEST_F(MetricsTest, ItIsReadyUnlessItsKeysCannotBeRead) {
   see_keys();
   EXPECT_EQ(post("/api/v1/create_session", JsonObject{}, key).status, 503);
   EXPECT_EQ(post("/api/v1/retrieve_future", {{"request_id", "r"}}, key).status, 429);
-  EXPECT_EQ(get("/readyz", "").status, 503);
+  const Response later = get("/readyz", "");
+  EXPECT_EQ(later.status, 503);
+  EXPECT_EQ(later.headers, (std::vector{std::pair<std::string, std::string>("Retry-After", "1")}));
   EXPECT_EQ(get("/healthz", "").status, 200);
 }
 

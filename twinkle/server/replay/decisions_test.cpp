@@ -208,7 +208,7 @@ TEST_F(DecisionsTest, SnapshotsAndSamplersAreThereThoughTheEngineTakesLessAtATim
   restart();
   const std::string id = run();
   result(train(id, 1)), result(step(id, 2));
-  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(id); }));
+  EXPECT_TRUE(loop_->run_until([&] { return services_->snapshots.saving(id) < 0; }));
   std::vector<Response> unended;
   std::atomic<bool> go = false;
   executor_->on_step = [&] {

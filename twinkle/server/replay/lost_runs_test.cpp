@@ -85,7 +85,7 @@ TEST_F(LostRunsTest, ARunThatHasASnapshotNeedsItsCheckpointNoMore) {
   const std::string id = loaded_from(run());
   result(train(id, 1)), result(step(id, 2));
   EXPECT_TRUE(loop_->run_until([&] { return is_there(dir_ / "snapshots" / id / "2"); }));
-  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(id); }));
+  EXPECT_TRUE(loop_->run_until([&] { return services_->snapshots.saving(id) < 0; }));
   fs::remove_all(checkpoints());
   restart();
   EXPECT_TRUE(services_->operations.lost().empty());

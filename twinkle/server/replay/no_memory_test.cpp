@@ -70,7 +70,7 @@ class NoMemoryTest : public ServiceTest {
   // Waits until nothing of it is left to do, a snapshot neither.
   void end(const Response& ack) {
     if (parse(ack).contains("request_id")) result(ack);
-    EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(id_); }));
+    EXPECT_TRUE(loop_->run_until([&] { return services_->snapshots.saving(id_) < 0; }));
   }
   static bool has_retry_after(const Response& response) {
     return std::ranges::count(response.headers, "Retry-After",

@@ -147,7 +147,9 @@ void Operations::came(int64_t number, Outcome outcome) {
     write(number);
   }
   outcome = {};  // whose room the next may need
-  if (entry->is_given) lines_.ended(pending);
+  if (!entry->is_given) return;
+  if (pending.on_place) pending.on_place();
+  lines_.ended(pending);
 }
 
 Response Operations::answer_of(const Pending& pending, const Outcome& outcome) const {

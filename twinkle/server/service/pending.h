@@ -84,6 +84,7 @@ struct Pending {
   Source source;
   OnEnd on_end;
   std::function<void()> on_given = {};  // the engine has just been given it
+  std::function<void()> on_place = {};  // its place there has just become free
 };
 
 }  // namespace twinkle::server

@@ -96,12 +96,15 @@ void Promises::count_settled(const std::string& owner) {
   if (--of->second == 0) open_of_.erase(of);
 }
 
+std::string Promises::told_kept() const {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options_.keep_read);
+  return "; results that were fetched are kept for " + std::to_string(seconds.count()) + " s";
+}
+
 int64_t Promises::poll(const std::string& id, Reply reply) {
   const auto found = promises_.find(id);
   if (found == promises_.end()) {
-    reply(refusal(404, "server: request_id '" + id +
-                           "' is not known; results that were "
-                           "fetched are kept for ten minutes"));
+    reply(refusal(404, "server: request_id '" + id + "' is not known" + told_kept()));
     return 0;
   }
   Promise& promise = found->second;
@@ -177,10 +180,11 @@ void Promises::restore_read(const std::string& id, int64_t read_ms) {
 std::vector<PromiseState> Promises::state() const {
   std::vector<PromiseState> out;
   for (const auto& [id, promise] : promises_) {
-    const auto& [owner, number, sequence, key_id] = promise.made;
+    const auto& [owner, number, sequence, key_id, num_samples] = promise.made;
     PromiseState& to = out.emplace_back();
     to = {.id = id, .owner = owner, .number = number, .read_ms = promise.read_ms, .key_id = key_id};
     to.ended = promise.ended;
+    to.num_samples = num_samples;
     if (!promise.is_settled) to.sequence = sequence;
     if (!promise.is_settled || promise.ended > 0) continue;
     to.status = promise.response->status;
@@ -193,7 +197,7 @@ std::vector<PromiseState> Promises::state() const {
 void Promises::restore(const State& state) {
   num_ever_ = state.num_promises;
   for (const PromiseState& from : state.promises) {
-    const Made made{from.owner, from.number, from.sequence, from.key_id};
+    const Made made{from.owner, from.number, from.sequence, from.key_id, from.num_samples};
     if (from.sequence > 0) {
       carried_[from.id] = made;
       continue;

@@ -89,9 +89,14 @@ class Promises {
     int64_t number = 0;     // from 1 on
     uint64_t sequence = 0;  // of the record that opened it
     std::string key_id = {};
+    int64_t num_samples = 0;  // that its request asked for; 0: none, or an older build's
   };
   const Made* find(const std::string& id) const;
   int64_t num_ever() const { return num_ever_; }
+  // Of one that is open.
+  void set_num_samples(const std::string& id, int64_t num) {
+    promises_.at(id).made.num_samples = num;
+  }
 
   // A result that was given before the server's start; kept as long as if it were given now.
   void restore_read(const std::string& id, int64_t read_ms);
@@ -105,6 +110,8 @@ class Promises {
 
   // Forgets it; polls that wait are answered 410, which makes the client give it up.
   void drop(const std::string& id);
+  // "; results that were fetched are kept for 600 s".
+  std::string told_kept() const;
   int64_t max_sample_bytes() const { return options_.max_sample_bytes; }
   int64_t max_training_bytes() const { return options_.max_training_bytes; }
   int64_t num_open() const { return num_open_; }    // not settled

@@ -38,6 +38,14 @@ TEST_F(PromisesTest, APollWaitsForItsResultAndALaterOneHasItAtOnce) {
   EXPECT_EQ(told_.back(), "200 x");
 }
 
+TEST_F(PromisesTest, OneThatIsNotKnownIsToldHowLongResultsAreKept) {
+  Promises promises({.keep_read = 90s}, loop_);
+  promises.poll("r1", note());
+  EXPECT_NE(told_.back().find("'r1' is not known; results that were fetched are kept for 90 s"),
+            std::string::npos)
+      << told_.back();
+}
+
 TEST_F(PromisesTest, AnOwnerHasAtMostSoManyThatAreNotSettled) {
   Promises promises({.max_open = 2}, loop_);
   promises.open("r1", "a");

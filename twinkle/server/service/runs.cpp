@@ -210,11 +210,14 @@ void Runs::start(Run& run, int64_t seq_id, const std::shared_ptr<Pending>& pendi
     pending->owner = run.owner;  // what makes the run does not wait
     run.running[seq_id] = {accumulates, pending->publishes, pending->saves};
     if (is_covered) run.given = std::max(run.given, seq_id);
-    pending->on_given = [this, id = run.id, seq_id, steps = pending->steps] {
+    pending->on_given = [this, id = run.id, seq_id, steps = pending->steps,
+                         publishes = pending->publishes] {
       Run& of = runs_.at(id);
       of.given = std::max(of.given, seq_id);
       if (steps) snapshots_.stepped(of);
+      if (publishes) snapshots_.published(of);
     };
+    pending->on_place = [this, id = run.id] { snapshots_.has_room(runs_.at(id)); };
   }
   if (pending->steps) {
     run.last_step = seq_id;

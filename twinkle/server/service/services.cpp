@@ -73,9 +73,9 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
                        const Reader::Then& then) { history.read(ended, ReadFor::kPoll, then); }}),
       operations(options.lines, backend, {loop, disk}, history, rates, promises),
       snapshots(backend, loop, history, this->state / "snapshots", options.snapshots,
-                [this](const Snapshotted& s, const fs::path& before) {
+                [this](const Snapshotted& s, uint64_t sequence, const fs::path& before) {
                   release_saved(s);
-                  remove_snapshot(before);
+                  remove_snapshot(before, sequence);
                   if (!before.empty()) amounts.changed(s.run, before);
                 }),
       runs(backend, decisions, promises, operations, snapshots),
@@ -235,9 +235,10 @@ std::string Services::tenant_of(const fs::path& checkpoint, const std::string& o
 
 // Renamed first: a folder that a backup still sees has all of its files. What stays, since the disk
 // refuses or the server ends, takes room until the next start.
-void Services::remove_snapshot(const fs::path& folder) {
+void Services::remove_snapshot(const fs::path& folder, uint64_t sequence) {
   if (folder.empty()) return;
-  disk.run([folder] {
+  disk.run([this, folder, sequence] {
+    if (!history.is_synced(sequence)) return;
     const fs::path gone = folder.string() + ".old";
     std::error_code ignored;
     fs::rename(folder, gone, ignored);

@@ -154,8 +154,8 @@ class Services {
   // As a kill would end it, but in order: before the engine is closed, which then ends nothing that
   // a client is told of. The next start does it.
   void close(const std::function<void()>& turn = [] {}) {
+    disk.close();  // whose jobs tell the loop, which may end before this, and wait for the journal
     history.close([this] { operations.close(); }, turn);
-    disk.close();  // whose jobs tell the loop, which may end before this
     keys_disk.close();
   }
 
@@ -198,7 +198,9 @@ class Services {
   // Samplers of versions that a snapshot holds sample its folders from here on, and the engine lets
   // the versions go; but for the newest, which is sampled most.
   void release_saved(const Snapshotted& snapshot);
-  void remove_snapshot(const std::filesystem::path& folder);
+  // Once the record that names the one in its place is synced: until then a loss of power makes a
+  // start go on from this one.
+  void remove_snapshot(const std::filesystem::path& folder, uint64_t sequence);
 
   const ServiceOptions options_;
   std::vector<Opened> starts_;                     // of this state, one of each kind

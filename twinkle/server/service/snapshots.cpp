@@ -18,6 +18,13 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// Versions that no snapshot has, from which on one is taken.
+constexpr int64_t kMaxUnsaved = 256;
+// Saves of versions that the engine has at a time: the run's own operations have places, too.
+constexpr int64_t kMaxGiven = 64;
+// Between tries where the engine has no room.
+constexpr std::chrono::milliseconds kAgain{50};
+
 std::string text_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -43,6 +50,14 @@ void Snapshots::stepped(const Run& run) {
   if (std::chrono::steady_clock::now() - at >= options_.every) take(run);
 }
 
+void Snapshots::published(const Run& run) {
+  if (run.num_published - std::ssize(states_[run.id].last.versions) >= kMaxUnsaved) take(run);
+}
+
+void Snapshots::has_room(const Run& run) {
+  if (put_off_.contains(run.id)) take(run);
+}
+
 void Snapshots::catch_up(const Run& run) {
   const int64_t saved = std::max(last(run.id), saving(run.id));
   if (run.is_made && run.given > std::max<int64_t>(0, saved)) take(run);
@@ -63,35 +78,80 @@ bool Snapshots::take(const Run& run) {
     saving.running.insert(seq_id);
     num_versions += what.publishes;
   }
-  std::vector<engine::Accepted> accepted;
-  try {
-    // As they are: a run that could not be saved would hold up the state that all wait for.
-    accepted.push_back(backend_.check(engine::Save{.tenant = run.id,
-                                                   .directory = path_of(saving.record.folder),
-                                                   .optimizer = true,
-                                                   .as_is = true}));
-    for (int64_t v = std::ssize(saving.record.versions) + 1; v <= num_versions; ++v) {
-      const std::string folder = run.id + "/version-" + std::to_string(v);
-      saving.record.versions.push_back(folder);
-      accepted.push_back(backend_.check(engine::Save{
-          .tenant = run.id, .directory = path_of(folder), .version = v, .as_is = true}));
-    }
-  } catch (const Error&) {
-    return false;  // the queue is full, or a folder cannot be written
+  for (int64_t v = std::ssize(saving.record.versions) + 1; v <= num_versions; ++v) {
+    const std::string folder = run.id + "/version-" + std::to_string(v);
+    saving.record.versions.push_back(folder);
+    saving.to_give.push_back(
+        {.tenant = run.id, .directory = path_of(folder), .version = v, .as_is = true});
   }
+  std::optional<engine::Accepted> save;
+  try {
+    // As it is: a run that could not be saved would hold up the state that all wait for.
+    save.emplace(backend_.check(engine::Save{.tenant = run.id,
+                                             .directory = path_of(saving.record.folder),
+                                             .optimizer = true,
+                                             .as_is = true}));
+  } catch (const Error& e) {
+    if (e.code == Code::kBusy) {
+      put_off(run, e.what());
+      return true;
+    }
+    if (put_off_.erase(run.id) > 0) loop_.post([this] { on_change_(); });
+    return false;  // its folder cannot be written to
+  }
+  put_off_.erase(run.id);
   state.at = std::chrono::steady_clock::now();
-  saving.left = std::ssize(accepted);
   saving_[run.id] = std::move(saving);
-  for (engine::Accepted& save : accepted)
-    backend_.submit(std::move(save), [this, id = run.id](const engine::Outcome& outcome) {
-      loop_.post([this, id, failed = outcome.error != nullptr] {
-        Saving& of_run = saving_.at(id);
-        --of_run.left;
-        of_run.failed |= failed;
-        progress(id);
-      });
-    });
+  give(run.id, std::move(*save));
+  give_versions(run.id);
   return true;
+}
+
+void Snapshots::put_off(const Run& run, const std::string& why) {
+  if (!put_off_.emplace(run.id, &run).second) return;
+  on_put_off_("the snapshot of the run '" + run.id + "' waits for room: " + why);
+  try_again(run.id);
+}
+
+void Snapshots::try_again(const std::string& run) {
+  loop_.after(kAgain, [this, run] {
+    const auto found = put_off_.find(run);
+    if (found == put_off_.end()) return;
+    take(*found->second);
+    if (put_off_.contains(run)) try_again(run);
+  });
+}
+
+void Snapshots::give(const std::string& run, engine::Accepted save) {
+  backend_.submit(std::move(save), [this, run](const engine::Outcome& outcome) {
+    loop_.post([this, run, failed = outcome.error != nullptr] {
+      Saving& of_run = saving_.at(run);
+      --of_run.num_given;
+      of_run.failed |= failed;
+      progress(run);
+    });
+  });
+  ++saving_.at(run).num_given;
+}
+
+// As many as there is room for, and at the end of each the next: there may be more versions than
+// the engine's queue has places.
+void Snapshots::give_versions(const std::string& run) {
+  Saving& saving = saving_.at(run);
+  try {
+    for (; !saving.failed && !saving.to_give.empty() && saving.num_given < kMaxGiven;
+         saving.to_give.pop_front())
+      give(run, backend_.check(saving.to_give.front()));
+  } catch (const Error& e) {
+    if (e.code != Code::kBusy)
+      saving.failed = true;  // its folder cannot be written to
+    else if (saving.num_given == 0 && !std::exchange(saving.waits, true))
+      loop_.after(kAgain, [this, run] {
+        const auto found = saving_.find(run);
+        if (found == saving_.end() || !std::exchange(found->second.waits, false)) return;
+        progress(run);
+      });
+  }
 }
 
 void Snapshots::ended(const std::string& run, int64_t seq_id) {
@@ -101,23 +161,26 @@ void Snapshots::ended(const std::string& run, int64_t seq_id) {
 
 // Its record comes behind the ends of all that it covers.
 void Snapshots::progress(const std::string& run) {
-  const Saving& saving = saving_.at(run);
-  if (saving.left > 0 || !saving.running.empty()) return;
+  Saving& saving = saving_.at(run);
+  give_versions(run);
+  if (saving.num_given > 0) return;
   if (saving.failed) {
     saving_.erase(run);
     return on_change_();
   }
-  history_.append(saving.record, [this, run](uint64_t, const auto& error) {
+  if (!saving.to_give.empty() || !saving.running.empty()) return;
+  if (std::exchange(saving.is_told, true)) return;
+  history_.append(saving.record, [this, run](uint64_t sequence, const auto& error) {
     const Snapshotted record = saving_.extract(run).mapped().record;
-    if (!error) written(record);
+    if (!error) written(record, sequence);
     on_change_();
   });
 }
 
-void Snapshots::written(const Snapshotted& record) {
+void Snapshots::written(const Snapshotted& record, uint64_t sequence) {
   const std::string before = std::exchange(states_[record.run].last, record).folder;
   const bool is_other = !before.empty() && before != record.folder;
-  on_taken_(record, is_other ? path_of(before) : std::string());
+  on_taken_(record, sequence, is_other ? path_of(before) : std::string());
 }
 
 int64_t Snapshots::last(const std::string& run) const {

@@ -35,10 +35,12 @@ struct SnapshotOptions {
 
 class Snapshots {
  public:
-  using OnTaken = std::function<void(const Snapshotted&, const std::filesystem::path& before)>;
+  // One that is there, the sequence of its record, and the folder that it takes the place of, or
+  // none. That is the caller's to remove, once the record is synced: a start without it needs the
+  // folder.
+  using OnTaken = std::function<void(const Snapshotted&, uint64_t sequence,
+                                     const std::filesystem::path& before)>;
 
-  // `on_taken` is told of each that is there, and of the folder that it takes the place of, which
-  // is the caller's to remove; or of none.
   Snapshots(Backend& backend, Loop& loop, History& history, std::filesystem::path folder,
             SnapshotOptions options, OnTaken on_taken)
       : backend_(backend),
@@ -51,12 +53,17 @@ class Snapshots {
   // The engine has just been given an optim_step of the run. Saves the run if it is time. One that
   // fails is not there, and the next step tries again.
   void stepped(const Run& run);
+  // It has just been given a Publish of the run. Saves the run if many versions are in no snapshot:
+  // the engine keeps each until it is.
+  void published(const Run& run);
   // Saves the run if the engine has been given more of it than its last snapshot has, and the one
   // that is being made: nothing may come of it for long, and a start would do all of that again.
   void catch_up(const Run& run);
-  // Saves the run behind all that the engine has been given of it. False: it is being saved, or
-  // there is no room.
+  // Saves the run behind all that the engine has been given of it, as soon as the engine has room.
+  // False: it is being saved, or its folder cannot be written to.
   bool take(const Run& run);
+  // The engine has room for one more operation of the run, before its line takes it.
+  void has_room(const Run& run);
   // An end is written down.
   void ended(const std::string& run, int64_t seq_id);
 
@@ -66,11 +73,16 @@ class Snapshots {
   int64_t saving(const std::string& run) const;
   // Each run's last.
   std::vector<Snapshotted> all() const;
+  // Told why a snapshot waits for room, once of each that does.
+  void on_put_off(std::function<void(const std::string& text)> told) {
+    on_put_off_ = std::move(told);
+  }
   // Told whenever a snapshot is there, or has failed.
   void on_change(std::function<void()> told) { on_change_ = std::move(told); }
 
-  bool is_saving(const std::string& run) const { return saving_.contains(run); }
-  bool is_saving() const { return !saving_.empty(); }
+  // Whether one of the run waits for room: it will be behind what the engine has been given then.
+  bool is_put_off(const std::string& run) const { return put_off_.contains(run); }
+  bool is_saving() const { return !saving_.empty() || !put_off_.empty(); }
 
   // Of a folder that a record names.
   std::string path_of(const std::string& folder) const { return (folder_ / folder).string(); }
@@ -99,13 +111,20 @@ class Snapshots {
   };
   struct Saving {
     Snapshotted record;
-    std::set<int64_t> running;  // numbers that it covers and that have not ended
-    int64_t left = 0;           // saves
+    std::set<int64_t> running;         // numbers that it covers and that have not ended
+    std::deque<engine::Save> to_give;  // of versions: any time is as good, the engine keeps them
+    int64_t num_given = 0;             // saves that have not ended
     bool failed = false;
+    bool waits = false;    // for room
+    bool is_told = false;  // to the journal
   };
 
+  void put_off(const Run& run, const std::string& why);
+  void try_again(const std::string& run);
+  void give(const std::string& run, engine::Accepted save);
+  void give_versions(const std::string& run);
   void progress(const std::string& run);
-  void written(const Snapshotted& record);
+  void written(const Snapshotted& record, uint64_t sequence);
   void remove_leftovers() const;
 
   Backend& backend_;
@@ -115,8 +134,10 @@ class Snapshots {
   const SnapshotOptions options_;
   const OnTaken on_taken_;
   std::function<void()> on_change_ = [] {};
+  std::function<void(const std::string&)> on_put_off_ = [](const auto&) {};
   std::map<std::string, State> states_;
-  std::map<std::string, Saving> saving_;  // by run
+  std::map<std::string, Saving> saving_;       // by run
+  std::map<std::string, const Run*> put_off_;  // likewise
   std::map<std::string, Snapshotted> restored_;
   std::deque<engine::Operation> to_restore_;
   int64_t num_restoring_ = 0;

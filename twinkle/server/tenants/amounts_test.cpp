@@ -198,7 +198,7 @@ TEST_F(AmountsTest, ASaveMeasuresItsOwnFolderAndNotAllThatItsRunHas) {
   EXPECT_EQ(measured(), 1100) << "a was measured before";
   const Json step = {{"model_id", run}, {"seq_id", 4}, {"adam_params", {{"learning_rate", 0.1}}}};
   EXPECT_EQ(result(post("/api/v1/optim_step", step, key_), key_).status, 200);
-  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(run); }));
+  EXPECT_TRUE(loop_->run_until([&] { return services_->snapshots.saving(run) < 0; }));
   const auto snapshot = dir_ / "snapshots" / run / "4";
   write_text(snapshot / "more", std::string(20000, 'x'));
   const int64_t of_step = std::ssize(read_text(snapshot / "null"));
@@ -302,7 +302,7 @@ TEST_F(AmountsTest, ARunThatGoesOnFromItsSnapshotHasItsTenantsWeight) {
   const std::string run = text(result(create(session(key_)), key_), "model_id");
   const Json step = {{"model_id", run}, {"seq_id", 1}, {"adam_params", {{"learning_rate", 0.1}}}};
   EXPECT_EQ(result(post("/api/v1/optim_step", step, key_), key_).status, 200);
-  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(run); }));
+  EXPECT_TRUE(loop_->run_until([&] { return services_->snapshots.saving(run) < 0; }));
   limit([](store::Quota& q) { q.weight = 4; });
   restart();
   EXPECT_EQ(executor_->shares.at(run).weight, 4);
@@ -339,7 +339,7 @@ TEST_F(AmountsTest, ARunStandsWhereTheKeyThatMadeItDoesAfterEachKindOfStartToo) 
   // Sent with the tenant's other key: it is the run's place, and not the request's.
   const Json step = {{"model_id", mine}, {"seq_id", 1}, {"adam_params", {{"learning_rate", 0.1}}}};
   EXPECT_EQ(result(post("/api/v1/optim_step", step, key_), key_).status, 200);
-  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(mine); }));
+  EXPECT_TRUE(loop_->run_until([&] { return services_->snapshots.saving(mine) < 0; }));
   options_.truncation.journal_bytes = 1;
   restart();
   expect_standing("from a snapshot");
@@ -358,7 +358,7 @@ TEST_F(AmountsTest, AVersionOfARunIsSampledWithTheWeightOfTheKeyThatMadeTheRun) 
   EXPECT_EQ(result(save("save_weights_for_sampler", run, 1), key_).status, 200);
   const Json step = {{"model_id", run}, {"seq_id", 2}, {"adam_params", {{"learning_rate", 0.1}}}};
   EXPECT_EQ(result(post("/api/v1/optim_step", step, key_), key_).status, 200);
-  EXPECT_TRUE(loop_->run_until([&] { return !services_->snapshots.is_saving(run); }));
+  EXPECT_TRUE(loop_->run_until([&] { return services_->snapshots.saving(run) < 0; }));
   for (const char* from : {"a snapshot", "a state"}) {
     if (from == std::string("a state")) {
       ASSERT_TRUE(truncate(key_));
