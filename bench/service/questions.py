@@ -123,7 +123,7 @@ def s1_on_the_disk(run):
         tempfile.TemporaryDirectory() as folder,
         Server(program("null_service"), f"{folder}/state", "disk") as server,
         Runs({"ours": server}) as runs,
-        open(Path(folder) / "beside", "wb", buffering=0) as file,
+        (Path(folder) / "beside").open("wb", buffering=0) as file,
     ):
         num_bytes = len(forward_backward(runs.runs["ours"], 1))
         ask = {
