@@ -228,7 +228,7 @@ def test_vllms_names_reach_the_engine_under_its_own(make, logged):
     assert logged == []
     make(engine_args={"enable_tower_connector_lora": True, "enable_lora": True})
     (told,) = logged  # it asks for nothing that there is, and an adapter that it is for is refused
-    assert "enable_tower_connector_lora is True, but only the text" in told
+    assert "enable_tower_connector_lora is True, but only a model's text" in told
 
 
 def test_where_the_engine_is_the_models_its_options_are_refused(fake_core, tmp_path):
