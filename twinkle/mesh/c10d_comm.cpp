@@ -190,6 +190,7 @@ class C10dComm : public Comm {
   template <class Start>
   void run(const char* what, const Start& start) {
     guarded(what, [&] {
+      goes_on();  // a rank that can't may still take part in what its engine is in
       Group group = open_group();
       const Work work = start(group);
       // A rank may leave as soon as it has its part: what has arrived counts first.
