@@ -240,10 +240,14 @@ void AtomicFile::write(std::string_view text) {
   write(std::as_bytes(std::span<const char>(text.data(), text.size())));
 }
 
+void AtomicFile::sync() {
+  if (::fsync(file_.get()) != 0) fail_system("write", target_, errno);
+}
+
 void AtomicFile::commit() {
   assert(!partial_.empty());
   if (how_ == Commits::kWithFolder) return partial_.clear();
-  if (::fsync(file_.get()) != 0) fail_system("write", target_, errno);
+  sync();
   rename_path(partial_, target_);
   partial_.clear();
   sync_entry(target_);

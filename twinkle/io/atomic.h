@@ -32,6 +32,8 @@ class AtomicFile {
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text);
 
+  // Syncs what was written, so that commit() has less to wait for.
+  void sync();
   // Syncs and replaces the target, or keeps it in its folder. Once only.
   void commit();
 

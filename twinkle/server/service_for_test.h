@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -49,7 +50,11 @@ class ServiceTest : public testing::Test {
         [this](uint64_t sequence, const Command& command) {
           replay(sequence, command, *services_);
         },
-        [this] { loop_->run(); });
+        [this] {
+          loop_->run();
+          does_again_ = services_->operations.num_again() > 0;
+        });
+    does_again_ = false;
   }
 
   // Asks for keys of this file from here on.
@@ -180,6 +185,7 @@ class ServiceTest : public testing::Test {
   std::unique_ptr<engine::NullExecutor> executor_;
   std::unique_ptr<engine::Dispatcher> dispatcher_;
   std::unique_ptr<NullBackend> backend_;
+  std::atomic<bool> does_again_ = false;  // what had ended before a start that goes on
   std::unique_ptr<Services> services_;
 };
 

@@ -25,6 +25,8 @@ void Starting::admit(const Head& head, const std::string& path, const Admit& adm
   if (std::ssize(waiting_) >= max_waiting_) {
     Response busy =
         later("server: it starts, and " + std::to_string(max_waiting_) + " requests wait for it");
+    // The SDK comes again at once after 503, and after 429 with pauses that grow.
+    if (path == "/api/v1/retrieve_future" || path == "/api/v1/asample") busy.status = 429;
     busy.close = true;
     return admit({-1, std::move(busy)});
   }

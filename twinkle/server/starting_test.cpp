@@ -105,6 +105,8 @@ TEST_F(StartingTest, BeyondSomeThatWaitTheNextAreToldToComeAgain) {
     EXPECT_NE(told.find("server: it starts, and 3 requests wait for it"), std::string::npos);
     EXPECT_EQ(late.receive(), "") << "its connection is for others";
   }
+  for (const char* path : {"/api/v1/retrieve_future", "/api/v1/asample"})
+    EXPECT_TRUE(begins(Peer(port()).ask(post(path, "late")), "HTTP/1.1 429")) << path;
   EXPECT_TRUE(begins(Peer(port()).ask(get("/readyz")), "HTTP/1.1 503"));
   end_start();
   for (int i = 0; i < 3; ++i)

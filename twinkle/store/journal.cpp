@@ -27,14 +27,7 @@ namespace {
 
 constexpr size_t kMaxRecordsAtOnce = 64;
 constexpr int64_t kMarkBytes = int64_t{64} << 10;  // between places that are kept in memory
-constexpr int64_t kBytesAgain = int64_t{1} << 20;  // at once
 constexpr size_t kProbeBytes = size_t{64} << 10;   // that must fit before appends are taken again
-
-bool sync_folder(const fs::path& folder) {
-  const FileHandle opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  // Some network mounts cannot sync folders and say EINVAL.
-  return opened.get() >= 0 && (::fsync(opened.get()) == 0 || errno == EINVAL);
-}
 
 // Opens a new segment, whose name survives a loss of power; -1, with errno, where that fails.
 int make_segment(const fs::path& path) {
@@ -45,24 +38,6 @@ int make_segment(const fs::path& path) {
   ::unlink(path.c_str());
   errno = error;
   return -1;
-}
-
-bool write_all(int fd, std::span<iovec> parts, int64_t offset) {
-  while (!parts.empty()) {
-    const ssize_t count = ::pwritev(fd, parts.data(), static_cast<int>(parts.size()), offset);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return false;
-    offset += count;
-    size_t left = static_cast<size_t>(count);
-    while (!parts.empty() && left >= parts.front().iov_len) {
-      left -= parts.front().iov_len;
-      parts = parts.subspan(1);
-    }
-    if (left == 0) continue;
-    parts.front().iov_base = static_cast<char*>(parts.front().iov_base) + left;
-    parts.front().iov_len -= left;
-  }
-  return true;
 }
 
 // The folder, which is there from here on.
@@ -369,22 +344,33 @@ void Journal::refuse(const char* action, int error, std::span<Pending> records) 
 }
 
 // What was written, and told so, and is in no sync: of pages whose sync has failed the system says
-// that they are on the disk, and the next sync would leave them out.
+// that they are on the disk, and the next sync would leave them out. Some systems drop such pages:
+// what is read then is what the disk had before, and no record.
 bool Journal::write_again() {
+  uint64_t sequence = synced_next_;
   std::string bytes;
-  for (int64_t at = synced_end_; at < end_; at += std::ssize(bytes)) {
-    bytes.resize(static_cast<size_t>(std::min(kBytesAgain, end_ - at)));
-    for (size_t had = 0; had < bytes.size();) {
-      const ssize_t count = ::pread(file_.get(), bytes.data() + had, bytes.size() - had,
-                                    at + static_cast<int64_t>(had));
-      if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) return false;
-      had += static_cast<size_t>(count);
+  for (int64_t at = synced_end_; at < end_; at += std::ssize(bytes), ++sequence) {
+    Header header{};
+    if (!read_all(file_.get(), header, at)) return false;
+    bytes.resize(std::min(header.size() + payload_bytes(header), static_cast<size_t>(end_ - at)));
+    if (!read_all(file_.get(), bytes, at)) return false;
+    const auto record = parse_record(bytes);
+    if (!record || record->sequence != sequence) {
+      lose(sequence);
+      return false;
     }
     iovec all{bytes.data(), bytes.size()};
     if (!write_all(file_.get(), {&all, 1}, at)) return false;
   }
   return true;
+}
+
+// It goes on refusing: what would be appended behind a hole could not be read back.
+void Journal::lose(uint64_t sequence) {
+  const Lock lock(mutex_);
+  trouble_ = "store: " + path_.string() + " has lost record " + std::to_string(sequence) +
+             ", which was acknowledged, when the disk failed to sync it; nothing more is taken: "
+             "mend the disk and restore a backup";
 }
 
 // Takes appends again if the disk takes some bytes after the last record. Zeros are no record: a

@@ -124,6 +124,7 @@ class Journal {
   bool sync();
   void refuse(const char* action, int error, std::span<Pending> records);
   bool write_again();
+  void lose(uint64_t sequence);
   void retry();
   void tell_synced();
 

@@ -1,4 +1,5 @@
 // When the disk is asked for a sync, and disks that refuse.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -67,6 +68,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Syncs fail from here on.
+void fail_a_sync(Journal& journal, uint64_t sequence) {
+  sync_fails = true;
+  expect_error("store: cannot sync", [&] { journal.wait_synced(sequence); });
+}
+
 TEST(Journal, SyncsWhatAProcessOutlivesInGroups) {
   const ScratchDir dir(memory_folder());
   Calls calls;
@@ -97,12 +104,12 @@ TEST(Journal, AcknowledgesAfterTheDisksSyncWhatCameWhileItWasBusyAsOneGroup) {
 TEST(Journal, WhatWasAcknowledgedIsWrittenAgainWhereItsSyncFailed) {
   const ScratchDir dir(memory_folder());
   Calls calls;
-  Opened opened(dir / "j", {.retry_seconds = 0.02});
+  Opened opened(dir / "j", {.sync_seconds = 60, .retry_seconds = 0.02});
   disk.counts = true;
-  sync_fails = true;
   for (int i = 0; i < 3; ++i)
     opened.journal->append(1, 1, std::string(1'500'000, 'x'), calls.one());
-  while (opened.journal->healthy()) ::usleep(1000);
+  calls.wait(3);
+  fail_a_sync(*opened.journal, 3);
   sync_fails = false;
   wait_until_healthy(*opened.journal);
   disk.counts = false;
@@ -113,6 +120,33 @@ TEST(Journal, WhatWasAcknowledgedIsWrittenAgainWhereItsSyncFailed) {
   EXPECT_EQ(disk.has.substr(0, size).find('0'), std::string::npos) << "a byte is in no sync";
   disk.has.clear();
   EXPECT_EQ(Opened(dir / "k").kept.size(), 0U);
+}
+
+// Some file systems drop the pages whose sync has failed.
+TEST(Journal, GoesOnRefusingWhereTheSystemHasDroppedWhatWasAcknowledged) {
+  const ScratchDir dir(memory_folder());
+  Calls calls;
+  Opened opened(dir / "j", {.sync_seconds = 60, .retry_seconds = 0.02});
+  opened.journal->append(1, 1, "a", calls.one());
+  opened.journal->wait_synced(1);
+  for (int i = 0; i < 3; ++i) opened.journal->append(1, 1, "b", calls.one());
+  calls.wait(4);
+  fail_a_sync(*opened.journal, 4);
+  const FileHandle file(::open(segment_path(dir / "j", 1).c_str(), O_WRONLY | O_CLOEXEC));
+  const std::string zeros(3 * (kHeaderBytes + 1), '\0');
+  const auto is_told = [&] {
+    return opened.journal->trouble().find("has lost record 2,") != std::string::npos;
+  };
+  for (const int first = num_syncs; !is_told() && num_syncs - first < 50; ::usleep(1000)) {
+    const auto size = static_cast<ssize_t>(zeros.size());
+    ASSERT_EQ(::pwrite(file.get(), zeros.data(), zeros.size(), kHeaderBytes + 1), size);
+  }
+  sync_fails = false;
+  ::usleep(100'000);  // it tries again
+  EXPECT_TRUE(is_told()) << opened.journal->trouble();
+  EXPECT_FALSE(opened.journal->healthy());
+  expect_error("has lost record 2, which was acknowledged",
+               [&] { opened.journal->append(1, 1, "b", calls.one()); });
 }
 
 TEST(Journal, WaitsForTheSyncOfARecordAndForNoTimer) {

@@ -17,13 +17,41 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr uint16_t kStateVersion = 2;  // 1 had all answers in the state itself
+constexpr uint16_t kStateVersion = 2;              // 1 had all answers in the state itself
+constexpr size_t kSyncedBytes = size_t{64} << 20;  // no more is to be synced at once
 
-void write(AtomicFile& out, const store::Record& record) {
-  const store::Header header = store::header_of(record);
-  out.write({header.data(), header.size()});
-  out.write(record.payload);
-}
+// Records one after another, as long as the server does not end.
+class StateWriter {
+ public:
+  StateWriter(const fs::path& journal, const std::function<bool()>& ends)
+      : out_(state_file(journal)), ends_(ends) {}
+
+  void write(const store::Record& record) {
+    require_goes_on();
+    const store::Header header = store::header_of(record);
+    out_.write({header.data(), header.size()});
+    out_.write(record.payload);
+    unsynced_ += header.size() + record.payload.size();
+    if (unsynced_ < kSyncedBytes) return;
+    require_goes_on();
+    out_.sync();
+    unsynced_ = 0;
+  }
+  void commit() {
+    fault("before state rename");
+    require_goes_on();
+    out_.commit();
+    fault("after state rename");
+  }
+  void require_goes_on() const {
+    require(!ends_(), Code::kBusy, "server: it ends; the state is written when it has grown again");
+  }
+
+ private:
+  AtomicFile out_;
+  const std::function<bool()>& ends_;
+  size_t unsynced_ = 0;  // bytes
+};
 
 }  // namespace
 
@@ -38,22 +66,19 @@ std::set<uint64_t> carried(const State& state) {
 }
 
 void write_state(const fs::path& journal, const State& state, const std::function<bool()>& ends) {
-  const auto require_goes_on = [&] {
-    require(!ends(), Code::kBusy, "server: it ends; the state is written when it has grown again");
-  };
   ByteWriter writer;
   writer.put(state);
   const std::string payload = writer.take();
   require(payload.size() <= store::kMaxPayloadBytes, Code::kInvalid, "server: the state takes ",
           payload.size(), " bytes, the limit is ", store::kMaxPayloadBytes);
-  AtomicFile out(state_file(journal));
-  write(out, {state.sequence, State::kKind, kStateVersion, payload});
+  StateWriter out(journal, ends);
+  out.write({state.sequence, State::kKind, kStateVersion, payload});
   std::set<uint64_t> left = carried(state);
   if (is_there(state_file(journal))) {
     StateReader before(journal);
     while (const auto record = before.next()) {
-      require_goes_on();
-      if (left.erase(record->sequence) > 0) write(out, *record);
+      out.require_goes_on();
+      if (left.erase(record->sequence) > 0) out.write(*record);
     }
   }
   const std::vector<store::Segment> segments = store::segments_in(journal);
@@ -61,16 +86,13 @@ void write_state(const fs::path& journal, const State& state, const std::functio
     const bool is_last = i + 1 == segments.size();
     if (!is_last && segments[i + 1].first <= *left.begin()) continue;
     store::read_segment(segments[i], is_last, [&](const store::Record& record) {
-      require_goes_on();
-      if (left.erase(record.sequence) > 0) write(out, record);
+      out.require_goes_on();
+      if (left.erase(record.sequence) > 0) out.write(record);
     });
   }
   require(left.empty(), Code::kInvalid, "server: record ", left.empty() ? 0 : *left.begin(),
           " is not in ", journal.string(), ", and is needed");
-  require_goes_on();  // all of it would be synced
-  fault("before state rename");
   out.commit();
-  fault("after state rename");
 }
 
 store::StoredRecord CarriedRecords::read(uint64_t sequence) {

@@ -20,8 +20,12 @@ std::function<void(std::string_view name)> at_fault_point;
 }  // namespace
 
 void twinkle::reach_fault_point(std::string_view name) {
-  const std::lock_guard lock(mutex);
-  if (at_fault_point) at_fault_point(name);
+  std::function<void(std::string_view name)> now;
+  {
+    const std::lock_guard lock(mutex);
+    now = at_fault_point;
+  }
+  if (now) now(name);  // may wait, while other threads come to other points
 }
 
 void twinkle::server::set_fault_point(std::function<void(std::string_view)> then) {
@@ -219,6 +223,32 @@ TEST_F(TruncationTest, AStateThatCannotBeWrittenIsGivenUpAndTriedAgain) {
   set_fault_point({});
   loop_->pass(std::chrono::seconds(2));
   EXPECT_TRUE(truncate());
+  restart();
+  EXPECT_EQ(done(id).size(), 1U);
+}
+
+TEST_F(TruncationTest, AStateThatIsBeingWrittenWhenTheServerEndsIsGivenUp) {
+  std::atomic<bool> is_written = false, ends = false;
+  set_fault_point([&](std::string_view name) {
+    if (name != "before state rename") return;
+    is_written = true;
+    while (!ends) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  const std::string id = run();
+  result(train(id, 1));
+  for (int i = 0; i < 10000 && !is_written; ++i) {
+    loop_->run();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  ASSERT_TRUE(is_written);
+  services_->close([&] {  // when it is told to end
+    ends = true;
+    loop_->run();
+  });
+  dispatcher_->close();
+  services_.reset();
+  dispatcher_.reset();
+  EXPECT_FALSE(is_there(state_file(dir_ / "journal")));
   restart();
   EXPECT_EQ(done(id).size(), 1U);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <new>
 #include <optional>
@@ -54,8 +55,7 @@ void Lines::add(int64_t number, std::shared_ptr<Pending> pending, bool is_again)
   if (lines_[key].waiting.size() == 1) go_on(key);
   const auto line = lines_.find(key);
   if (line == lines_.end() || line->second.waiting.empty()) return;
-  const bool is_in_use = line->second.is_reading || line->second.has_room;
-  if (is_in_use && line->second.waiting.size() == 1) return;
+  if (line->second.has_room && line->second.waiting.size() == 1) return;
   if (line->second.waiting.back().number == number) pending->let_go();  // it waits
 }
 
@@ -75,15 +75,14 @@ bool Lines::remove(int64_t number, const Pending& pending) {
   std::deque<Waiting>& waiting = line->second.waiting;
   const auto found = std::ranges::find(waiting, number, &Waiting::number);
   if (found == waiting.end() || (line->second.is_reading && found == waiting.begin())) return false;
-  const bool had_room = line->second.has_room && found == waiting.begin();
-  if (had_room) give_room_back(line->second, pending);
+  if (line->second.has_room && found == waiting.begin()) give_room_back(line->second, pending);
   waiting.erase(found);
   --num_waiting_;
   hungry_.remove(pending.owner, pending.source.bytes, number);
   rates_.leave(pending.request_id);
-  if (waiting.empty() && line->second.num_given == 0) lines_.erase(line);
+  if (waiting.empty() && line->second.given.num == 0) lines_.erase(line);
   go_on(key);
-  if (had_room) wake_others();
+  wake_others();  // its room, or what it held up as one that is passed no more
   return true;
 }
 
@@ -92,18 +91,32 @@ void Lines::ended(const Pending& pending) {
   Line& line = lines_.at(key);
   count(line, pending, -1);
   line.is_refused = false;
-  if (line.waiting.empty() && line.num_given == 0) lines_.erase(key);
+  if (line.waiting.empty() && line.given.num == 0) lines_.erase(key);
   go_on(key);
   wake_others();
 }
 
-bool Lines::is_free(const Pending& pending) const {
+void Lines::require_free(const Pending& pending) const {
+  const std::string& owner = pending.owner;
+  const int64_t bytes = pending.source.bytes;
   const auto found = lines_.find(key_of(pending));
   const Line none;
   const Line& line = found == lines_.end() ? none : found->second;
   const bool is_held = !line.waiting.empty() && !line.waiting.front().pending->may_go;
-  return (line.waiting.empty() || is_held) && has_room(line, pending.source.bytes) &&
-         has_room_in_all(pending.owner, pending.source.bytes) && !hungry_.is_reserved();
+  require((line.waiting.empty() || is_held) && has_room(line, bytes), Code::kBusy,
+          "server: the engine's queue of '", pending.tenant, "' is full; come again");
+  const Share own = share_of(owner);
+  const auto left = [](int64_t most, int64_t given) { return std::max<int64_t>(0, most - given); };
+  require(leaves_places(own, all_), Code::kBusy, "server: the engine has ", own.num,
+          " operations of this tenant, and a tenant has at most as many as are left of "
+          "max_queued_total, ",
+          left(max_places_, all_.num), "; come again");
+  require(leaves_bytes(own, all_, bytes), Code::kBusy, "server: the engine has ", own.bytes,
+          " bytes of this tenant's requests, this one has ", bytes,
+          ", and a tenant has at most as many as are left of max_given_bytes_total, ",
+          left(options_.max_bytes_total, all_.bytes), "; come again");
+  require(hungry_.may_pass(owner, std::numeric_limits<int64_t>::max()), Code::kBusy,
+          "server: the engine's room is kept for a request that has waited longer; come again");
 }
 
 bool Lines::has_sample(const std::string& tenant, int64_t version) const {
@@ -114,28 +127,40 @@ bool Lines::has_sample(const std::string& tenant, int64_t version) const {
          });
 }
 
-// What is longer than all may be is given when nothing else is.
 bool Lines::has_room(const Line& line, int64_t bytes) const {
-  return line.num_given == 0 ||
-         (line.num_given < options_.max_given && line.bytes_given + bytes <= options_.max_bytes);
+  return line.given.num == 0 ||
+         (line.given.num < options_.max_given && line.given.bytes + bytes <= options_.max_bytes);
+}
+
+Lines::Share Lines::share_of(const std::string& owner) const {
+  const auto found = shares_.find(owner);
+  return found == shares_.end() ? Share() : found->second;
 }
 
 // What an owner is given leaves as much for others: so n of them have 1/(n + 1) each, and who comes
 // then finds room, whatever the others have sent before.
+bool Lines::leaves_places(const Share& own, const Share& all) const {
+  return all.num == 0 || own.num + 1 <= max_places_ - all.num;
+}
+
+// What is longer than all may be is given when nothing else is.
+bool Lines::leaves_bytes(const Share& own, const Share& all, int64_t bytes) const {
+  return all.bytes == 0 || own.bytes + bytes <= options_.max_bytes_total - all.bytes;
+}
+
 bool Lines::has_room_in_all(const std::string& owner, int64_t bytes) const {
-  const auto found = bytes_of_.find(owner);
-  const int64_t has = found == bytes_of_.end() ? 0 : found->second;
-  return bytes_given_ == 0 || has + bytes <= options_.max_bytes_total - bytes_given_;
+  const Share own = share_of(owner);
+  return leaves_places(own, all_) && leaves_bytes(own, all_, bytes);
 }
 
 // `num`: 1, or -1 of one that has its room no more.
 void Lines::count(Line& line, const Pending& pending, int64_t num) {
-  const int64_t bytes = num * pending.source.bytes;
-  line.num_given += num;
-  line.bytes_given += bytes;
-  bytes_given_ += bytes;
-  const auto of = bytes_of_.try_emplace(pending.owner).first;
-  if ((of->second += bytes) == 0) bytes_of_.erase(of);
+  const auto of = shares_.try_emplace(pending.owner).first;
+  for (Share* share : {&line.given, &all_, &of->second}) {
+    share->num += num;
+    share->bytes += num * pending.source.bytes;
+  }
+  if (of->second.num == 0) shares_.erase(of);
 }
 
 // Gives the engine the first of a line, and those behind it, until one must wait.
@@ -146,25 +171,29 @@ void Lines::go_on(const std::string& key) {
     const Waiting& first = line.waiting.front();
     if (!first.pending->may_go) return;
     if (first.pending->version > 0 && publishing_.contains(first.pending->tenant)) return;
-    if (!line.has_room && !find_room(key)) return;
+    if (!line.has_room && !take_room(key)) return;
     if (!first.pending->ready) return read_first(key);
     if (!give_first(key)) return;
   }
 }
 
-// Whether there is room here for the first of a line; where there is none in all, it waits for it.
-bool Lines::find_room(const std::string& key) {
-  const Line& line = lines_.at(key);
+// For the first of a line, before it is read: else all that find the same room would be read. Where
+// there is none in all, it waits for that.
+bool Lines::take_room(const std::string& key) {
+  Line& line = lines_.at(key);
   const Waiting& first = line.waiting.front();
   const std::string& owner = first.pending->owner;
   const int64_t bytes = first.pending->source.bytes;
-  const bool is_lines = has_room(line, bytes);  // else until one of its own ends
-  if (is_lines && (!has_room_in_all(owner, bytes) || !hungry_.may_pass(first.number))) {
+  if (!has_room(line, bytes)) return false;  // until one of its own ends
+  if (!has_room_in_all(owner, bytes) || !hungry_.may_pass(owner, first.number)) {
     hungry_.add(owner, bytes, first.number, key);
     return false;
   }
   hungry_.remove(owner, bytes, first.number);
-  return is_lines;
+  count(line, *first.pending, 1);
+  hungry_.passed(owner, first.number);
+  line.has_room = true;
+  return true;
 }
 
 // False: not now. What the engine does not take stays as it is.
@@ -203,22 +232,18 @@ void Lines::check_on_disk(const std::string& key) {
 // Gives the engine the first of a line, if `check` does not throw. False: the engine has no room.
 bool Lines::give_checked(const std::string& key, const std::function<engine::Accepted()>& check) {
   const Waiting first = lines_.at(key).waiting.front();
-  Line& line = lines_.at(key);
   std::optional<engine::Accepted> accepted;
   try {
     accepted.emplace(check());
   } catch (...) {
     if (is_busy(std::current_exception())) {
-      // It stays in memory, or it would be made anew each time: as what was given, for others.
-      if (!std::exchange(line.has_room, true)) count(line, *first.pending, 1);
-      ask_again(key, options_.again);
+      ask_again(key, options_.again);  // it keeps its room, or it would be made anew each time
       return false;
     }
     fail_first(key, std::current_exception());
     return true;
   }
-  if (!std::exchange(line.has_room, false)) count(line, *first.pending, 1);
-  hungry_.passed(first.number);
+  lines_.at(key).has_room = false;  // which the engine's has
   give_(first.number, std::move(*accepted));
   remove_first(key);
   return true;
@@ -227,17 +252,16 @@ bool Lines::give_checked(const std::string& key, const std::function<engine::Acc
 void Lines::fail_first(const std::string& key, const std::exception_ptr& error) {
   Line& line = lines_.at(key);
   const Waiting first = line.waiting.front();
-  if (line.has_room) {
-    give_room_back(line, *first.pending);
-    loop_.post([this] { wake_others(); });
-  }
+  give_room_back(line, *first.pending);
   fail_(first.number, error);
   remove_first(key);
 }
 
+// Of the first, which is not given. Who waits for it is asked when what goes on now has ended.
 void Lines::give_room_back(Line& line, const Pending& pending) {
   line.has_room = false;
   count(line, pending, -1);
+  loop_.post([this] { wake_others(); });
 }
 
 void Lines::ask_again(const std::string& key, std::chrono::milliseconds pause) {
@@ -265,6 +289,7 @@ void Lines::read_first(const std::string& key) {
                     const std::exception_ptr why = std::current_exception();
                     if (!passes(why)) return fail_read(key, why);
                     if (!std::exchange(first.pending->is_unread, true)) unread_(first.number, why);
+                    give_room_back(lines_.at(key), *first.pending);
                     return ask_again(key, kReadAgain);
                   }
                   go_on(key);
@@ -282,7 +307,7 @@ void Lines::remove_first(const std::string& key) {
   const Waiting first = std::move(line->second.waiting.front());
   line->second.waiting.pop_front();
   --num_waiting_;
-  if (line->second.waiting.empty() && line->second.num_given == 0) lines_.erase(line);
+  if (line->second.waiting.empty() && line->second.given.num == 0) lines_.erase(line);
   if (!publishes_again(first)) return;
   const auto publishing = publishing_.find(first.pending->tenant);
   if (--publishing->second > 0) return;

@@ -1,6 +1,7 @@
 // Lines of operations before the engine, one for the training of each of its tenants and one for
 // its samples: first come, first given, as long as the engine has room and the owner's rates let it
-// go. Those that wait are words (pending.h). Used by the service's thread alone.
+// go. Those that wait are words (pending.h): what is read of them has its room before. Used by the
+// service's thread alone.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -75,7 +76,12 @@ class Lines {
         rates_(rates),
         give_(std::move(told.give)),
         fail_(std::move(told.fail)),
-        unread_(std::move(told.unread)) {}
+        unread_(std::move(told.unread)),
+        max_places_(places_of(backend.stats().max_queued)),
+        hungry_([this](const std::string& owner, int64_t bytes) {
+          const Share own = share_of(owner);
+          return leaves_places(own, own) && leaves_bytes(own, own, bytes);
+        }) {}
 
   // Behind those of its line. `is_again`: of a replay that does it again: no rate holds it, and the
   // Samples of a version wait for the Publishes that are done again, of which one makes theirs.
@@ -87,34 +93,42 @@ class Lines {
   // Nothing is given any more.
   void close() { is_closed_ = true; }
 
-  // Whether one that came now would be given now, as far as is known here, or when its owner's
-  // rates let it go.
-  bool is_free(const Pending& pending) const;
+  // Error kBusy, by the limit: one that came now would not be given now, as far as is known here,
+  // nor when its owner's rates let it go.
+  void require_free(const Pending& pending) const;
   // Whether a Sample of this version waits.
   bool has_sample(const std::string& tenant, int64_t version) const;
   int64_t num_waiting() const { return num_waiting_; }
 
  private:
+  struct Share {  // that the engine has, or that have room
+    int64_t num = 0, bytes = 0;
+  };
   struct Line {
     std::deque<Waiting> waiting;
-    int64_t num_given = 0, bytes_given = 0;  // that the engine has, or that have room
-    bool is_reading = false;                 // the first, from the journal, or what it reads
+    Share given;
+    bool is_reading = false;  // the first, from the journal, or what it reads
     bool is_refused = false;  // the first just now, by an engine without room, or by the disk
-    bool has_room = false;    // the first, which the engine has refused so far: it is in memory
+    bool has_room = false;    // the first: it is being read, or in memory
   };
 
   static std::string samples_of(const std::string& tenant) { return "sample " + tenant; }
   static std::string key_of(const Pending& pending) {
     return pending.samples ? samples_of(pending.tenant) : "train " + pending.tenant;
   }
+  // The rest is for what comes by other ways: snapshots, samplers' weights, runs that are parked.
+  static int64_t places_of(int64_t max_queued) { return max_queued - max_queued / 8; }
   static bool publishes_again(const Waiting& w) { return w.is_again && w.pending->publishes; }
   void ask_rates(const std::string& key, const std::shared_ptr<Pending>& pending);
   bool has_room(const Line& line, int64_t bytes) const;
+  Share share_of(const std::string& owner) const;
+  bool leaves_places(const Share& own, const Share& all) const;
+  bool leaves_bytes(const Share& own, const Share& all, int64_t bytes) const;
+  bool has_room_in_all(const std::string& owner, int64_t bytes) const;
   void count(Line& line, const Pending& pending, int64_t num);
   void give_room_back(Line& line, const Pending& pending);
-  bool has_room_in_all(const std::string& owner, int64_t bytes) const;
   void go_on(const std::string& key);
-  bool find_room(const std::string& key);
+  bool take_room(const std::string& key);
   bool give_first(const std::string& key);
   bool give_checked(const std::string& key, const std::function<engine::Accepted()>& check);
   void check_on_disk(const std::string& key);
@@ -133,11 +147,13 @@ class Lines {
   Rates& rates_;
   const Give give_;
   const Fail fail_, unread_;
+  const int64_t max_places_;                   // of the engine's for all lines
   std::map<std::string, Line> lines_;          // with something that waits or was given
   Hungry hungry_;                              // lines whose first waits for room in all
   std::map<std::string, int64_t> publishing_;  // Publishes that wait to be done again, by tenant
-  std::map<std::string, int64_t> bytes_of_;    // that the engine has, by owner
-  int64_t bytes_given_ = 0, num_waiting_ = 0;
+  std::map<std::string, Share> shares_;        // by owner
+  Share all_;                                  // of all owners
+  int64_t num_waiting_ = 0;
   bool is_closed_ = false;
 };
 

@@ -16,43 +16,58 @@ class LinesTest : public ServiceTest {
   LinesTest() {
     options_.lines.max_bytes = 3 << 10;
     options_.lines.max_bytes_total = 8 << 10;
-    open();
+    open_held();
+  }
+  // With an engine that does no training until go_.
+  void open_held(const engine::DispatcherOptions& options = {}) {
+    open(options);
     executor_->on_batch = [this] {
       while (!go_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     };
     go_on();
   }
-  // A forward_backward with a kibibyte that nobody reads.
-  Response send(const std::string& run, int64_t seq_id, const std::string& key) {
-    const std::string unread = std::string("\x7a\x80\x08") + std::string(1024, 'x');
-    Request r = request("/api/v1/forward_backward",
-                        forward_backward_bytes(run, seq_id, "cross_entropy") + unread, key);
+  // A forward_backward with so many bytes that nobody reads.
+  Response send(const std::string& run, int64_t seq_id, const std::string& key,
+                size_t unread = 1024) {
+    std::string body = forward_backward_bytes(run, seq_id, "cross_entropy") + '\x7a';
+    size_t n = unread;
+    for (; n >= 0x80; n >>= 7) body += static_cast<char>(n | 0x80);
+    body += static_cast<char>(n) + std::string(unread, 'x');
+    Request r = request("/api/v1/forward_backward", body, key);
     r.headers["content-type"] = "application/x-protobuf";
     return answer(r);
   }
-  Response sample(const std::string& sampler, int64_t max_tokens,
-                  const std::string& key = "tml-a") {
+  // Of the base model.
+  std::string sampler(const std::string& key) {
+    return text(
+        post("/api/v1/create_sampling_session",
+             {{"session_id", session(key)}, {"sampling_session_seq_id", 0}, {"base_model", "null"}},
+             key),
+        "sampling_session_id");
+  }
+  Response sample(const std::string& sampler, int64_t max_tokens, const std::string& key = "tml-a",
+                  size_t unread = 0) {
     return post("/api/v1/asample",
                 {{"sampling_session_id", sampler},
-                 {"seq_id", 0},
+                 {"seq_id", num_samples_++},
                  {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}},
-                 {"sampling_params", {{"max_tokens", max_tokens}}}},
+                 {"sampling_params", {{"max_tokens", max_tokens}}},
+                 {"unread", std::string(unread, 'x')}},
                 key);
+  }
+  static void expect_busy(const Response& refused, const std::string& why) {
+    EXPECT_EQ(refused.status, 429);
+    EXPECT_EQ(text(refused, "detail"), "server: the engine" + why + "; come again");
   }
   int64_t num_waiting() const { return services_->operations.num_waiting(); }
 
   std::atomic<bool> go_ = false;
+  int64_t num_samples_ = 0;
 };
 
 TEST_F(LinesTest, ATenantWithManyRunsLeavesRoomForOthers) {
   std::vector<std::pair<Response, std::string>> acks;
-  const std::string other = run("tml-b");
-  const std::string sampler = text(post("/api/v1/create_sampling_session",
-                                        {{"session_id", other.substr(0, other.find(':'))},
-                                         {"sampling_session_seq_id", 0},
-                                         {"base_model", "null"}},
-                                        "tml-b"),
-                                   "sampling_session_id");
+  const std::string other = run("tml-b"), of_base = sampler("tml-b");
   std::vector<std::string> runs;
   for (int i = 0; i < 6; ++i) runs.push_back(run("tml-a"));
   for (const std::string& id : runs)
@@ -62,13 +77,71 @@ TEST_F(LinesTest, ATenantWithManyRunsLeavesRoomForOthers) {
   const int64_t before = num_waiting();
   acks.emplace_back(send(other, 1, "tml-b"), "tml-b");
   EXPECT_EQ(num_waiting(), before);
-  const Response sampled = sample(sampler, 3, "tml-b");
+  const Response sampled = sample(of_base, 3, "tml-b");
   EXPECT_EQ(sampled.status, 200) << sampled.body;
   EXPECT_EQ(num_waiting(), before);
   acks.emplace_back(sampled, "tml-b");
   go_ = true;
   for (const auto& [ack, key] : acks) result(ack, key);
   EXPECT_EQ(num_waiting(), 0);
+}
+
+// Whatever it has sent: requests that have few bytes take places.
+TEST_F(LinesTest, ATenantWithManyRunsLeavesPlacesForOthers) {
+  options_.lines = {.max_given = 4};
+  open_held({.max_queued = 4, .max_queued_total = 8});
+  const std::vector<std::string> runs{run("tml-a"), run("tml-a"), run("tml-a")};
+  const std::string other = run("tml-b");
+  const std::string of_a = sampler("tml-a"), of_b = sampler("tml-b");
+  std::vector<std::pair<Response, std::string>> acks;
+  for (int64_t seq_id = 1; seq_id <= 8; ++seq_id)
+    for (const std::string& id : runs) acks.emplace_back(send(id, seq_id, "tml-a", 0), "tml-a");
+  EXPECT_EQ(num_waiting(), 20) << "half of seven eighths of the places is a tenant's at most";
+  acks.emplace_back(sample(of_b, 3, "tml-b"), "tml-b");
+  EXPECT_EQ(acks.back().first.status, 200) << acks.back().first.body;
+  acks.emplace_back(send(other, 1, "tml-b", 0), "tml-b");
+  EXPECT_EQ(num_waiting(), 20);
+  expect_busy(sample(of_a, 3),
+              " has 4 operations of this tenant, and a tenant has at most as many as are left of "
+              "max_queued_total, 1");
+  go_ = true;
+  for (const auto& [ack, key] : acks) result(ack, key);
+}
+
+TEST_F(LinesTest, WhatWaitsForItsOwnTenantsRoomHoldsUpNoOtherTenant) {
+  options_.lines = {.max_bytes = 2 << 20, .max_bytes_total = 2 << 20};
+  open_held();
+  std::vector<std::string> of_a, of_b;
+  for (int i = 0; i < 4; ++i) of_a.push_back(run("tml-a")), of_b.push_back(run("tml-b"));
+  const std::string sampler_a = sampler("tml-a"), sampler_b = sampler("tml-b");
+  std::vector<std::pair<Response, std::string>> acks;
+  for (size_t i = 0; i < 3; ++i) acks.emplace_back(send(of_a[i], 1, "tml-a", 256 << 10), "tml-a");
+  acks.emplace_back(send(of_a[3], 1, "tml-a", 800 << 10), "tml-a");
+  ASSERT_EQ(num_waiting(), 1);
+  for (int64_t seq_id = 1; 3 * seq_id < Hungry::kMostPasses + 3; ++seq_id)
+    for (size_t i = 0; i < 3; ++i) acks.emplace_back(send(of_b[i], seq_id, "tml-b", 0), "tml-b");
+  acks.emplace_back(send(of_b[3], 1, "tml-b", 0), "tml-b");
+  EXPECT_EQ(num_waiting(), 1);
+  acks.emplace_back(sample(sampler_b, 3, "tml-b"), "tml-b");
+  EXPECT_EQ(acks.back().first.status, 200) << acks.back().first.body;
+  const std::string why = text(sample(sampler_a, 3, "tml-a", 800 << 10), "detail");
+  EXPECT_TRUE(why.starts_with("server: the engine has 78")) << why;
+  EXPECT_NE(why.find(" bytes of this tenant's requests, this one has 81"), std::string::npos);
+  EXPECT_NE(why.find(", and a tenant has at most as many as are left of max_given_bytes_total, "),
+            std::string::npos);
+  go_ = true;
+  for (const auto& [ack, key] : acks) result(ack, key);
+}
+
+TEST_F(LinesTest, ASampleBehindAFullLineIsToldSo) {
+  options_.lines.max_given = 1;
+  open_held();
+  executor_->on_step = executor_->on_batch;
+  const std::string id = sampler("tml-a");
+  const Response first = sample(id, 3);
+  expect_busy(sample(id, 3), "'s queue of '" + services_->samplers.at(id).tenant + "' is full");
+  go_ = true;
+  result(first);
 }
 
 TEST_F(LinesTest, AnEngineWithoutRoomIsAskedAgainAfterSoManySecondsAndNotBefore) {
@@ -162,7 +235,7 @@ TEST_F(LinesTest, WhatIsTooLargeForWhatIsLeftIsPassedSoOftenAndThenHasItsTurn) {
   options_.lines.max_given = 1;
   open({.token_budget = 3});  // a batch is one request
   go_on();
-  const std::string large = run("tml-b");
+  const std::string large = run("tml-b"), third = run("tml-c"), of_base = sampler("tml-c");
   const std::vector<std::string> runs{run("tml-a"), run("tml-a"), run("tml-a")};
   std::atomic<int> permits = 0;
   executor_->on_batch = [&] {
@@ -182,11 +255,7 @@ TEST_F(LinesTest, WhatIsTooLargeForWhatIsLeftIsPassedSoOftenAndThenHasItsTurn) {
   send_small();
   send_small();
   ASSERT_EQ(num_small, 3);
-  const std::string unread = std::string("\x7a\x80\x38") + std::string(7 << 10, 'x');
-  Request r = request("/api/v1/forward_backward",
-                      forward_backward_bytes(large, 1, "cross_entropy") + unread, "tml-b");
-  r.headers["content-type"] = "application/x-protobuf";
-  const Response waits = answer(r);
+  const Response waits = send(large, 1, "tml-b", 7 << 10);
   const int64_t most = Hungry::kMostPasses + 3;  // those that wait by now came before it
   for (num_small = 0; num_small < most; send_small()) {
     const int64_t before = num_small;
@@ -194,29 +263,41 @@ TEST_F(LinesTest, WhatIsTooLargeForWhatIsLeftIsPassedSoOftenAndThenHasItsTurn) {
     ASSERT_TRUE(loop_->run_until([&] { return num_small > before; })) << num_small;
     ASSERT_EQ(given[large], 0) << num_small;
   }
+  // One that need not be read would find room while the large one is.
+  bool has_ended = false;
+  const auto in_memory = std::make_shared<Pending>(
+      "in memory",
+      Ready{engine::ForwardBackward{.tenant = third, .sequences = {{.input_ids = {1}}}},
+            [](const engine::Result&) { return Response{.body = "done"}; }},
+      Source{.bytes = 1 << 10}, [&](const Ended&) { has_ended = true; });
+  in_memory->owner = "tml-c";
+  services_->operations.start(in_memory);
+  expect_busy(sample(of_base, 3, "tml-c"), "'s room is kept for a request that has waited longer");
   permits = 3;
   EXPECT_TRUE(loop_->run_until([&] { return given[large] > 0; }));
   EXPECT_EQ(num_small, most);
   permits = 1000;
   result(waits, "tml-b");
+  EXPECT_TRUE(loop_->run_until([&] { return has_ended; }));
 }
 
 TEST_F(LinesTest, WhatCannotBeReadForWantOfFilesIsReadLaterAndDone) {
   options_.lines.max_given = 1;
-  open();
-  executor_->on_batch = [this] {
-    while (!go_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  };
-  go_on();
+  open_held();
   std::vector<std::string> troubles;
   services_->operations.on_trouble([&](const std::string& text) { troubles.push_back(text); });
-  const std::string id = run();
-  const Response first = train(id, 1), second = train(id, 2), stepped = step(id, 3);
+  const std::string id = run(), other = run("tml-b");
+  const Response first = train(id, 1), second = send(id, 2, "tml-a", 6 << 10);
+  const Response stepped = step(id, 3);
+  Response others;
   {
     const LimitForTest none(RLIMIT_NOFILE, 0);
     go_ = true;
     result(first);
     EXPECT_TRUE(loop_->run_until([&] { return !troubles.empty(); }));
+    const int64_t before = num_waiting();
+    others = send(other, 1, "tml-b", 3 << 10);
+    EXPECT_EQ(num_waiting(), before) << "what is not read has no room";
     loop_->pass(std::chrono::seconds(1));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     loop_->run();
@@ -224,6 +305,7 @@ TEST_F(LinesTest, WhatCannotBeReadForWantOfFilesIsReadLaterAndDone) {
   loop_->pass(std::chrono::seconds(1));
   result(second);
   result(stepped);
+  result(others, "tml-b");
   ASSERT_EQ(troubles.size(), 1u) << "told once";
   EXPECT_TRUE(troubles[0].starts_with(id + ":2 waits, since its record cannot be read now: store: "
                                            "cannot open "))

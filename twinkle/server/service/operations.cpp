@@ -69,8 +69,7 @@ void Operations::start(std::shared_ptr<Pending> pending, bool covered) {
 }
 
 void Operations::require_room(const Pending& pending) const {
-  require(lines_.is_free(pending), Code::kBusy, "server: the engine's queue of '", pending.tenant,
-          "' is full; come again");
+  lines_.require_free(pending);
   backend_.check(engine::Operation(pending.ready->operation));  // whose room is given back
 }
 

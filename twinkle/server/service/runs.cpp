@@ -126,7 +126,7 @@ std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source s
   const int64_t seq_id = number.seq_id;
   require(seq_id >= 1, Code::kInvalid, "server: seq_id is ", seq_id, ", it must be at least 1");
   require(!run.is_refused(seq_id), Code::kInvalid, "server: seq_id ", seq_id, " of '", run.id,
-          "' was refused");
+          "' was refused", run.why_refused(seq_id));
   const std::string request_id = run.request_id(seq_id);
   const bool is_carried = promises_.is_carried(request_id);
   // A save that had not ended when others behind it had.

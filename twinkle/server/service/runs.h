@@ -62,6 +62,11 @@ struct Run {
     const auto found = refused.find(seq_id);
     return refused_before.contains(seq_id) || (found != refused.end() && !found->second.is_told);
   }
+  // As the end of a text; "": nothing is kept of it, all before has ended.
+  std::string why_refused(int64_t seq_id) const {
+    const auto found = refused.find(seq_id);
+    return found == refused.end() || found->second.why.empty() ? "" : ": " + found->second.why;
+  }
   bool came(int64_t seq_id) const {
     return (seq_id >= 1 && seq_id < next) || waiting.contains(seq_id);
   }

@@ -97,7 +97,7 @@ bool Snapshots::take(const Run& run) {
       return true;
     }
     if (put_off_.erase(run.id) > 0) loop_.post([this] { on_change_(); });
-    return false;  // its folder cannot be written to
+    return false;
   }
   put_off_.erase(run.id);
   state.at = std::chrono::steady_clock::now();
@@ -144,7 +144,7 @@ void Snapshots::give_versions(const std::string& run) {
       give(run, backend_.check(saving.to_give.front()));
   } catch (const Error& e) {
     if (e.code != Code::kBusy)
-      saving.failed = true;  // its folder cannot be written to
+      saving.failed = true;
     else if (saving.num_given == 0 && !std::exchange(saving.waits, true))
       loop_.after(kAgain, [this, run] {
         const auto found = saving_.find(run);

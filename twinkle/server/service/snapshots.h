@@ -60,7 +60,7 @@ class Snapshots {
   // that is being made: nothing may come of it for long, and a start would do all of that again.
   void catch_up(const Run& run);
   // Saves the run behind all that the engine has been given of it, as soon as the engine has room.
-  // False: it is being saved, or its folder cannot be written to.
+  // False: it is being saved, or the engine does not have it.
   bool take(const Run& run);
   // The engine has room for one more operation of the run, before its line takes it.
   void has_room(const Run& run);

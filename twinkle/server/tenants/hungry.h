@@ -1,11 +1,14 @@
 // Who waits for room that all tenants share: whoever has waited longest of those that find it goes
 // first. By owner and size, so that many that wait and find none cost what one does. Who has been
-// passed kMostPasses times, as the oldest of all, is passed no more: what is given ends, and leaves
-// its room. Used by the service's thread alone.
+// passed kMostPasses times and waits for what others have is passed no more: that ends, and leaves
+// its room. Who waits for what its own owner has holds up nobody else, and is passed no more by
+// that owner's. Of all one is counted at a time, and one of each owner: the oldest, until it waits
+// no more. Used by the service's thread alone.
 #pragma once
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -17,29 +20,47 @@ class Hungry {
   // Whether there is room for so many bytes of an owner; where not, neither for more.
   using HasRoom = std::function<bool(const std::string& owner, int64_t bytes)>;
 
-  // `number`: the order of their coming; of `key`, which is not empty.
-  void add(const std::string& owner, int64_t bytes, int64_t number, const std::string& key) {
-    waiting_[owner][bytes][number] = key;
-    order_[number] = {owner, bytes};
-  }
+  // `has_room_alone`: whether there would be if nobody but the owner had any.
+  explicit Hungry(HasRoom has_room_alone) : has_room_alone_(std::move(has_room_alone)) {}
+
+  // `number`: the order of their coming, from 0; of `key`, which is not empty.
+  void add(const std::string& owner, int64_t bytes, int64_t number, const std::string& key);
   // If it is there.
   void remove(const std::string& owner, int64_t bytes, int64_t number);
-  // Takes out the first of those for which there is room, and gives its key; "": none. Asks of each
-  // owner once in vain, and once for each size for which there is room; or of the oldest alone.
+  // Takes out the first of those for which there is room and which may pass, and gives its key; "":
+  // none. Asks of each owner once in vain, and once for each size for which there is room; or of
+  // one alone that is passed no more.
   std::string take(const HasRoom& has_room);
 
-  // One that came as `number` was given room.
-  void passed(int64_t number);
-  // The oldest of those that wait is passed no more.
-  bool is_reserved() const {
-    return !order_.empty() && order_.begin()->first == oldest_ && num_passes_ >= kMostPasses;
-  }
-  bool may_pass(int64_t number) const { return !is_reserved() || number <= oldest_; }
+  // One of the owner that came as `number` was given room.
+  void passed(const std::string& owner, int64_t number);
+  // Whether one that comes, or came as `number`, passes nobody that is passed no more.
+  bool may_pass(const std::string& owner, int64_t number) const;
 
  private:
-  std::map<std::string, std::map<int64_t, std::map<int64_t, std::string>>> waiting_;
-  std::map<int64_t, std::pair<std::string, int64_t>> order_;  // owner and bytes, by number
-  int64_t oldest_ = -1, num_passes_ = 0;  // of whom others were given room last, and how many were
+  struct Counted {
+    int64_t number = -1, num_passes = 0;  // -1: nobody
+    void pass(int64_t other) { num_passes += number >= 0 && other > number ? 1 : 0; }
+    bool is_last() const { return num_passes >= kMostPasses; }
+  };
+  struct Owner {
+    std::map<int64_t, std::map<int64_t, std::string>> keys;  // by bytes and number
+    std::map<int64_t, int64_t> bytes;                        // by number
+    Counted counted;                                         // whom its own pass
+    bool is_reserved() const { return counted.is_last() && bytes.contains(counted.number); }
+  };
+  struct One {
+    std::string owner;
+    int64_t bytes, number;
+  };
+
+  std::optional<One> counted() const;
+  std::optional<One> oldest(const HasRoom& has_room) const;
+
+  const HasRoom has_room_alone_;
+  std::map<std::string, Owner> waiting_;
+  std::string owner_;  // of whom all pass, ...
+  Counted counted_;    // ... which may wait no more
 };
 
 }  // namespace twinkle::server

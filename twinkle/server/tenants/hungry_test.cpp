@@ -7,8 +7,10 @@
 namespace twinkle::server {
 namespace {
 
+const Hungry::HasRoom kAll = [](const auto&...) { return true; };
+
 TEST(Hungry, WhoWaitsLongestOfThoseThatFindRoomIsFirstWhosesoeverItIs) {
-  Hungry hungry;
+  Hungry hungry(kAll);
   hungry.add("a", 100, 1, "large");
   hungry.add("a", 10, 4, "small");
   hungry.add("b", 10, 2, "other's");
@@ -19,45 +21,81 @@ TEST(Hungry, WhoWaitsLongestOfThoseThatFindRoomIsFirstWhosesoeverItIs) {
   EXPECT_EQ(hungry.take(has_room), "other's");
   EXPECT_EQ(hungry.take(has_room), "small") << "passes the large one, which finds none";
   EXPECT_EQ(hungry.take(has_room), "");
-  const auto all = [](const auto&...) { return true; };
   hungry.remove("b", 20, 5);
   hungry.remove("b", 21, 3);
   hungry.remove("c", 1, 1);
-  EXPECT_EQ(hungry.take(all), "large");
+  EXPECT_EQ(hungry.take(kAll), "large");
   hungry.remove("b", 20, 3);
-  EXPECT_EQ(hungry.take(all), "");
+  EXPECT_EQ(hungry.take(kAll), "");
 }
 
 TEST(Hungry, WhoWasPassedOftenEnoughIsPassedNoMore) {
-  Hungry hungry;
+  Hungry hungry(kAll);
   hungry.add("a", 100, 1, "large");
   hungry.add("b", 10, 1000, "small");
   int64_t room = 50;
   const auto has_room = [&](const std::string&, int64_t bytes) { return bytes <= room; };
-  for (int64_t i = 0; i + 1 < Hungry::kMostPasses; ++i) hungry.passed(2 + i);
-  hungry.passed(0);  // older
-  EXPECT_FALSE(hungry.is_reserved());
+  for (int64_t i = 0; i + 1 < Hungry::kMostPasses; ++i) hungry.passed("b", 2 + i);
+  hungry.passed("b", 0);  // older
+  EXPECT_TRUE(hungry.may_pass("b", 1001));
   EXPECT_EQ(hungry.take(has_room), "small");
-  hungry.passed(1000);
+  hungry.passed("b", 1000);
   hungry.add("b", 10, 1001, "smaller");
-  EXPECT_TRUE(hungry.is_reserved());
-  EXPECT_FALSE(hungry.may_pass(1001));
-  EXPECT_TRUE(hungry.may_pass(1));
-  EXPECT_TRUE(hungry.may_pass(0));
+  EXPECT_FALSE(hungry.may_pass("b", 1001));
+  EXPECT_TRUE(hungry.may_pass("b", 1));
+  EXPECT_TRUE(hungry.may_pass("b", 0));
   EXPECT_EQ(hungry.take(has_room), "") << "the room is kept";
-  hungry.remove("a", 100, 1);
-  hungry.add("a", 100, 1, "large");  // asked in vain
-  EXPECT_TRUE(hungry.is_reserved());
   room = 100;
   EXPECT_EQ(hungry.take(has_room), "large");
-  EXPECT_TRUE(hungry.may_pass(1002));
+  EXPECT_TRUE(hungry.may_pass("b", 1002));
   EXPECT_EQ(hungry.take(has_room), "smaller");
-  hungry.passed(1002);
-  EXPECT_FALSE(hungry.is_reserved());
+  hungry.passed("b", 1002);
+  EXPECT_TRUE(hungry.may_pass("b", 1003));
+}
+
+TEST(Hungry, WhoWaitsForWhatItsOwnerHasIsPassedNoMoreByThatOwnersAlone) {
+  bool has_much = true;
+  Hungry hungry([&](const std::string& owner, int64_t bytes) {
+    return owner != "a" || !has_much || bytes <= 50;
+  });
+  hungry.add("a", 100, 1, "large");
+  hungry.add("b", 10, 2, "other's");
+  for (int64_t i = 0; i < Hungry::kMostPasses; ++i) hungry.passed("c", 1000 + i);
+  EXPECT_FALSE(hungry.may_pass("c", 3)) << "the oldest that waits for others was passed";
+  EXPECT_EQ(hungry.take(kAll), "other's");
+  for (int64_t i = 0; i < Hungry::kMostPasses; ++i) hungry.passed("c", 2000 + i);
+  EXPECT_TRUE(hungry.may_pass("c", 3000));
+  EXPECT_TRUE(hungry.may_pass("a", 3000));
+  for (int64_t i = 0; i < Hungry::kMostPasses; ++i) hungry.passed("a", 3000 + i);
+  EXPECT_TRUE(hungry.may_pass("c", 4000));
+  EXPECT_FALSE(hungry.may_pass("a", 4000));
+  hungry.add("a", 10, 4000, "small");
+  const auto has_room = [](const std::string&, int64_t bytes) { return bytes <= 50; };
+  EXPECT_EQ(hungry.take(has_room), "");
+  has_much = false;
+  for (int64_t i = 0; i < Hungry::kMostPasses; ++i) hungry.passed("c", 5000 + i);
+  EXPECT_FALSE(hungry.may_pass("c", 6000)) << "it waits for others by now";
+  has_much = true;
+  EXPECT_TRUE(hungry.may_pass("c", 6000));
+  EXPECT_EQ(hungry.take(kAll), "large");
+  EXPECT_EQ(hungry.take(has_room), "small");
+}
+
+// It would be taken, find that it may not pass, wait again, and so on for ever.
+TEST(Hungry, WhoMayNotPassOneOfItsOwnerHoldsUpNobody) {
+  Hungry hungry([](const std::string&, int64_t bytes) { return bytes <= 50; });
+  hungry.add("a", 100, 1, "large");
+  hungry.add("a", 10, 2, "small");
+  for (int64_t i = 0; i < Hungry::kMostPasses; ++i) hungry.passed("b", 1000 + i);
+  EXPECT_FALSE(hungry.may_pass("b", 2000));
+  for (int64_t i = 0; i < Hungry::kMostPasses; ++i) hungry.passed("a", 3000 + i);
+  EXPECT_FALSE(hungry.may_pass("a", 2));
+  EXPECT_TRUE(hungry.may_pass("b", 2000));
+  EXPECT_EQ(hungry.take([](const std::string&, int64_t bytes) { return bytes <= 50; }), "");
 }
 
 TEST(Hungry, OfThousandsThatFindNoRoomOneOfEachOwnerIsAsked) {
-  Hungry hungry;
+  Hungry hungry(kAll);
   for (int64_t number = 0; number < 3000; ++number)
     hungry.add(number % 3 == 0 ? "a" : "b", 100 + number % 7, number, "x");
   int num_asked = 0;
