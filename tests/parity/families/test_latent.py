@@ -16,6 +16,8 @@ from parity.families import recipes as families
 from parity.families.test_families import FIELDS, expect_scores, learn, tensors_in
 from torch.nn import functional
 
+from twinkle.errors import InvalidError
+
 BLOCK = 20  # kv_b_proj, 112 x 24, is cut on both sides
 
 
@@ -53,20 +55,49 @@ def quantised(tensors):
     return files, values
 
 
+CONFIG = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [BLOCK, BLOCK],
+}
+
+
+def written(folder, case, tensors, quantisation=None):
+    fields = json.loads((Path(case.directory) / "config.json").read_text())
+    more = {"quantization_config": quantisation} if quantisation else {}
+    folder.mkdir()
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(fields | more))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"quant_method": "fbgemm_fp8"}, "quant_method is 'fbgemm_fp8'; known: fp8; use an unqu"),
+        ({"fmt": "e5m2"}, "fmt is 'e5m2'; known: e4m3; use an unquantised checkpoint"),
+        ({"weight_block_size": None}, "weight_block_size is null, it must be two numbers"),
+    ],
+)
+def test_fp8_of_another_kind_is_refused_with_its_folder_key_value_and_remedy(
+    change, text, tmp_path
+):
+    case = families.case("deepseek_v3")
+    files, _ = quantised(tensors_in(case.directory))
+    folder = written(tmp_path / "fp8", case, files, CONFIG | change)
+    with pytest.raises(InvalidError) as refused:
+        ours.engine(folder)
+    assert folder in str(refused.value)
+    assert f"quantization_config's {text}" in str(refused.value)
+
+
 def test_fp8_weights_with_cut_blocks_are_their_values_in_float32_and_are_saved_as_those(tmp_path):
     case = families.case("deepseek_v3")
     files, values = quantised(tensors_in(case.directory))
     assert any(t.shape[0] % BLOCK and t.shape[1] % BLOCK for t in values.values() if t.dim() == 2)
-    fields = json.loads((Path(case.directory) / "config.json").read_text())
-    config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
-    config |= {"weight_block_size": [BLOCK, BLOCK]}
-    for folder, tensors, more in (
-        ("fp8", files, {"quantization_config": config}),
-        ("values", values, {}),
-    ):
-        (tmp_path / folder).mkdir()
-        safetensors.torch.save_file(tensors, tmp_path / folder / "model.safetensors")
-        (tmp_path / folder / "config.json").write_text(json.dumps(fields | more))
+    written(tmp_path / "fp8", case, files, CONFIG)
+    written(tmp_path / "values", case, values)
     made = ours.engine(str(tmp_path / "fp8"))
     plain = ours.engine(str(tmp_path / "values"), frozen=True)
     for mine, theirs in zip(

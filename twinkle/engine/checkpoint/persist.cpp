@@ -224,13 +224,17 @@ constexpr const char* kCarried[] = {
     // of the parts that are kept and not read
     "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"};
 
-bool belongs_to_a_checkpoint(const std::string& name) {
+// The code of a family that transformers reads by auto_map alone. It is copied and never run.
+bool is_code(const std::string& name) { return name.ends_with(".py"); }
+
+bool belongs_to_a_checkpoint(const std::string& name, const fs::path& base) {
   static constexpr const char* kOwn[] = {
       "adapter_config.json", kAdapterFile,    "config.json", "model.safetensors.index.json",
       kTrainingTensors,      kTrainingFields, kTrainingIndex};
   const auto is = [&](const char* known) { return name == known; };
   return std::any_of(std::begin(kOwn), std::end(kOwn), is) ||
          std::any_of(std::begin(kCarried), std::end(kCarried), is) ||
+         (is_code(name) && is_there(base / name)) ||
          ((name.starts_with("model") || name.starts_with(kTrainingPart)) &&
           name.ends_with(".safetensors"));
 }
@@ -247,7 +251,7 @@ void check_target(const fs::path& directory, const fs::path& base, std::string_v
   for (const std::string& name : names_in(directory, error)) {
     const fs::path path = directory / name;
     std::error_code ignored;
-    if (fs::is_regular_file(path, ignored) && belongs_to_a_checkpoint(name)) continue;
+    if (fs::is_regular_file(path, ignored) && belongs_to_a_checkpoint(name, base)) continue;
     // An earlier save may be replacing the directory.
     const bool gone = fs::symlink_status(path, ignored).type() == fs::file_type::not_found;
     require(
@@ -263,9 +267,12 @@ void CarriedFiles::write(const fs::path& base, const fs::path& staging) {
   const Lock lock(mutex_);
   if (!files_) {
     std::error_code ignored;  // a .gguf file has them beside it
-    const fs::path from = fs::is_regular_file(base, ignored) ? base.parent_path() : base;
+    const bool is_file = fs::is_regular_file(base, ignored);
+    const fs::path from = is_file ? base.parent_path() : base;
+    std::vector<std::string> names(std::begin(kCarried), std::end(kCarried));
+    if (!is_file) std::ranges::copy_if(names_in(from, ignored), std::back_inserter(names), is_code);
     std::vector<std::pair<std::string, std::string>> read;
-    for (const char* name : kCarried) {
+    for (const std::string& name : names) {
       if (is_there(from / name)) read.emplace_back(name, read_file(from / name));
     }
     files_ = std::move(read);

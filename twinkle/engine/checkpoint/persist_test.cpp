@@ -334,6 +334,22 @@ TEST(PersistErrors, AFullDiskWhileCopyingTheTokenizerNamesTheFileAndSaysSo) {
   EXPECT_FALSE(fs::exists(target / "tokenizer.json")) << "nobody reads a snapshot's";
 }
 
+TEST(PersistErrors, TheBasesCodeIsCopiedAndAFolderWithOtherCodeIsNotReplaced) {
+  const model::TinyModel model;
+  write_text(fs::path(model.path()) / "modeling_tiny.py", "raise RuntimeError\n");
+  const ScratchDir scratch;
+  const fs::path target = scratch / "checkpoint";
+  Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
+  engine.run<Done>(Create{.tenant = "me"});
+  for (int i = 0; i < 2; ++i) {
+    engine.run<SaveResult>(Save{.tenant = "me", .directory = target});
+    EXPECT_EQ(read_text(target / "modeling_tiny.py"), "raise RuntimeError\n");
+  }
+  write_text(target / "train.py", "its user's");
+  expect_error("holds 'train.py', which is not a checkpoint file",
+               [&] { engine.run<SaveResult>(Save{.tenant = "me", .directory = target}); });
+}
+
 TEST(PersistErrors, ALoopOfLinksAmongTheBasesFilesIsNamed) {
   const model::TinyModel model;
   const fs::path loop = fs::path(model.path()) / "merges.txt";

@@ -14,6 +14,9 @@ namespace twinkle {
 namespace {
 
 constexpr std::string_view kFactors = "_scale_inv";
+constexpr const char* kFetch = "fetch the checkpoint again";
+constexpr const char* kOther =
+    "use an unquantised checkpoint, fp8 weights with weight_block_size or a GGUF file";
 
 struct BlockSize {
   int64_t rows, columns;
@@ -24,11 +27,11 @@ int64_t blocks_of(int64_t size, int64_t block) { return (size + block - 1) / blo
 BlockSize read_block(const Json& config, const std::string& path) {
   const Json* quantised = find(config, "quantization_config");
   require(quantised && quantised->is_object(), Code::kInvalid, "io: ", path,
-          " holds F8_E4M3 tensors, but its config.json has no quantization_config");
+          " holds F8_E4M3 tensors, but its config.json has no quantization_config; ", kFetch);
   const auto is = [&](const char* key, const char* known) {
     const auto value = get_or<std::string>(*quantised, key, known);
     require(value == known, Code::kInvalid, "io: ", path, ": quantization_config's ", key, " is '",
-            value, "'; known: ", known);
+            value, "'; known: ", known, "; ", kOther);
   };
   is("quant_method", "fp8");
   is("fmt", "e4m3");
@@ -40,7 +43,7 @@ BlockSize read_block(const Json& config, const std::string& path) {
                     });
   require(pair, Code::kInvalid, "io: ", path, ": quantization_config's weight_block_size is ",
           size ? boost::json::serialize(*size) : "missing",
-          ", it must be two numbers of at least 1");
+          ", it must be two numbers of at least 1; ", kOther);
   return {size->get_array()[0].get_int64(), size->get_array()[1].get_int64()};
 }
 
@@ -111,23 +114,24 @@ void dequantise_fp8(Checkpoint::Source& source) {
     StoredTensor& tensor = source.tensors.at(name);
     const auto factors = source.tensors.find(name + std::string(kFactors));
     require(factors != source.tensors.end(), Code::kInvalid, "io: ", path, ": tensor '", name,
-            "' is F8_E4M3, but there is no '", name, kFactors, "'");
+            "' is F8_E4M3, but there is no '", name, kFactors, "'; ", kFetch);
     const StoredTensor& scales = factors->second;
     require(tensor.shape.size() == 2 && tensor.num_bytes() > 0, Code::kInvalid, "io: ", path,
             ": tensor '", name, "' is F8_E4M3 of shape ", shape_text(tensor.shape),
-            ", it must be a matrix");
+            ", it must be a matrix; ", kOther);
     const std::vector<int64_t> want{blocks_of(tensor.shape[0], block.rows),
                                     blocks_of(tensor.shape[1], block.columns)};
     const bool fits = scales.dtype == Dtype::kF32 || scales.dtype == Dtype::kBF16;
     require(fits && scales.shape == want, Code::kInvalid, "io: ", path, ": tensor '", scales.name,
             "' is ", name_of(scales.dtype), " of shape ", shape_text(scales.shape),
             ", it must be F32 or BF16 of shape ", shape_text(want), " for '", name, "' of shape ",
-            shape_text(tensor.shape), " in blocks of ", block.rows, " x ", block.columns);
+            shape_text(tensor.shape), " in blocks of ", block.rows, " x ", block.columns, "; ",
+            kFetch);
     tensor.reader = in_f32(tensor, scales, block);
     tensor.dtype = Dtype::kF32;
     tensor.dequantised = true;
     require(bytes_of(Dtype::kF32, tensor.shape).has_value(), Code::kInvalid, "io: ", path,
-            ": tensor '", name, "' is too large as F32");
+            ": tensor '", name, "' is too large as F32; ", kOther);
     source.tensors.erase(factors);
   }
   source.end_quantised();

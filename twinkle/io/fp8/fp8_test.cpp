@@ -108,23 +108,29 @@ TEST(Fp8, WhatWasDequantisedIsKnownAndRoundsToBf16WhereItIsAskedFor) {
 TEST(Fp8, NamesWhatIsWrong) {
   Ones ones;
   ones.config = "{}";
-  EXPECT_EQ(ones.error(),
-            "io: DIR holds F8_E4M3 tensors, but its config.json has no quantization_config");
+  EXPECT_EQ(
+      ones.error(),
+      "io: DIR holds F8_E4M3 tensors, but its config.json has no quantization_config; fetch the "
+      "checkpoint again");
   ones.config = R"({"quantization_config": {"quant_method": "fbgemm_fp8"}})";
   EXPECT_EQ(ones.error(),
-            "io: DIR: quantization_config's quant_method is 'fbgemm_fp8'; known: fp8");
+            "io: DIR: quantization_config's quant_method is 'fbgemm_fp8'; known: fp8; use an "
+            "unquantised checkpoint, fp8 weights with weight_block_size or a GGUF file");
   ones.config = R"({"quantization_config": {"quant_method": "fp8"}})";
   EXPECT_EQ(
       ones.error(),
       "io: DIR: quantization_config's weight_block_size is missing, it must be two numbers of "
-      "at least 1");
+      "at least 1; use an unquantised checkpoint, fp8 weights with weight_block_size or a GGUF "
+      "file");
   Ones turned, nameless;
   turned.factors_shape = {3, 2};
   EXPECT_EQ(turned.error(),
             "io: DIR: tensor 'w_scale_inv' is F32 of shape [3, 2], it must be F32 or BF16 of shape "
-            "[2, 3] for 'w' of shape [3, 5] in blocks of 2 x 2");
+            "[2, 3] for 'w' of shape [3, 5] in blocks of 2 x 2; fetch the checkpoint again");
   nameless.factors_name = "w_scale";
-  EXPECT_EQ(nameless.error(), "io: DIR: tensor 'w' is F8_E4M3, but there is no 'w_scale_inv'");
+  EXPECT_EQ(
+      nameless.error(),
+      "io: DIR: tensor 'w' is F8_E4M3, but there is no 'w_scale_inv'; fetch the checkpoint again");
 }
 
 }  // namespace

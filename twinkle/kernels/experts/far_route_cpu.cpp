@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <span>
 
 #include "twinkle/kernels/experts/far_route.h"
@@ -8,12 +9,12 @@
 namespace twinkle::kernels {
 namespace {
 
-// As route_cpu.cpp's divisor.
+// Whether a score that matters in the sum that route_cpu.cpp divides by may be denormal.
 template <class A>
-A sum_of(const A* scores, const int32_t* ids, const RouteOptions& options) {
-  A sum = 0;
+bool is_far(const A* scores, const int32_t* ids, const RouteOptions& options) {
+  A sum = static_cast<A>(options.norm_eps);
   for (int64_t j = 0; j < options.top_k; ++j) sum += scores[ids[j]];
-  return sum + static_cast<A>(options.norm_eps);
+  return sum < std::numeric_limits<A>::min() / std::numeric_limits<A>::epsilon();
 }
 
 template <class A>
@@ -50,7 +51,7 @@ at::Tensor far_route_weights(const at::Tensor& logits, const Routed& routed,
     const A *logit = logits.const_data_ptr<A>(), *score = scores.const_data_ptr<A>();
     A* to = out.mutable_data_ptr<A>();
     for (int64_t t = 0; t < scores.size(0); ++t) {
-      if (sum_of(score, id, options) == 0) softmax_of_chosen(logit, id, options, to);
+      if (is_far(score, id, options)) softmax_of_chosen(logit, id, options, to);
       id += k, logit += experts, score += experts, to += k;
     }
   });
@@ -70,8 +71,7 @@ at::Tensor far_route_backward(const at::Tensor& grad, const at::Tensor& weights,
             *weight = weights.const_data_ptr<A>();
     A* to = out.mutable_data_ptr<A>();
     for (int64_t t = 0; t < scores.size(0); ++t) {
-      const A sum = sum_of(score, id, options);
-      if (sum * sum == 0)
+      if (is_far(score, id, options))
         softmax_grads(dweight, weight, id, options, std::span(to, static_cast<size_t>(experts)));
       id += k, score += experts, dweight += k, weight += k, to += experts;
     }

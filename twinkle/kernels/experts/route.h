@@ -17,8 +17,7 @@ struct RouteOptions {
   RouteScore score = RouteScore::kSoftmax;
   int64_t top_k = 1;
   // E / groups consecutive experts are a group; 1: all are. Of the others than the top_groups best,
-  // none is chosen. A group is worth its largest score, the others' scores then count as 0; or, by
-  // two, the sum of its two largest, the others' as -inf.
+  // none is chosen. A group is worth its largest score, or, by two, the sum of its two largest.
   int64_t groups = 1, top_groups = 1;
   bool group_by_two = false;
   bool normalise = false;  // weights are divided by their sum plus norm_eps

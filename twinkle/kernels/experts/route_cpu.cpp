@@ -70,11 +70,7 @@ class Choice {
     for (int64_t g = 0; g < options_.groups; ++g) {
       const bool kept = options_.groups == 1 || kept_[static_cast<size_t>(g)];
       for (int64_t i = 0; i < size_; ++i, ++id) {
-        if (kept) {
-          experts_.add(id, score[id]);
-        } else if (!options_.group_by_two) {
-          experts_.add(id, 0);
-        }
+        if (kept) experts_.add(id, score[id]);
       }
     }
     for (const auto& found : experts_.found()) *ids++ = found.id;
@@ -116,8 +112,9 @@ void score_grads(const A* grad, const A* score, const int32_t* ids, const RouteO
                  A* to) {
   const A sum = divisor(score, ids, options);
   A shared = 0;
-  for (int64_t j = 0; j < options.top_k; ++j) shared += grad[j] * score[ids[j]];
-  shared = options.normalise ? shared / (sum * sum) : 0;
+  // The sum's square, by which the formula divides, may be too small for the type where it is not.
+  for (int64_t j = 0; options.normalise && j < options.top_k; ++j)
+    shared += grad[j] * (score[ids[j]] / sum) / sum;
   for (int64_t j = 0; j < options.top_k; ++j)
     to[j] = static_cast<A>(options.scale) * (grad[j] / sum - shared);
 }

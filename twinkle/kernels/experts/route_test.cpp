@@ -110,13 +110,20 @@ TEST(Route, OfEqualGroupsTheFirstAreChosen) {
   EXPECT_EQ(chosen(scores, by_two), (Ids{0, 1}));  // 6, 6, 6, 5
 }
 
-TEST(Route, OtherGroupsCountAsZeroByTheirLargestAndAreNeverChosenByTwo) {
-  // Both chosen groups hold negative scores: a zero of a masked expert beats them.
-  const std::vector<float> scores{3, -1, -1, 0.5, 2, -1, -1, 0.5};
-  RouteOptions o{.top_k = 3, .groups = 2, .top_groups = 1};
-  EXPECT_EQ(chosen(scores, o), (Ids{0, 3, 4}));
-  o.group_by_two = true;
-  EXPECT_EQ(chosen(scores, o), (Ids{0, 1, 3}));
+TEST(Route, OfOtherGroupsNoneIsChosenWhateverTheScoresOfTheChosenOnes) {
+  // Those of the first, which holds the largest, are 0 in their type.
+  const at::Tensor scores = route_scores(
+      at::tensor({-200.0f, -200.0f, 0.0f, -200.0f, -1.0f, -1.0f, -1.0f, -1.0f}).unsqueeze(0),
+      RouteScore::kSoftmax);
+  for (const bool by_two : {false, true}) {
+    const RouteOptions o{.top_k = 3, .groups = 2, .top_groups = 1, .group_by_two = by_two};
+    const Ids want = by_two ? Ids{4, 5, 6} : Ids{0, 1, 2};
+    const at::Tensor ids = route_top_k(scores, {}, o);
+    EXPECT_EQ(Ids(ids.const_data_ptr<int32_t>(), ids.const_data_ptr<int32_t>() + 3), want);
+    EXPECT_EQ(route_weights(scores, ids, o).eq(0).sum().item<int64_t>(), by_two ? 0 : 2);
+  }
+  const std::vector<float> negative{3, -1, -1, 0.5, 2, -1, -1, 0.5};
+  EXPECT_EQ(chosen(negative, {.top_k = 3, .groups = 2, .top_groups = 1}), (Ids{0, 1, 3}));
 }
 
 TEST(Route, ACorrectionCountsForTheChoiceAndNotForTheWeights) {

@@ -49,8 +49,9 @@ TEST_P(LinearBf16Path, FastAndPortablePathsGiveTheSameBits) {
   at::manual_seed(2);
   for (const int64_t rows : kRows) {
     for (const int64_t inputs : {31, 96, 576, 601, 1536}) {
-      for (const int64_t outputs : {50, 80, 528}) {
-        if (outputs > 512 && inputs != 576) continue;  // a strip and a rest, of several runs
+      for (const int64_t outputs : {50, 80, 1104}) {
+        // A strip and a rest on each of two threads, of several runs.
+        if (outputs > 1024 && inputs != 576) continue;
         const at::Tensor x = random_bf16(rows, inputs), w = random_bf16(outputs, inputs);
         for (const at::Tensor& bias : {at::Tensor(), random_bf16(1, outputs)[0]}) {
           const at::Tensor want = linear_bf16(x, w, bias, portable);

@@ -46,7 +46,7 @@ std::vector<Case> cases() {
     }
   }
   for (const int64_t rows : {5, 16, 30, 48, 64, 107, 128})
-    out.push_back({rows, kFewOutputs + 32, 300});
+    out.push_back({rows, 2 * kFewOutputs + 64, 300});  // more than that on each of two threads
   out.push_back({520, 50, 140});
   out.push_back({9, kWideOutputs + 50, kWideGroup + kSumRun + 3});
   out.push_back({kWideRows + 9, 7, kWideGroup + 5});

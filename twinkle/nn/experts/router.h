@@ -29,8 +29,9 @@ struct Routes {
   at::Tensor weights;  // [T, k] float32
 };
 
-// x [T, D] of the weight's type, on the CPU. Of experts that are given, weights and gradients are
-// those of the router's scores as they are. An auxiliary loss's gradient is added in backward.
+// x [T, D] of the weight's type, on the CPU. Experts that are given may lie far below the router's
+// own: their weights and gradients are kernels/experts/far_route.h's. An auxiliary loss's gradient
+// is added in backward.
 Routes route(const at::Tensor& x_TD, const Router& router, const Rows& rows,
              const RoutingOf& routing = {});
 
