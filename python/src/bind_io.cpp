@@ -16,6 +16,7 @@
 #include "python/src/released_gil.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/io/checkpoint.h"
+#include "twinkle/io/folder/digest.h"
 #include "twinkle/io/gguf/gguf.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/io/safetensors.h"
@@ -146,6 +147,8 @@ void bind_io(py::module_& m) {
       .def("array", &python::array, py::arg("name"),
            "Read from its file: read-only, row-major; BF16 as uint16 of the same bits.")
       .def("to_float32", &python::to_float32, py::arg("name"), "A copy in float32.");
+  m.def("digest_of_files", &digest_of_files, py::arg("path"), Released(),
+        "Of a model's folder or its one file, by what ranks are compared: io/folder/digest.h.");
   m.def(
       "gguf_config",
       [](const std::filesystem::path& file) { return python::from_json(gguf_config(file)); },

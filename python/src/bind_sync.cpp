@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "python/src/future.h"
-#include "python/src/released_gil.h"
+#include "python/src/interruptible.h"
 #include "twinkle/mesh/thread_comm.h"
 #include "twinkle/mesh/watched_comm.h"
 #include "twinkle/sync/link.h"
@@ -17,7 +17,6 @@ using namespace py::literals;
 namespace {
 
 using twinkle::python::EnginePointer;
-using twinkle::python::ReleasedGil;
 using twinkle::sync::Link;
 using twinkle::sync::Options;
 using twinkle::sync::Synced;
@@ -27,15 +26,9 @@ py::dict as_dict(const Synced& s) {
                   "adapter_name"_a = s.adapter_name, "tenant"_a = s.tenant);
 }
 
-// Waits for other ranks without the GIL.
 template <class Call>
 py::dict waited(const Call& call) {
-  Synced out;
-  {
-    const ReleasedGil released;
-    out = call();
-  }
-  return as_dict(out);
+  return as_dict(twinkle::python::interruptible(call));
 }
 
 }  // namespace

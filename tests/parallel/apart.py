@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import torch
+
 import twinkle
 from twinkle import DeviceMesh, LoraConfig
 from twinkle.core import core
@@ -38,10 +41,16 @@ def refused(case, call, *args, **kwargs):
         told[case] = f"{type(error).__name__}: {error}"
 
 
-def rows(ids):
-    """Four rows, of which this rank gives its own."""
-    every = [{"input_ids": [ids, 6, 7 + i], "labels": [6, 7 + i, -100]} for i in range(4)]
-    return every[mesh.get_slice(4)]
+def mine_of(values):
+    """This rank's part of a list."""
+    return values[mesh.get_slice(len(values))]
+
+
+def rows(ids, count=4):
+    """So many rows, of which this rank gives its own."""
+    return mine_of(
+        [{"input_ids": [ids, 6, 7 + i], "labels": [6, 7 + i, -100]} for i in range(count)]
+    )
 
 
 def spoilt(ids):
@@ -56,6 +65,11 @@ def on_last(wrong, right):
 
 def scaled(inputs, outputs, scale=1.0, coef=(1.0,), **kwargs):
     return -scale * sum(coef) * outputs["logps"].sum()
+
+
+def rewarded(inputs, outputs, correct=(), targets=()):
+    of_rows = outputs["logps"].sum(-1)
+    return -(torch.tensor(correct) * of_rows).sum() - sum(targets) * of_rows.sum()
 
 
 refused("an adapter", model.add_adapter_to_model, "mine", on_last("/nowhere", LoraConfig(r=4)))
@@ -75,7 +89,7 @@ long = [{"input_ids": [1] * 420_000}] if rank == 0 else rows(5)
 refused("logits", model.forward_only, inputs=long, return_logits=True)
 
 model.set_loss("GRPOLoss")
-given = {"advantages": [0.5, -1.0, 2.0, 0.1][mesh.get_slice(4)]}
+given = {"advantages": mine_of([0.5, -1.0, 2.0, 0.1])}
 refused("arguments of one", train, inputs=rows(5), **(given if rank == 0 else {}))
 losses.append(train(inputs=rows(5), **given)["loss"])
 
@@ -88,6 +102,8 @@ refused("two numbers", train, inputs=rows(5), coef=coef)
 scaled.row_arguments = ()
 model.set_loss(scaled)
 losses.append(train(inputs=rows(5), coef=coef)["loss"])
+refused("other numbers", train, inputs=rows(5), coef=[0.5, 2.0 + rank])
+refused("other arrays", train, inputs=rows(5), coef=np.array([0.5, 2.0 + rank, 1.0]))
 refused("what can't be sent", train, inputs=rows(5), more=(lambda: 0) if is_last else 0)
 model.forward(inputs=rows(5))
 refused("a loss's adapter", model.calculate_loss, adapter_name=on_last("other", None))
@@ -95,6 +111,23 @@ refused("a later number", model.calculate_loss, **({"scale": 2.0} if rank == 0 e
 losses.append(model.calculate_loss(scale=2.0))
 model.backward()
 told["norm"] = model.clip_grad_and_step()
+
+model.set_loss(rewarded)
+refused("the same at first", train, inputs=rows(5), correct=[1.0, 0.0])
+both = {"correct": mine_of([1.0, 0.0, 0.0, 1.0]), "targets": [0.1, 0.9]}
+refused("a constant of a common name", train, inputs=rows(5), **both)
+refused("the same after a refusal", train, inputs=rows(5), correct=[1.0, 0.0])
+for correct in ([1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]):  # the same for both of two ranks
+    losses.append(train(inputs=rows(5), correct=mine_of(correct))["loss"])
+refused("more than rows", train, inputs=rows(5), correct=[1.0, 0.0, 1.0])
+del scaled.row_arguments
+model.set_loss(scaled)
+for count in (4, 6):  # at first it is longer than rows, so no list of these
+    losses.append(train(inputs=rows(5, count), coef=[0.5, 2.0, 1.0])["loss"])
+scaled.row_arguments = ("coef",)
+model.set_loss(scaled)
+refused("named, and more than rows", train, inputs=rows(5), coef=[0.5, 2.0, 1.0])
+losses.append(model.clip_grad_and_step())
 
 refused("a save", model.save, on_last("../last", "last"), output_dir=out)
 model.save("last", output_dir=out)
@@ -153,7 +186,9 @@ refused("ends of texts", Engine, on_last(other, directory), device_mesh=mesh)
 found = json.loads(core().arithmetic("bf16", "cpu", True))
 if is_last:
     found["products"] = "tiles of another machine"
-    alike.core = lambda: SimpleNamespace(arithmetic=lambda *_: json.dumps(found))
+    alike.core = lambda: SimpleNamespace(
+        arithmetic=lambda *_: json.dumps(found), digest_of_files=core().digest_of_files
+    )
 refused("arithmetic", Engine, directory, device_mesh=mesh)
 alike.core = core
 engine = Engine(directory, device_mesh=mesh)

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from parallel.batches import sampled, trained
 
 import twinkle
-from twinkle import DeviceMesh, LoraConfig
+from twinkle import DeviceMesh
 from twinkle.model import TransformersModel
-from twinkle.sampler import TorchSampler
 
 LENGTHS = (5, 70, 33, 90)  # beyond every window, and on both sides of longrope's line
 
@@ -26,25 +26,11 @@ def batch_of(step):
 
 def told_by(folder, mesh, out):
     model = TransformersModel(model_id=folder, device_mesh=mesh)
-    # A scale of 3 is no power of two: products are rounded, as most users' are.
-    config = LoraConfig(r=4, lora_alpha=12, target_modules="all-linear", lora_dropout=0.1)
-    model.add_adapter_to_model("default", config)
-    model.set_optimizer("AdamW", lr=1e-3)
-    told = []
-    for step in range(3):
-        batch = batch_of(step)
-        model.forward_backward(inputs=batch[mesh.get_slice(len(batch))])
-        norm = model.clip_grad_and_step()
-        told.append([model.calculate_metric(is_training=True)["loss"], norm])
-    prompts = [{"input_ids": list(range(5, 5 + length))} for length in LENGTHS]
-    replies = TorchSampler(model=model).sample(
-        prompts[mesh.get_slice(len(prompts))],
-        {"max_tokens": 6, "seed": 3, "logprobs": 1},
-        adapter_name="default",
-    )
-    sampled = [[list(map(int, s.tokens)), s.logprobs] for r in replies for s in r.sequences]
+    told = trained(model, mesh, map(batch_of, range(3)), r=4)
+    prompts = [list(range(5, 5 + length)) for length in LENGTHS]
+    texts = sampled(model, mesh, prompts, max_tokens=6)
     model.save("last", output_dir=out)
-    return [told, sampled]
+    return [told, texts]
 
 
 def main():

@@ -125,6 +125,7 @@ class Ranks:
 def ends_by_interrupt(rank):
     """What other ranks may be told of one that is interrupted, by where it is."""
     ends = ["has ended with KeyboardInterrupt", "has gone", "has closed its engine"]
+    ends.append("can't go on: its script was interrupted")
     return ends if rank else [*ends, "has cancelled it, as an interrupt of its script does"]
 
 

@@ -4,6 +4,7 @@ ranks that share the base. Prints what is sampled after each sync."""
 
 import json
 import os
+import signal
 import sys
 import time
 
@@ -11,10 +12,13 @@ from parallel.batches import batch_of
 
 import twinkle
 from twinkle import DeviceMesh, LoraConfig
+from twinkle.checkpoint_engine import gloo
 from twinkle.data_format import SamplingParams
 from twinkle.model import TransformersModel
 from twinkle.sampler import TorchSampler
 
+# A shell that starts the tests with `&` has them, and so this, ignore SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 role, model_dir, kind = sys.argv[1:4]
 rank, size, senders, steps = map(int, sys.argv[4:8])
 axis = "fsdp_size" if kind == "parts" else "dp_size"
@@ -39,7 +43,17 @@ if role == "model":
 else:
     member = sampler = TorchSampler(model_id=model_dir)
 
-options = {"bucket_bytes": 50_000}
+made = gloo.process_group
+
+
+def process_group(name, prefix, store, place):
+    """Whose sockets have another timeout than the watch."""
+    seconds = os.environ.get("SOCKETS_TIMEOUT", place[2])
+    return made(name, prefix, store, (*place[:2], float(seconds)))
+
+
+gloo.process_group = process_group
+options = {"bucket_bytes": int(os.environ.get("BUCKET_BYTES", "50000"))}
 if rank == 0:
     address = member.prepare_checkpoint_engine(**options)
     print(address, flush=True)
@@ -51,6 +65,8 @@ told, sent = [], []
 for step in range(steps):
     if step == 1 and os.environ.get("LATE") == str(rank):
         time.sleep(14)  # as rewards take, or a batch of another tenant
+    if step == 1 and os.environ.get("LEAVES") == str(rank):
+        sys.exit(0)
     if role == "model":
         batch = batch_of(step, rows=4)
         member.forward_backward(inputs=batch[mesh.get_slice(len(batch))])

@@ -77,6 +77,13 @@ def test_what_one_rank_alone_does_not_have_is_told_to_the_others_by_its_name(cas
         ("a number", "scale of the loss's arguments is 1.0 on rank 0 and 2.0 on rank 1"),
         ("a number and a list", "is 2.0 on rank 0 and [1.0, 2.0, 3.0, 4.0, 5.0] on rank 1"),
         ("two numbers", "coef of the loss's arguments is [0.5, 2.0] on every rank, which may"),
+        ("other numbers", "coef of the loss's arguments differs between rank 0 and rank 1"),
+        ("other arrays", "coef of the loss's arguments differs between rank 0 and rank 1"),
+        ("the same at first", "correct of the loss's arguments is [1.0, 0.0] on every rank"),
+        ("a constant of a common name", "targets of the loss's arguments is [0.1, 0.9] on every"),
+        ("the same after a refusal", "correct of the loss's arguments is [1.0, 0.0] on every rank"),
+        ("more than rows", "correct of the loss's arguments has 3 and 3 entries for 2 and 2 rows"),
+        ("named, and more than rows", "coef of the loss's arguments has 3 and 3 entries for 2 and"),
         ("logits", "return_logits: logits of 3 x 420000 positions"),
     ],
 )

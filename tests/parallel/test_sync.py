@@ -65,11 +65,13 @@ class Ranks:
                 assert line, process.stderr.read()[-4000:]
 
     def results(self):
-        out = []
+        """What each has printed last. errors: what each has said."""
+        out, self.errors = [], []
         for process in self.processes:
             text, error = process.communicate(timeout=200)
             assert process.returncode == 0, error[-4000:]
             out.append(json.loads(text.splitlines()[-1]))
+            self.errors.append(error)
         return out
 
 
@@ -133,12 +135,66 @@ def test_a_rank_that_is_stopped_ends_the_syncs_of_the_others_by_name(tiny_llama_
         the_others_name(ranks, 1, "has been silent for 5 s: its process is stopped")
 
 
+# A message for every few numbers: so many that a sync takes seconds.
+SMALL_BUCKETS = {"BUCKET_BYTES": "8"}
+
+
+def stop_in_transfer(process):
+    """After the ranks' first step: the next sync is on its way a second later."""
+    time.sleep(1)
+    process.send_signal(signal.SIGSTOP)
+
+
+def test_a_rank_that_is_stopped_in_a_transfer_is_named_by_those_that_wait_for_its_bytes(
+    tiny_llama_dir,
+):
+    more = {"steps": 100_000, "TWINKLE_DIST_TIMEOUT_SECONDS": "5", **SMALL_BUCKETS}
+    with Ranks(1, 2, tiny_llama_dir, "full", **more) as ranks:
+        ranks.wait_for_steps(0)
+        stop_in_transfer(ranks.processes[1])
+        the_others_name(ranks, 1, "has been silent for 5 s: its process is stopped")
+
+
+def test_a_rank_that_is_busy_in_a_transfer_for_longer_than_sockets_wait_is_waited_for(
+    tiny_llama_dir,
+):
+    more = {"steps": 2, "SOCKETS_TIMEOUT": "8", **SMALL_BUCKETS}
+    with Ranks(1, 1, tiny_llama_dir, "full", **more) as ranks:
+        ranks.wait_for_steps(0)
+        stop_in_transfer(ranks.processes[0])
+        time.sleep(10)
+        ranks.processes[0].send_signal(signal.SIGCONT)
+        model, sampler = ranks.results()
+    assert model["told"] == sampler["told"]
+
+
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_rank_that_comes_late_is_waited_for(late, tiny_llama_dir):
+def test_a_rank_that_comes_late_is_waited_for_and_warned_of_once(late, tiny_llama_dir):
     more = {"LATE": str(late), "TWINKLE_DIST_TIMEOUT_SECONDS": "8"}
     with Ranks(1, 1, tiny_llama_dir, "adapter", **more) as ranks:
         model, sampler = ranks.results()
     assert model["told"] == sampler["told"]
+    place = f"a sync of weights, where rank {1 - late} has waited for 8 s"
+    text = f"infra: rank {late} has not come to {place}"
+    assert [error.count(text) for error in ranks.errors] == [late, 1 - late]
+
+
+def test_a_sampler_whose_script_ends_well_is_not_told_as_killed(tiny_llama_dir):
+    with Ranks(1, 1, tiny_llama_dir, "adapter", LEAVES="1") as ranks:
+        _, error = ranks.processes[0].communicate(timeout=60)
+        assert "InternalError: " in error and "mesh: rank 1 has ended its script" in error, error
+        assert "killed" not in error
+
+
+def test_an_interrupt_ends_the_sync_of_a_rank_that_waits_and_those_of_the_others(tiny_llama_dir):
+    with Ranks(1, 1, tiny_llama_dir, "adapter", LATE="0") as ranks:
+        ranks.wait_for_steps(0)
+        time.sleep(1)
+        ranks.processes[1].send_signal(signal.SIGINT)
+        _, error = ranks.processes[1].communicate(timeout=8)  # the other is late by more
+        assert "KeyboardInterrupt" in error, error[-2000:]
+        _, error = ranks.processes[0].communicate(timeout=60)
+        assert "rank 1 can't go on: its script was interrupted" in error, error[-2000:]
 
 
 def test_a_rank_that_does_not_come_is_named_after_the_timeout(tiny_llama_dir):
@@ -146,3 +202,4 @@ def test_a_rank_that_does_not_come_is_named_after_the_timeout(tiny_llama_dir):
         ranks.processes[1].send_signal(signal.SIGSTOP)
         _, error = ranks.processes[0].communicate(timeout=100)
         assert "rank 0 of 2 could not meet the others" in error, error[-2000:]
+        assert "rank 1 of the group has not come" in error, error[-2000:]

@@ -3,6 +3,7 @@
 // timeout, and are woken before when the others let go of their sockets; abort() does nothing but
 // for sends and receives, and a group's end waits for its calls.
 #include <ATen/ATen.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +14,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/guarded.h"
+#include "twinkle/base/parallel.h"
 #include "twinkle/mesh/watched_comm.h"
 
 namespace twinkle::mesh {
@@ -45,9 +47,15 @@ class C10dComm : public Comm {
       : Comm(group->getRank(), group->getSize()),
         name_(name),
         scope_(name.substr(0, name.rfind('/'))),
+        process_(getpid()),
         watch_(std::move(watch)),
         group_(std::move(group)) {}
   ~C10dComm() override {
+    if (getpid() != process_) {  // of a fork, which has no thread of either
+      if (guard_.joinable()) guard_.detach();
+      group_.release();
+      return;
+    }
     release("mesh: closed");
     if (guard_.joinable()) guard_.join();
   }
@@ -98,6 +106,7 @@ class C10dComm : public Comm {
       if (!group_) return;
       why_ = why;
       last.swap(group_);
+      for (const Work& work : waits_) work->abort();
     }
     try {
       c10d::unregister_process_group(name_);
@@ -117,9 +126,10 @@ class C10dComm : public Comm {
     return group_ != nullptr;
   }
 
-  // Whether a call that waits has to wait on.
+  // Whether a call that begins, or waits, has to wait on.
   bool goes_on() {
-    const std::string why = watch_ ? watch_->why(scope_) : std::string();
+    std::string why = watch_ ? watch_->why(scope_) : std::string();
+    if (why.empty() && Interrupt::asked()) why = "its script was interrupted";
     if (!why.empty()) close(why);
     return is_open();
   }
@@ -130,8 +140,9 @@ class C10dComm : public Comm {
     Guarded(C10dComm& comm, Work work) : comm_(comm), work_(std::move(work)) {
       if (!comm_.watch_) return;
       const Lock lock(comm_.mutex_);
-      comm_.waits_.push_back(work_);
+      require(comm_.group_ != nullptr, Code::kInternal, comm_.why_);  // the others have been left
       if (!comm_.guard_.joinable()) comm_.guard_ = std::thread([&comm] { comm.guard(); });
+      comm_.waits_.push_back(work_);
     }
     ~Guarded() {
       const Lock lock(comm_.mutex_);
@@ -145,29 +156,20 @@ class C10dComm : public Comm {
     const Work work_;
   };
 
-  // A thread's, from the first wait on, for as long as the group is open.
+  // A thread's, from the first such wait on, for as long as the group is open.
   void guard() {
-    while (true) {
-      std::this_thread::sleep_for(kSlice);
-      std::vector<Work> waits;
-      {
-        const Lock lock(mutex_);
-        if (!group_ && waits_.empty()) return;
-        waits = waits_;
-      }
-      if (waits.empty() || goes_on()) continue;
-      for (const Work& work : waits) work->abort();
-    }
+    while (goes_on()) std::this_thread::sleep_for(kSlice);
   }
 
   class Begun : public Transfer {
    public:
     Begun(C10dComm& comm, const char* what, Work work)
         : comm_(comm), what_(what), work_(std::move(work)) {}
-    // Not in slices: a wait that has timed out closes its sockets.
+    // Not in slices, nor for as long as its sockets wait, which is the timeout that the group was
+    // made with: a wait that has timed out closes them.
     void wait() override {
       const Guarded now(comm_, work_);
-      comm_.guarded(what_, [&] { work_->wait(); });
+      comm_.guarded(what_, [&] { work_->wait(comm_.watch_ ? kForever : kNoTimeout); });
     }
 
    private:
@@ -186,18 +188,26 @@ class C10dComm : public Comm {
     return std::make_unique<Begun>(*this, what, std::move(work));
   }
 
-  // A wait that has timed out leaves the call as it is.
+  // In slices: a wait that has timed out leaves such a call as it is. The watch is asked before the
+  // call starts, since a rank that can't go on may still take part in it, and before each further
+  // slice, since a rank may leave as soon as it has its part: what arrives within one counts.
   template <class Start>
   void run(const char* what, const Start& start) {
     guarded(what, [&] {
-      goes_on();  // a rank that can't may still take part in what its engine is in
-      Group group = open_group();
-      const Work work = start(group);
-      // A rank may leave as soon as it has its part: what has arrived counts first.
-      bool has_ended = waited(*work);
-      while (!has_ended && goes_on()) has_ended = waited(*work);
+      Group group;
+      Work work;
+      bool has_ended = false;
+      while (!has_ended && goes_on()) {
+        if (!work) {
+          group = open_group();
+          work = start(group);
+        }
+        has_ended = waited(*work);
+      }
+      if (has_ended) return;
       // Without a watch the others wait for its sockets' end.
-      if (watch_ && !has_ended) abandon(std::move(group), work);
+      if (watch_ && work) abandon(std::move(group), work);
+      Interrupt::check();
     });
   }
 
@@ -234,8 +244,10 @@ class C10dComm : public Comm {
   }
 
   static constexpr auto kSlice = std::chrono::milliseconds(100);
+  static constexpr std::chrono::milliseconds kForever = std::chrono::days(20);
 
   const std::string name_, scope_;
+  const int process_;
   const std::shared_ptr<Watch> watch_;
   Mutex mutex_;
   Group group_ GUARDED_BY(mutex_);  // none: closed

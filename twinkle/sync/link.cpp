@@ -97,6 +97,17 @@ std::string text_of(const std::exception_ptr& error) {
   }
 }
 
+// What the others have been told is an Error, whatever it was.
+[[noreturn]] void throw_told(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& e) {
+    fail(Code::kInternal, engine::text_of(e));
+  }
+}
+
 }  // namespace
 
 // What this rank has, as read from its engine.
@@ -174,7 +185,7 @@ std::vector<Hello> Link::meet(const std::function<Mine()>& describe, Mine& mine)
     if (own != kAtWork) own = kToldBefore;
     all_told = std::ranges::none_of(hellos, [](const std::string& h) { return h.empty(); });
   }
-  if (failed) std::rethrow_exception(failed);
+  if (failed) throw_told(failed);
   std::vector<Hello> out;
   for (const std::string& bytes : hellos) out.push_back(hello_from_bytes(bytes));
   require_fit(out, options_.num_senders);
@@ -224,7 +235,7 @@ void Link::settle(const std::function<void()>& work) {
     const std::vector<std::string> texts =
         comm_->all_gather(is_at_work ? kAtWork : text_of(failed));
     if (std::ranges::any_of(texts, [](const std::string& t) { return t == kAtWork; })) continue;
-    if (failed) std::rethrow_exception(failed);
+    if (failed) throw_told(failed);
     for (size_t r = 0; r < texts.size(); ++r)
       require(texts[r].empty(), Code::kInternal, "sync: rank ", r, ": ", texts[r]);
     return;
@@ -236,13 +247,31 @@ int64_t Link::transferred(const Plan& plan, const Manifest& manifest,
   return transfer(*comm_, plan, locals_of(plan, manifest, tensors), options_.bucket_bytes);
 }
 
+void Link::leave(const std::exception& error) {
+  comm_->close("sync: rank " + std::to_string(comm_->rank()) + ": " + engine::text_of(error));
+}
+
 // A rank that fails between messages cannot be waited for: the others hear of it at once.
 template <class Call>
 void Link::or_close(const Call& call) {
   try {
     call();
   } catch (const std::exception& error) {
-    comm_->close("sync: rank " + std::to_string(comm_->rank()) + ": " + engine::text_of(error));
+    leave(error);
+    throw;
+  }
+}
+
+// Errors are all ranks', or have been told to them. Of anything else, as a lack of memory, the
+// others have not heard, and would wait.
+template <class Call>
+Synced Link::in_step(const Call& call) {
+  try {
+    return call();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    leave(error);
     throw;
   }
 }
@@ -257,6 +286,14 @@ void Link::meet_engine(const Engine& engine) {
 }
 
 Synced Link::send(Engine& engine, const std::string& tenant, const std::string& name) {
+  return in_step([&] { return sent(engine, tenant, name); });
+}
+
+Synced Link::receive(Engine& engine, const std::string& frozen) {
+  return in_step([&] { return received(engine, frozen); });
+}
+
+Synced Link::sent(Engine& engine, const std::string& tenant, const std::string& name) {
   meet_engine(engine);
   Mine mine;
   mine.hello.sends = true;
@@ -286,7 +323,7 @@ Synced Link::send(Engine& engine, const std::string& tenant, const std::string& 
   return out;
 }
 
-Synced Link::receive(Engine& engine, const std::string& frozen) {
+Synced Link::received(Engine& engine, const std::string& frozen) {
   meet_engine(engine);
   Mine mine;
   const std::vector<Hello> ranks = meet([&] { return described(engine, frozen, false); }, mine);

@@ -8,6 +8,7 @@
 // close().
 #pragma once
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -42,9 +43,10 @@ class Link {
   // both, on every rank: kInvalid, tensors that the other side does not have, or has in another
   // shape or type; kInternal: what another rank's engine has refused. The link is as it was then,
   // and weights are as before. kInternal: a rank that has gone, or, of a group that no
-  // watch knows, does not come within the group's timeout; the link is closed then. An engine that
-  // is busy, and a switch that waits for samples that have begun, are waited for however long they
-  // take.
+  // watch knows, does not come within the group's timeout; the link is closed then. So it is after
+  // anything else than an Error, as a lack of memory, of which the others hear by an Error. An
+  // engine that is busy, and a switch that waits for samples that have begun, are waited for
+  // however long they take.
   //
   // `tenant`'s adapter, or, without one, all weights. `name`: the receivers know an adapter by it.
   Synced send(engine::Engine& engine, const std::string& tenant, const std::string& name);
@@ -73,8 +75,13 @@ class Link {
   int64_t transferred(const Plan& plan, const Manifest& manifest,
                       const std::vector<engine::Weight>& tensors);
   void settle(const std::function<void()>& work = {});
+  void leave(const std::exception& error);
   template <class Call>
   void or_close(const Call& call);
+  template <class Call>
+  Synced in_step(const Call& call);
+  Synced sent(engine::Engine& engine, const std::string& tenant, const std::string& name);
+  Synced received(engine::Engine& engine, const std::string& frozen);
   const std::string& adapter_tenant(engine::Engine& engine, const Hello& sender);
 
   const std::unique_ptr<mesh::Comm> comm_;

@@ -18,6 +18,12 @@
 namespace twinkle::sync {
 namespace {
 
+// Of rank 0 what "me" trains, an adapter or, "", all weights; of rank 1 what samples it then.
+Synced exchange(Link& link, int rank, Engine& trainer, Engine& sampler,
+                const std::string& adapter = "default") {
+  return rank == 0 ? link.send(trainer, "me", adapter) : link.receive(sampler, "frozen");
+}
+
 // A model that trains `tenant`, and samplers; after each of three steps all sample the same.
 void expect_same_samples(const std::string& lora_json, const Options& options, int num_samplers) {
   const model::TinyModel model;
@@ -70,10 +76,8 @@ TEST(Link, RanksThatMeetAnewMakeATenantOfAnotherName) {
     train(trainer, "me");
     std::string name;
     on_ranks(2, {}, [&](Link& link, int rank) {
-      if (rank == 0)
-        link.send(trainer, "me", "default");
-      else
-        name = link.receive(sampler, "frozen").tenant;
+      const Synced done = exchange(link, rank, trainer, sampler);
+      if (rank == 1) name = done.tenant;
     });
     EXPECT_EQ(sampled(sampler, name), sampled(trainer, "me"));
     EXPECT_TRUE(name.starts_with("sync/") && name.ends_with("/1/default")) << name;
@@ -171,12 +175,7 @@ TEST(Link, SamplesThatHaveBegunEndWithTheWeightsThatTheyBeganWith) {
     return std::get<engine::SampleResult>(future.get()).completions[0][0].tokens;
   };
   engine::Future running = sampler.submit(long_one);
-  on_ranks(2, {}, [&](Link& link, int rank) {
-    if (rank == 0)
-      link.send(trainer, "me", "");
-    else
-      link.receive(sampler, "frozen");
-  });
+  on_ranks(2, {}, [&](Link& link, int rank) { exchange(link, rank, trainer, sampler, ""); });
   engine::Future untouched = still.submit(long_one);
   EXPECT_EQ(tokens(running), tokens(untouched));
   EXPECT_EQ(sampled(sampler, "frozen"), sampled(trainer, "me"));
@@ -208,13 +207,7 @@ TEST(Link, SamplesThatTakeLongerThanTheTimeoutAreWaitedForSlow) {
   sampler.run<Done>(Create{.tenant = "frozen", .frozen = true});
   train(trainer, "me");
   SlowSample running(sampler, std::chrono::milliseconds(5));
-  const auto sync = [&](Link& link, int rank) {
-    if (rank == 0)
-      link.send(trainer, "me", "");
-    else
-      link.receive(sampler, "frozen");
-  };
-  on_ranks(2, {}, sync, 0.5);
+  on_ranks(2, {}, [&](Link& link, int rank) { exchange(link, rank, trainer, sampler, ""); }, 0.5);
   running.wait();
   EXPECT_EQ(sampled(sampler, "frozen"), sampled(trainer, "me"));
 }
@@ -233,13 +226,7 @@ TEST(Link, AnEngineThatIsBusyForLongerThanTheTimeoutIsWaitedForSlow) {
       });
     });
     has_begun.wait();
-    const auto sync = [&](Link& link, int rank) {
-      if (rank == 0)
-        link.send(trainer, "me", "default");
-      else
-        link.receive(sampler, "frozen");
-    };
-    on_ranks(2, {}, sync, 0.5);
+    on_ranks(2, {}, [&](Link& link, int rank) { exchange(link, rank, trainer, sampler); }, 0.5);
     holder.join();
   }
 }
@@ -323,22 +310,12 @@ TEST(Link, ASamplerOfAnotherModelIsRefusedOnEveryRankAndNothingChanges) {
       expect_error(
           "sync: tensor 'model.layers.0.mlp.gate_proj.weight' is c10::BFloat16 [80, 48] "
           "in the model, c10::BFloat16 [96, 48] in the sampler",
-          [&] {
-            if (rank == 0)
-              link.send(trainer, "me", "default");
-            else
-              link.receive(sampler, "frozen");
-          });
+          [&] { exchange(link, rank, trainer, sampler); });
     }
     expect_error(
         "sync: tensor 'model.embed_tokens.weight' is c10::BFloat16 [131, 48] in the model, "
         "float [131, 48] in the sampler",
-        [&] {
-          if (rank == 0)
-            link.send(trainer, "me", "default");
-          else
-            link.receive(floats, "frozen");
-        });
+        [&] { exchange(link, rank, trainer, floats); });
   });
   EXPECT_EQ(sampled(sampler, "frozen"), before);
 }
@@ -407,12 +384,7 @@ TEST(Link, RanksThatWaitForASwitchAreToldThatItsRankHasLeft) {
       running.finish();
       return syncs.join();
     }
-    leaves([&] {
-      if (rank == 0)
-        link.send(trainer, "me", "");
-      else
-        link.receive(quick, "frozen");
-    });
+    leaves([&] { exchange(link, rank, trainer, quick, ""); });
     told.count_down();
   });
   running.wait();

@@ -1,10 +1,15 @@
 """How the ranks of a mesh find each other, where that fails."""
 
+import threading
+import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from twinkle import DeviceMesh
-from twinkle.engine import group
+from twinkle.engine import group, ranks
 from twinkle.engine.ranks import _in_order
 from twinkle.errors import InternalError, NotAvailableError
 
@@ -60,6 +65,24 @@ def test_meshes_of_the_same_processes_in_another_order_are_others():
     assert (_in_order(both), _in_order(one)) == ((0, 2, 1, 3), (0, 1, 2, 3))
     same = DeviceMesh(np.array([[0, 2], [1, 3]]), ("dp", "fsdp"))
     assert _in_order(same) == _in_order(both)
+
+
+def test_who_is_late_is_warned_of_once_and_only_while_one_waits(monkeypatch):
+    said, texts = [], [""]
+    logger = SimpleNamespace(warning=lambda text, **_: said.append(text))
+    watch = SimpleNamespace(late=lambda: texts[-1])
+    waiting = SimpleNamespace(Waiting=lambda *_: nullcontext())
+    monkeypatch.setattr(ranks, "core", lambda: waiting)
+    monkeypatch.setattr(ranks, "timeout_seconds", lambda: 0.04)
+    monkeypatch.setattr(ranks, "get_logger", lambda: logger)
+    threads = set(threading.enumerate())
+    with ranks.waits_at(watch, "a sync"):
+        texts.append("rank 1 is late")
+        time.sleep(0.2)
+    assert said == ["infra: rank 1 is late"] and set(threading.enumerate()) <= threads
+    with ranks.waits_at(watch, "a sync"):  # of which this has been said
+        time.sleep(0.1)
+    assert len(said) == 1
 
 
 def test_groups_of_torch_wait_for_the_timeout(monkeypatch):

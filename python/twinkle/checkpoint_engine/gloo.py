@@ -3,6 +3,7 @@
 import os
 import re
 import time
+import weakref
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -15,7 +16,9 @@ from twinkle.engine.group import (
     require_gloo,
     timeout_seconds,
     watch_through,
+    with_rank,
 )
+from twinkle.engine.ranks import tell_end, waits_at
 from twinkle.errors import InternalError, NotAvailableError, require
 
 BUCKET_BYTES = 64 << 20
@@ -39,7 +42,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._bucket_bytes = bucket_size(bucket_bytes)
         host = os.environ.get("MASTER_ADDR", "127.0.0.1") if host is None else host
         self._host = checks.text("checkpoint_engine: host", host)
-        self._store = self._held = self._link = self._watch = None
+        self._store = self._held = self._link = self._watch = self._at_end = None
         self._rank = self._size = 0
 
     def prepare(self):
@@ -73,9 +76,10 @@ class GlooCheckpointEngine(CheckpointEngine):
         except (RuntimeError, OSError) as error:
             raise NotAvailableError(
                 f"checkpoint_engine: rank {rank} of {world_size} could not meet the others at "
-                f"{address}: {error}"
+                f"{address}: {with_rank(error)}"
             ) from error
         self._link = core().SyncLink(name, self._watch, num_senders, self._bucket_bytes)
+        self._at_end = weakref.finalize(self, tell_end, self._watch, rank)  # of the script, too
         self._rank, self._size = rank, world_size
         self._store, self._held = None, store  # its keys are of this meeting
         del group  # the link is its holder from here on
@@ -83,21 +87,23 @@ class GlooCheckpointEngine(CheckpointEngine):
     def send_weights(self, engine, tenant, name=""):
         """InvalidError: a sampler of another model, with the first tensor that differs;
         InternalError: a rank that has gone, by its number, or what one of them has refused."""
-        with self._naming("send_weights"):
-            return self._meeting().send(engine, tenant, name)
+        with self._sync("send_weights") as link:
+            return link.send(engine, tenant, name)
 
     def receive_weights(self, engine, frozen):
         """Errors as of send_weights."""
-        with self._naming("receive_weights"):
-            return self._meeting().receive(engine, frozen)
+        with self._sync("receive_weights") as link:
+            return link.receive(engine, frozen)
 
     @contextmanager
-    def _naming(self, what):
-        """In its block Gloo's errors, which tell of a connection, become those of a rank. What a
-        rank has told of itself (sync: rank ...) stays."""
-        watch = self._watch
+    def _sync(self, what):
+        """In its block this rank waits for the others by its link, and warns of who is late. Gloo's
+        errors, which tell of a connection, become those of a rank. What a rank has told of itself
+        (sync: rank ...) stays."""
+        link, watch = self._meeting(), self._watch
         try:
-            yield
+            with waits_at(watch, "a sync of weights"):
+                yield link
         except InternalError as error:
             why = None if _is_told(error) else _why_after(watch)
             if why is None:
@@ -115,7 +121,8 @@ class GlooCheckpointEngine(CheckpointEngine):
         if self._link is not None:
             self._watch.fail("", f"checkpoint_engine: rank {self._rank} has left the others")
             self._link.close("sync: a rank has left")
-        self._link = self._watch = None
+            self._at_end.detach()
+        self._link = self._watch = self._at_end = None
 
     def _meeting(self):
         require(

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 from twinkle import checks
@@ -9,14 +10,12 @@ from twinkle.core import core
 from twinkle.errors import require
 from twinkle.version import __version__
 
-_WEIGHTS = (".safetensors", ".gguf")
 # By these each rank decides where texts end, and which ids they have.
 _OF_TEXTS = (
     "added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt",
     "special_tokens_map.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
     "vocab.json", "vocab.txt",
 )  # fmt: skip
-_SAMPLE = 4096  # bytes that are compared of a file's beginning, middle and end
 _OWN = ("park_directory",)  # each rank may have its own
 
 
@@ -28,9 +27,9 @@ def facts(path, given, mesh):
     return {
         "device_mesh": axes,
         **alike,
-        "a digest of the model's config.json and weights": _digest(Path(path), _is_of_weights),
-        "a digest of the model's generation_config.json and tokenizer": _digest(
-            Path(path), _is_of_texts
+        "a digest of the model's config.json and weights": core().digest_of_files(path),
+        "a digest of the model's generation_config.json and tokenizer": _digest_of_texts(
+            Path(path)
         ),
         **_of_process(given),
     }
@@ -41,7 +40,7 @@ def _of_process(given):
     found = json.loads(core().arithmetic(str(given["mixed_precision"]), given["device"], True))
     return {
         "twinkle's version": __version__,
-        "torch's version": found["torch"],
+        "torch's version": version("torch"),  # found has that of the build
         "the kind of matrix products (bf16_products)": found["products"],
         "the instructions of the CPU that torch uses": found["instructions"],
     }
@@ -60,27 +59,14 @@ def require_alike(of_ranks):
             )
 
 
-def _is_of_weights(file):
-    return file.name == "config.json" or file.suffix in _WEIGHTS
-
-
-def _is_of_texts(file):
-    return file.name in _OF_TEXTS
-
-
-def _digest(path, is_read):
-    """Of files in a model's folder, or of its one file: of weights sizes and samples, since to read
-    all takes long."""
-    files = [path] if path.is_file() else sorted(path.iterdir())
+def _digest_of_texts(path):
+    """Of files in a model's folder; of its one file there are none."""
     out = hashlib.sha256()
-    for file in filter(is_read, files):
-        size = file.stat().st_size
-        out.update(f"{size}\n".encode())
+    for name in _OF_TEXTS if path.is_dir() else ():
+        file = path / name
+        if not file.exists():
+            continue
         with file.open("rb") as opened:
-            if file.suffix not in _WEIGHTS:
-                out.update(hashlib.file_digest(opened, "sha256").digest())
-                continue
-            for begin in (0, size // 2, max(0, size - _SAMPLE)):
-                opened.seek(begin)
-                out.update(opened.read(_SAMPLE))
+            digest = hashlib.file_digest(opened, "sha256")
+        out.update(f"{name} {digest.hexdigest()}\n".encode())
     return out.hexdigest()[:16]

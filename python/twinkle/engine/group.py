@@ -131,7 +131,7 @@ class _Place:
                 _check_soon(watch)
             raise NotAvailableError(
                 f"infra: rank {self.index} could not meet the other ranks of a mesh of "
-                f"{self.size}: {_named(error)}"
+                f"{self.size}: {with_rank(error)}"
             ) from error
 
     def no_sign(self):
@@ -181,7 +181,7 @@ def _check_soon(watch):
         time.sleep(_LOOK_S)
 
 
-def _named(error):
+def with_rank(error):
     """Its text, and the rank whose key of the store has not come: Gloo's end in its number."""
     text = str(error)
     found = re.search(r"wait timeout after \d+ms, keys: \S*/(\d+)\s*$", text)

@@ -71,8 +71,9 @@ class _Several(Ranks):
         with open_groups(mesh, [f"{name}/told"], self.watch) as (told,):
             self._meeting = core().Meeting(told, self.watch)
         self._lock, self._count = threading.Lock(), 0
-        atexit.register(_end, self.watch, self.rank)
-        threading.Thread(target=_warn_of_late, args=(self.watch,), daemon=True).start()
+        atexit.register(tell_end, self.watch, self.rank)
+        arguments = (self.watch, threading.Event())  # which nobody sets: until the process ends
+        threading.Thread(target=_warn_of_late, args=arguments, daemon=True).start()
 
     def gather(self, what, value):
         with self._lock:
@@ -125,8 +126,23 @@ def _in_order(mesh):
     return tuple(sorted(map(int, mesh.mesh.flat), key=mesh.get_data_rank_from_global_rank))
 
 
-def _end(watch, rank):
-    """The other ranks hear how this one's script has ended."""
+@contextmanager
+def waits_at(watch, place):
+    """In its block this thread waits for the other ranks of a watch at a place. Who of them is late
+    there, while this one waits, is warned of once."""
+    ended = threading.Event()
+    warner = threading.Thread(target=_warn_of_late, args=(watch, ended), daemon=True)
+    warner.start()
+    try:
+        with core().Waiting(watch, place):
+            yield
+    finally:
+        ended.set()
+        warner.join()
+
+
+def tell_end(watch, rank):
+    """The other ranks of a watch hear how this one's script has ended."""
     error = getattr(sys, "last_value", None)
     if error is None:
         watch.end()
@@ -147,11 +163,11 @@ def _tell_torchrun(text):
             whole.replace(path)
 
 
-def _warn_of_late(watch):
-    """Once for each rank that others have waited for too long, and place."""
-    period, told = min(timeout_seconds() / 4, 1.0), ""
-    while True:
-        time.sleep(period)
+def _warn_of_late(watch, ended):
+    """Until the Event is set: once for each rank that others have waited for too long, and place,
+    but for what was said of them before."""
+    period, told = min(timeout_seconds() / 4, 1.0), watch.late()
+    while not ended.wait(period):
         if (text := watch.late()) != told:
             told, logger = text, get_logger()
             if not text:

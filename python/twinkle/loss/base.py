@@ -3,6 +3,7 @@
 import inspect
 import math
 
+from twinkle import checks
 from twinkle.errors import InvalidError, require
 
 
@@ -32,7 +33,8 @@ class Loss:
     # micro_batch_size leaves its numbers as they are
     whole_batch = False
     # Of several ranks: names of the arguments with an entry for each sequence of a rank's, or each
-    # pair, which are put one rank's after the other's. None: those whose lengths fit
+    # pair, which are put one rank's after the other's. None: lengths tell. It is of the __call__
+    # that its class has: a subclass with another one says it anew
     row_arguments = None
 
     engine_name = None  # of the engine's own losses, which compute in its pass: see engine_loss
@@ -60,6 +62,25 @@ def engine_loss(loss):
         if "engine_name" in vars(cls):
             return cls.engine_name
         if "__call__" in vars(cls):
+            return None
+    return None
+
+
+def row_arguments(loss):
+    """The loss's row_arguments; None where they are of a base class whose __call__ it overrides,
+    since its own may take others. InvalidError: no names."""
+    for owner in (loss, *type(loss).__mro__):
+        if "row_arguments" in vars(owner):
+            names = loss.row_arguments
+            is_list = isinstance(names, (tuple, list, set, frozenset))
+            if names is not None and not (is_list and all(isinstance(n, str) for n in names)):
+                checks.refuse(
+                    f"loss: row_arguments of {type(loss).__name__}",
+                    names,
+                    "a tuple of names, such as ('weights',) or ()",
+                )
+            return names
+        if "__call__" in vars(owner):
             return None
     return None
 
@@ -135,8 +156,10 @@ class _Outputs(dict):
 
 def check_usable(loss, value_head=False):
     """InvalidError: the loss has require_values, and the model has no value_head, or it is the
-    other way round; it needs what a model with a value_head does not give."""
+    other way round; it needs what a model with a value_head does not give; its row_arguments are no
+    names."""
     name = type(loss).__name__
+    row_arguments(loss)
     require(
         value_head or not loss.require_values,
         f"loss: {name} has require_values, but the model has no value head: set it on a "

@@ -49,6 +49,7 @@ class InfonceLoss(Loss):
 
     require_logps = False
     whole_batch = True
+    row_arguments = ()
 
     def __init__(
         self,

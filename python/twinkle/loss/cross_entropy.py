@@ -15,6 +15,7 @@ class CrossEntropyLoss(Loss):
     """
 
     engine_name = "CrossEntropyLoss"
+    row_arguments = ()
 
     def __init__(self, ignore_index=-100, reduction="sum", dft=False):
         check_ignore_index(ignore_index)

@@ -21,6 +21,7 @@ class GKDLoss(Loss):
 
     require_logits = True
     whole_batch = True
+    row_arguments = ("teacher_logits", "teacher_topk_logprobs", "teacher_topk_indices")
 
     def __init__(self, beta=0.5, temperature=1.0, chunk_size=512, ignore_index=-100):
         check_ignore_index(ignore_index)
@@ -151,6 +152,7 @@ class MSELoss(Loss):
 
     require_logits = True
     whole_batch = True
+    row_arguments = ("targets",)
 
     def __call__(self, inputs, outputs, targets=None):
         """LossOutput of logits [B, L, V] and targets [B, L, V], or inputs' labels where they are

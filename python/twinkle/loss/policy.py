@@ -20,6 +20,7 @@ class GRPOLoss(EngineLoss):
     """
 
     engine_name = "GRPOLoss"
+    row_arguments = ("old_logps", "advantages", "ref_logps", "ref_outputs")
     option_names = ("epsilon", "epsilon_high", "beta", "entropy_coef")
 
     def __init__(
@@ -128,6 +129,7 @@ class CISPOLoss(GRPOLoss):
     learns; averaged over all labels of the batch. As in the paper's runs, r has no lower limit."""
 
     engine_name = "CISPOLoss"
+    row_arguments = GRPOLoss.row_arguments
 
     def __call__(
         self,

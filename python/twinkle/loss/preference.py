@@ -63,6 +63,8 @@ class Replies:
 
 
 class _PreferenceLoss(EngineLoss):
+    row_arguments = ("ref_outputs", "ref_logps")
+
     def __call__(self, inputs, outputs, ref_outputs=None, ref_logps=None):
         """LossOutput of labels and logps [B, L]. ref_outputs and ref_logps, which scripts pass to
         any loss of preferences, are not looked at: this one has no reference. InvalidError: an odd
@@ -92,6 +94,7 @@ class DPOLoss(EngineLoss):
     """
 
     engine_name = "DPOLoss"
+    row_arguments = ("ref_outputs", "ref_logps", "ref_chosen_logps", "ref_rejected_logps")
     option_names = ("beta", "label_smoothing", "loss_type", "reference_free", "sft_weight")
 
     def __init__(

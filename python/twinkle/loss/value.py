@@ -18,6 +18,7 @@ class PPOValueLoss(Loss):
     require_logps = False
     require_values = True
     whole_batch = True
+    row_arguments = ("old_values", "returns", "advantages")
 
     def __init__(self, epsilon=0.2):
         self.epsilon = checks.number("loss: epsilon", epsilon, above=0, infinite=True)

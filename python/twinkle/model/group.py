@@ -101,6 +101,7 @@ class Group(Ledger):
         self.created = {}  # what an adapter's tenant was made with
         self.gradient_accumulation_steps = 1
         self.loss = CrossEntropyLoss()
+        self.are_of_rows = {}  # the loss's arguments, as calls of several ranks have shown
         self.optimizer, self.options = "AdamW", {"lr": DEFAULT_LR}
         self.scheduler, self.scheduler_options, self.schedule = None, {}, None
         self.template = template  # or a function that makes it when it is first needed

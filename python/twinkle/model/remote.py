@@ -3,13 +3,14 @@ losses and norms, which are of the whole batch on every rank, come from the firs
 
 from twinkle.model.batch import as_list
 from twinkle.remote.collect import join_rows
-from twinkle.remote.dispatch import Rows
+from twinkle.remote.dispatch import Rows, whole
 from twinkle.remote.how import How, at_once, mark
 
-__all__ = ["at_once", "of_all", "of_batch"]
+__all__ = ["at_once", "of_all", "of_batch", "of_whole_batch"]
 
 _ALL = How(dispatch="all", collect="first")
 _BATCH = How(dispatch=Rows(as_list, pairs=True), collect=join_rows)
+_WHOLE_BATCH = How(dispatch=whole, collect="first", lazy_collect=False)
 
 
 def of_batch(function):
@@ -21,3 +22,9 @@ def of_batch(function):
 def of_all(function):
     """Decorates a method that every rank does, with the same result."""
     return mark(function, _ALL)
+
+
+def of_whole_batch(function):
+    """Decorates a method whose named arguments are of the batch that a call before it was given;
+    otherwise as at_once."""
+    return mark(function, _WHOLE_BATCH)

@@ -66,7 +66,8 @@ class Settings(TwinkleModel):
         check_usable(loss, self._value_head)
         if engine_loss(loss) is not None:
             core().check_loss(engine_loss(loss), json.dumps(loss.engine_options()))
-        self._group(adapter_name).loss = loss
+        group = self._group(adapter_name)
+        group.loss, group.are_of_rows = loss, {}
 
     @at_once
     def set_optimizer(self, optimizer_cls="AdamW", adapter_name=None, **kwargs):

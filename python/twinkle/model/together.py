@@ -3,22 +3,17 @@ their numbers are those of one process, whatever they add up, and in which order
 
 import numbers
 import pickle
+from collections.abc import Mapping
 
 import numpy as np
 
 from twinkle import checks
-from twinkle.errors import require
+from twinkle.errors import InvalidError, require
+from twinkle.loss.base import row_arguments
 from twinkle.model.batch import Batch
 from twinkle.model.python_loss import outputs_of
+from twinkle.remote.rows import cut_arguments
 
-# Arguments of Twinkle's own losses and metrics with an entry for each sequence, or each pair.
-_OF_ROWS = frozenset(
-    (
-        "advantages", "old_logps", "old_values", "ref_chosen_logps", "ref_logps", "ref_outputs",
-        "ref_rejected_logps", "returns", "rewards", "targets", "teacher_logits",
-        "teacher_topk_indices", "teacher_topk_logprobs",
-    )
-)  # fmt: skip
 _SCORES = ("logps", "entropies", "logits", "embeddings", "values")
 
 
@@ -28,14 +23,15 @@ class Together:
 
     def __init__(self, ranks, make):
         """make: a function that gives own, a loss's arguments for it, a dict, or None: they come
-        later, and the loss. InvalidError: make() has raised on a rank, and as joined."""
+        later, and the Group that has the loss. InvalidError: make() has raised on a rank, and as
+        joined."""
         self._ranks, self.rows = ranks, slice(None)
 
         def mine():
-            own, given, loss = make()
-            return (own, given, loss), (own.features, given)
+            own, given, group = make()
+            return (own, given, group), (own.features, given)
 
-        (self.own, self.given, loss), of_ranks = ranks.agree("a batch", mine)
+        (self.own, self.given, group), of_ranks = ranks.agree("a batch", mine)
         self.whole = self.own
         if self.is_alone:
             return
@@ -45,7 +41,7 @@ class Together:
         self.whole = Batch([feature for part in parts for feature in part])
         self.rows = slice(begin, begin + len(self.own))
         if self.given is not None:
-            self.given = self.joined(of_loss, loss)
+            self.given = self.joined(of_loss, group)
 
     @property
     def is_alone(self):
@@ -61,23 +57,21 @@ class Together:
         of_all = [[row for rows in lists for row in rows] for lists in zip(*parts, strict=True)]
         return {**result, **dict(zip(names, of_all, strict=True))}
 
-    def joined(self, of_ranks, loss):
-        """What a loss is called with, of all sequences, from what each rank has given: lists,
-        arrays and tensors with an entry for each sequence of a rank's, or each pair of them, follow
-        one another, those that its row_arguments name, if it has these; what else there is must be
-        the same on all. InvalidError: ranks have given other names or kinds, or other numbers or
-        texts that are not of a sequence; what may be either, since all have given the same."""
+    def joined(self, of_ranks, group):
+        """What the group's loss is called with, of all sequences, from what each rank has given:
+        lists, arrays and tensors with an entry for each sequence of a rank's, or each pair of them,
+        follow one another; what else there is must be the same on all.
+
+        Which have one, the loss's row_arguments say, and, where the call was cut, who has cut it.
+        Without these lengths do, and at the first call values, too: what is the same on all ranks,
+        and as long as rows are, may be either. What the group's calls have shown counts from then
+        on. InvalidError: that; ranks have given other names or kinds, or other numbers, texts or
+        entries that are not of a sequence; row_arguments name what does not have as many."""
         if self.is_alone:
             return of_ranks[0]
-        what = "the loss's arguments"
-        _require_names(what, of_ranks)
-        named, rank = loss.row_arguments, self._ranks.rank
-        out = {}
-        for name in of_ranks[rank]:
-            values = [given[name] for given in of_ranks]
-            counts = self._counts if named is None or name in named else None
-            _require_one_meaning(name, values, counts, named)
-            out[name] = _joined(f"{name} of {what}", values, counts, rank)
+        arguments = _Arguments(self._counts, self._ranks.rank, group)
+        out = arguments.joined((), of_ranks, cut_arguments())
+        group.are_of_rows.update(arguments.shown)
         return out
 
     def chosen(self, rows):
@@ -106,70 +100,135 @@ def own(outputs, together, result):
     return {**of_all, **outputs_of(together.own, result)}
 
 
+class _Arguments:
+    """A loss's arguments of all ranks, the same on each of them, so that all refuse or none. shown:
+    {path: whether it has an entry for each row} of those of which this call has told."""
+
+    def __init__(self, counts, rank, group):
+        """counts: rows of each rank."""
+        self._counts, self._rank, self._known = counts, rank, group.are_of_rows
+        self._named, self.shown = row_arguments(group.loss), {}
+
+    def joined(self, path, values, is_cut):
+        """One value of those of the ranks. path: names, from that of an argument to that of an
+        entry in it. is_cut: as cut_arguments gives it; None: nobody knows."""
+        if any(isinstance(value, Mapping) for value in values):
+            _require_names(_what(path), values)
+            return {
+                name: self.joined(
+                    (*path, name),
+                    [value[name] for value in values],
+                    is_cut.get(name) if isinstance(is_cut, dict) else is_cut,
+                )
+                for name in values[0]
+            }
+        if all(map(_is_sized, values)) and self._is_of_rows(path, values, is_cut):
+            return _concatenated(values)
+        _require_same(_what(path), values)
+        return values[self._rank]
+
+    def _is_of_rows(self, path, values, is_cut):
+        if is_cut is True:
+            return True
+        is_whole = is_cut is False
+        if self._named is not None:
+            is_named = path[0] in self._named
+            if is_named and is_whole:
+                _require_fit(path, values[:1], [sum(self._counts)])
+            elif is_named:
+                _require_fit(path, values, self._counts)
+            return is_named and not is_whole
+        if is_whole:
+            return False
+        known = self._known.get(path)
+        if known is None:
+            known = _fit(values, self._counts)
+            if all(map(len, values)):  # an empty one shows nothing
+                self.shown[path] = known
+            require(
+                not known or not all(_are_same(values[0], value) for value in values),
+                f"model: {_what(path)} is {checks.short(values[0])} on every rank, which may have "
+                "an entry for each row of a rank, or none: set row_arguments on the loss, the "
+                f"names of those that have one for each row, ({path[0]!r},) or ()",
+            )
+        elif known:
+            _require_fit(path, values, self._counts)
+        return known
+
+
+def _what(path):
+    return " of ".join([*map(str, reversed(path)), "the loss's arguments"])
+
+
 def _is_sized(value):
     sized = hasattr(value, "__len__") and getattr(value, "ndim", 1) > 0
-    return sized and not isinstance(value, (str, bytes, dict))
+    return sized and not isinstance(value, (str, bytes, set, frozenset, Mapping))
 
 
 def _is_plain(value):
-    return value is None or isinstance(value, (str, np.bool_, numbers.Number))
+    return value is None or isinstance(value, (str, bytes, np.bool_, numbers.Number))
 
 
 def _require_names(what, values):
     mine = values[0]
     require(
-        all(isinstance(v, dict) and set(v) == set(mine) for v in values),
+        all(isinstance(v, Mapping) and set(v) == set(mine) for v in values),
         f"model: {what} have other names on other ranks, they must be the same on all",
     )
 
 
-def _require_one_meaning(name, values, counts, named):
-    """A list that is the same on all ranks, of as many entries as each has rows, may be of no rows:
-    such as two weights of a loss."""
-    if counts is None or named is not None or name in _OF_ROWS or not _are_of_rows(values, counts):
-        return
-    first = pickle.dumps(values[0])
-    require(
-        any(pickle.dumps(value) != first for value in values[1:]),
-        f"model: {name} of the loss's arguments is {checks.short(values[0])} on every rank, which "
-        "may have an entry for each row of a rank, or none: set row_arguments on the loss, the "
-        f"names of those that have one for each row, ({name!r},) or ()",
-    )
-
-
-def _are_of_rows(values, counts):
+def _fit(values, counts):
     """Whether they have an entry for each sequence, or for each pair."""
     return any(
-        all(_is_sized(v) and share * len(v) == n for v, n in zip(values, counts, strict=True))
-        for share in (1, 2)
+        all(share * len(v) == n for v, n in zip(values, counts, strict=True)) for share in (1, 2)
     )
 
 
-def _joined(what, values, counts, rank):
-    """Refuses on every rank, or on none: `values` are the same on all. counts: None: they are of no
-    sequences."""
-    first, mine = values[0], values[rank]
-    if any(isinstance(v, dict) for v in values):
-        _require_names(what, values)
-        return {
-            name: _joined(f"{name} of {what}", [v[name] for v in values], counts, rank)
-            for name in mine
-        }
-    if counts is not None and _are_of_rows(values, counts):
-        return _concatenated(values)
-    if any(_is_plain(v) for v in values):
-        for other, value in enumerate(values):
-            require(
-                _is_plain(first) and _is_plain(value) and value == first,
-                f"model: {what} is {checks.short(first)} on rank 0 and {checks.short(value)} on "
-                f"rank {other}, it must be the same on all",
+def _require_fit(path, values, counts):
+    entries, rows = (" and ".join(map(str, each)) for each in (map(len, values), counts))
+    require(
+        _fit(values, counts),
+        f"model: {_what(path)} has {entries} entries for {rows} rows, but its loss has an entry of "
+        "it for each row, or for each pair, by its row_arguments or an earlier call",
+    )
+
+
+def _require_same(what, values):
+    """Of numbers, texts, lists, arrays and tensors; what else there is passes."""
+    first = values[0]
+    if not any(_is_plain(v) or _is_sized(v) or hasattr(v, "ndim") for v in values):
+        return
+    for other, value in enumerate(values):
+        if _are_same(first, value):
+            continue
+        if _is_sized(first) and _is_sized(value):
+            raise InvalidError(
+                f"model: {what} differs between rank 0 and rank {other}, and has no entry for each "
+                "sequence of a rank's: it must be the same on all, or named by the loss's "
+                "row_arguments, with an entry for each sequence"
             )
-    return mine
+        raise InvalidError(
+            f"model: {what} is {checks.short(first)} on rank 0 and {checks.short(value)} on rank "
+            f"{other}, it must be the same on all"
+        )
+
+
+def _are_same(one, other):
+    if _is_plain(one) and _is_plain(other):
+        return one == other or (one != one and other != other)  # nan
+    if type(one) is not type(other):
+        return False
+    if hasattr(one, "ndim"):
+        are_alike = one.dtype == other.dtype and one.shape == other.shape
+        return are_alike and bool(((one == other) | ((one != one) & (other != other))).all())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_are_same, one, other))
+    return pickle.dumps(one) == pickle.dumps(other)
 
 
 def _concatenated(values):
     first = values[0]
-    if not hasattr(first, "ndim"):
+    if not hasattr(first, "ndim") or any(type(value) is not type(first) for value in values):
         return [item for value in values for item in value]
     is_array = isinstance(first, np.ndarray)
     if first.ndim > 1:  # padded to the longest of a rank

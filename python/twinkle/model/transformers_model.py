@@ -32,7 +32,7 @@ from twinkle.model.python_loss import (
     with_extras,
     with_values,
 )
-from twinkle.model.remote import at_once, of_all, of_batch
+from twinkle.model.remote import of_all, of_batch, of_whole_batch
 from twinkle.model.router_replay import padded_routes
 from twinkle.model.sharing import sharing_options
 from twinkle.model.steps import Steps
@@ -151,7 +151,7 @@ class TransformersModel(SendsWeights, Steps):
 
         def make():
             checked[:] = group, task, loss_kwargs = check()
-            return self._batch(group, inputs, task), loss_kwargs, group.loss
+            return self._batch(group, inputs, task), loss_kwargs, group
 
         together = Together(self._ranks, make)
         group, task, _ = checked
@@ -230,7 +230,7 @@ class TransformersModel(SendsWeights, Steps):
         tenant = self.frozen_tenant() if base else self._tenant(group, training=False)
         return predictions(self.engine, tenant, status.together)
 
-    @at_once
+    @of_whole_batch
     def calculate_loss(self, adapter_name=None, **kwargs):
         """The loss of the last forward (or forward_only), as the loss defines it: a float. The
         loss sees logits if it has require_logits, or of forward_only(return_logits=True).
@@ -252,7 +252,7 @@ class TransformersModel(SendsWeights, Steps):
 
         (group, training, status), of_ranks = self._ranks.agree("its loss", check)
         started = time.perf_counter()
-        batch, kwargs = status.together.whole, status.together.joined(of_ranks, group.loss)
+        batch, kwargs = status.together.whole, status.together.joined(of_ranks, group)
         group.check_metrics(training, batch, status.task, kwargs)
         outputs = learnable(group.loss, status.outputs) if training else status.outputs
         value, loss_tokens = evaluate(group.loss, batch.tensors(), outputs, kwargs)

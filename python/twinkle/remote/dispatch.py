@@ -16,11 +16,12 @@ from twinkle.remote.lazy import LazyResult
 @dataclass(frozen=True)
 class Share:
     """What one worker gets. first_row: which row of the whole batch is the first of its own; None:
-    nobody has cut it."""
+    nobody has cut it. cut: as cut_arguments gives it."""
 
     args: tuple
     kwargs: dict
     first_row: int | None = None
+    cut: dict | None = None
 
 
 def shares(how, target, args, kwargs):
@@ -142,17 +143,17 @@ class _Cutter:
 @dataclass(frozen=True)
 class Rows:
     """A dispatch of methods that take a batch as `inputs`, first or by name: each worker gets the
-    piece of its data rank, and of the named arguments that have an entry for each row. as_rows: the
-    list of rows in what is given. pairs: likewise of those with an entry for each two rows. alone:
-    inputs alone are cut: the named arguments are the same for all rows."""
+    piece of its data rank, and of the named arguments that have as many entries as there are rows.
+    as_rows: the list of rows in what is given. pairs: likewise of those with half as many, unless a
+    pair of rows lies across data ranks. alone: inputs alone are cut: the named arguments are the
+    same for all rows."""
 
     as_rows: Callable
     pairs: bool = False
     alone: bool = False
 
     def shares(self, target, args, kwargs):
-        """A Share for each worker. InvalidError: fewer rows than data ranks, a pair that two of
-        them would share, and as_rows's."""
+        """A Share for each worker. InvalidError: fewer rows than data ranks, and as_rows's."""
         first = bool(args)
         inputs = args[0] if first else kwargs.get("inputs")
         if not isinstance(inputs, LazyResult):
@@ -165,42 +166,43 @@ class Rows:
             f"infra: {target}: inputs has {rows} rows for {pieces} data ranks, each must get one "
             "at least",
         )
+        named, is_cut = [kwargs] * len(places), None
+        if not self.alone:
+            named, is_cut = self._pieces(kwargs, rows, places)
         out = []
-        for place in places:
+        for place, rest in zip(places, named, strict=True):
             mine = cut(inputs, *place)
-            rest = (
-                kwargs
-                if self.alone
-                else {name: self._piece(name, kwargs[name], rows, place) for name in kwargs}
-            )
             begin = None if rows is None else bounds(rows, *place)[0]
             if first:
-                out.append(Share((mine, *args[1:]), rest, begin))
+                out.append(Share((mine, *args[1:]), rest, begin, is_cut))
             else:
-                out.append(Share((), {**rest, "inputs": mine}, begin))
+                out.append(Share((), {**rest, "inputs": mine}, begin, is_cut))
         return out
 
-    def _piece(self, name, value, rows, place):
-        """The piece of a value that has an entry for each of `rows` rows, or for each pair of them;
-        another one as it is."""
+    def _pieces(self, value, rows, places):
+        """What each place gets of a value, and whether that is a piece: where it has an entry for
+        each of `rows` rows, or for each pair of them, none of which two places share."""
+        if isinstance(value, Mapping):
+            found = {key: self._pieces(entry, rows, places) for key, entry in value.items()}
+            each = [
+                {key: pieces[i] for key, (pieces, _) in found.items()} for i in range(len(places))
+            ]
+            return each, {key: is_cut for key, (_, is_cut) in found.items()}
         if isinstance(value, LazyResult):
-            return value.piece(*place) if value.is_of_rows(rows) else value
-        if isinstance(value, dict):
-            return {key: self._piece(key, value[key], rows, place) for key in value}
+            is_cut = value.is_of_rows(rows)
+            return [value.piece(*place) if is_cut else value for place in places], is_cut
         entries = num_rows(value)
-        if not rows or entries is None:
-            return value
-        if entries == rows:
-            return cut(value, *place)
-        return _of_pairs(name, value, rows, place) if self.pairs and 2 * entries == rows else value
+        if rows and entries == rows:
+            return [cut(value, *place) for place in places], True
+        if rows and self.pairs and entries is not None and 2 * entries == rows:
+            ends = [bounds(rows, *place) for place in places]
+            if all(begin % 2 == end % 2 == 0 for begin, end in ends):
+                return [value[begin // 2 : end // 2] for begin, end in ends], True
+        return [value] * len(places), False
 
 
-def _of_pairs(name, value, rows, place):
-    begin, end = bounds(rows, *place)
-    require(
-        begin % 2 == end % 2 == 0,
-        f"infra: {name} has an entry for each pair, but pairs of the {rows} rows lie across the "
-        f"{place[1]} data ranks: pass an entry for each row, as ref_logps has, or a number of rows "
-        f"that {2 * place[1]} divides",
-    )
-    return value[begin // 2 : end // 2]
+def whole(count, index, args, kwargs, device_mesh=None):
+    """A dispatch of methods whose named arguments are of the whole batch, which the workers have
+    got before: each gets them all."""
+    del count, index, device_mesh
+    return Share(args, kwargs, cut=dict.fromkeys(kwargs, False))

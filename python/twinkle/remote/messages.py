@@ -15,7 +15,7 @@ class Call:
     """What a worker is to do. kind: 'make', 'call', 'iterate', 'next' or 'fetch'. key: of the
     object, under which it is or will be held. what: the class of 'make', the method of 'call'.
     answer: SEND, REFER, KEEP under keep_as, or DROP. first_row: place of the worker's rows in the
-    whole; None: nobody has cut it.
+    whole; None: nobody has cut it. cut: as cut_arguments gives it.
     forget: keys that nobody has any more. failures: how many of this worker's errors the driver has
     seen: a worker that has had more does nothing until they are equal."""
 
@@ -27,6 +27,7 @@ class Call:
     answer: str = SEND
     keep_as: int = 0
     first_row: int | None = None
+    cut: dict | None = None
     forget: tuple = ()
     failures: int = 0
 

@@ -87,6 +87,7 @@ class Proxy:
                 share.args,
                 share.kwargs,
                 first_row=share.first_row,
+                cut=share.cut,
                 **answer,
             )
 

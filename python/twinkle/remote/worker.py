@@ -59,7 +59,7 @@ class Worker:
         if self._failures > call.failures:
             return Outcome(skipped=True)
         try:
-            with rows_from(call.first_row):
+            with rows_from(call.first_row, call.cut):
                 value = self._actions[call.kind](call)
         except Exception as error:
             if call.kind == "next" and isinstance(error, StopIteration):

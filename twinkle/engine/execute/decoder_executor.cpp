@@ -90,20 +90,24 @@ DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders
   const ModelOptions& o = options.model;
   require(!o.path.empty(), Code::kInvalid,
           "engine: model is empty; give a model directory or a .gguf file");
-  const at::ScalarType dtype = dtype_named(o.mixed_precision);
   const at::Device device = device_named(o.device);
   require(split_.alone() || device.is_cpu(), Code::kInvalid, "engine: device is '", o.device,
           "', this version runs several ranks on CPUs; set TWINKLE_DEVICE=cpu");
+  base_.dtype = dtype_named(o.mixed_precision);
   shards_ = shards_of(comms.base, o.gathered_bytes);
+  read_together(comms.data, [&] { make(options, comms, device); });
+}
+
+// Of what this rank alone may find in its files, or lack, the others are told.
+void DecoderExecutor::make(const EngineOptions& options, const Comms& comms, at::Device device) {
+  const ModelOptions& o = options.model;
+  const at::ScalarType dtype = base_.dtype;
   const Checkpoint checkpoint = Checkpoint::open(o.path);
   base_.directory = checkpoint.path();
   base_.config = checkpoint.config();
   base_.spec = model::spec_of(checkpoint, o.value_head);
-  base_.dtype = dtype;
-  read_together(comms.data, [&] {
-    model::Borders& borders = shards_ ? *shards_ : model::no_borders();
-    decoder_ = std::make_unique<model::Decoder>(base_.spec, checkpoint, dtype, device, borders);
-  });
+  model::Borders& borders = shards_ ? *shards_ : model::no_borders();
+  decoder_ = std::make_unique<model::Decoder>(base_.spec, checkpoint, dtype, device, borders);
   const int64_t kv_tokens = options.sampler.kv_tokens;
   const auto cache = static_cast<double>(
       sampler::PagedCache::num_bytes(decoder_->states(), dtype, sampler::pages_for(kv_tokens)));

@@ -63,6 +63,7 @@ class DecoderExecutor : public Executor {
   void undo(int64_t id) override;
 
  private:
+  void make(const EngineOptions& options, const Comms& comms, at::Device device);
   Tenant& look_up(const std::string& name) const;
   Tenant& tenant(const std::string& name);  // in memory again, if it was parked
   template <class F>

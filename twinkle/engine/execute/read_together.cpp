@@ -3,52 +3,26 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
 #include <span>
-#include <string_view>
-#include <system_error>
 #include <vector>
 
 #include "twinkle/base/error.h"
-#include "twinkle/base/file.h"
 #include "twinkle/base/json.h"
-#include "twinkle/base/random.h"
 #include "twinkle/engine/memory/text_of_error.h"
+#include "twinkle/io/folder/digest.h"
 
 namespace twinkle::engine {
 namespace {
 
 namespace fs = std::filesystem;
 
-class Digest {
- public:
-  void add(uint64_t word) { hash_ = key_of(hash_, word); }
-  void add(double number) { add(std::bit_cast<uint64_t>(number)); }
-  void add(std::string_view text) {
-    hash_ = key_of(hash_, text);
-    add(uint64_t{text.size()});
-  }
-  void add(std::span<const std::byte> bytes) {
-    add(uint64_t{bytes.size()});
-    for (size_t i = 0; i < bytes.size(); i += sizeof(uint64_t)) {
-      uint64_t word = 0;
-      std::memcpy(&word, bytes.data() + i, std::min(sizeof(word), bytes.size() - i));
-      add(word);
-    }
-  }
-  void add(const at::Tensor& t) {
-    add(uint64_t{t.defined()});
-    if (!t.defined()) return;
-    for (const int64_t n : t.sizes()) add(static_cast<uint64_t>(n));
-    const at::Tensor flat = t.contiguous();
-    add(std::span(static_cast<const std::byte*>(flat.const_data_ptr()), flat.nbytes()));
-  }
-  uint64_t value() const { return hash_; }
-
- private:
-  uint64_t hash_ = 0;
-};
+void add(Digest& to, const at::Tensor& t) {
+  to.add(uint64_t{t.defined()});
+  if (!t.defined()) return;
+  for (const int64_t n : t.sizes()) to.add(static_cast<uint64_t>(n));
+  const at::Tensor flat = t.contiguous();
+  to.add(std::span(static_cast<const std::byte*>(flat.const_data_ptr()), flat.nbytes()));
+}
 
 void add(Digest& to, const PeftConfig& config) {
   to.add(static_cast<uint64_t>(config.rank));
@@ -70,7 +44,7 @@ void add(Digest& to, const lora::SavedAdapter& adapter) {
   add(to, adapter.config);
   for (const size_t i : adapter.held()) {
     to.add(adapter.modules[i / 2].path);
-    to.add(adapter.value(i));
+    add(to, adapter.value(i));
   }
 }
 
@@ -84,35 +58,10 @@ void add(Digest& to, const TrainingState& state, bool has_tensors) {
   to.add(uint64_t{state.clipped});
   to.add(state.extra);
   if (!has_tensors) return;
-  for (const at::Tensor& t : state.gradients) to.add(t);
+  for (const at::Tensor& t : state.gradients) add(to, t);
   if (!state.optimizer) return;
-  for (const at::Tensor* t : state.optimizer->tensors()) to.add(*t);
-}
-
-bool is_of_weights(std::string_view name) {
-  return name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json") ||
-         name == "config.json" || name == kTrainingIndex || name == kTrainingFields;
-}
-
-// Sizes, beginnings, middles and ends: of all bytes a rank reads its part alone.
-void add_files(Digest& to, const fs::path& folder) {
-  constexpr int64_t kSample = 4096;
-  std::error_code ignored;
-  std::vector<std::string> names = names_in(folder, ignored);
-  std::erase_if(names, [](const std::string& name) { return !is_of_weights(name); });
-  std::ranges::sort(names);
-  std::vector<std::byte> bytes(kSample);
-  for (const std::string& name : names) {
-    const File file(folder / name, "engine");
-    to.add(name);
-    to.add(static_cast<uint64_t>(file.size()));
-    for (const int64_t at :
-         {int64_t{0}, file.size() / 2, std::max<int64_t>(0, file.size() - kSample)}) {
-      const auto count = static_cast<size_t>(std::min(kSample, file.size() - at));
-      file.read_at(at, std::span(bytes).first(count));
-      to.add(std::span<const std::byte>(bytes).first(count));
-    }
-  }
+  to.add(boost::json::serialize(state.optimizer->state().fields));  // steps of each parameter
+  for (const at::Tensor* t : state.optimizer->tensors()) add(to, *t);
 }
 
 std::string digest_of(const Loaded& loaded, const fs::path& folder) {
@@ -120,29 +69,33 @@ std::string digest_of(const Loaded& loaded, const fs::path& folder) {
   if (loaded.adapter) {
     add(digest, *loaded.adapter);
   } else {
-    add_files(digest, folder);
+    digest.add(digest_of_files(folder));  // of all bytes a rank reads its part alone
   }
   if (loaded.training) add(digest, *loaded.training, loaded.adapter.has_value());
   return std::to_string(digest.value());
 }
 
-// What each rank has returned, on all of them; or the error of the first that has thrown.
+// What each rank has returned, on all of them; or the error of the first that has thrown, by its
+// rank, unless all have met the same.
 std::vector<std::string> told(mesh::Comm& comm, const std::function<std::string()>& read) {
-  constexpr char kRead = '=';
+  constexpr char kRead = '=', kLost = '!';  // anything else: the code of an Error
   std::string said;
   try {
     said = kRead + read();
   } catch (const Error& error) {
     said = static_cast<char>('0' + static_cast<int>(error.code)) + std::string(error.what());
   } catch (const std::exception& error) {
-    said = static_cast<char>('0' + static_cast<int>(Code::kInternal)) +
-           std::string("engine: rank ") + std::to_string(comm.rank()) +
-           " can't go on: " + text_of(error);
+    said = kLost + std::string("can't go on: ") + text_of(error);
   }
   std::vector<std::string> all = comm.all_gather(said);
-  for (std::string& each : all) {
-    if (each[0] != kRead) throw Error(static_cast<Code>(each[0] - '0'), each.substr(1));
-    each.erase(0, 1);
+  const bool same = std::ranges::all_of(all, [&](const auto& each) { return each == all[0]; });
+  for (size_t r = 0; r < all.size(); ++r) {
+    const char kind = all[r][0];
+    all[r].erase(0, 1);
+    if (kind == kRead) continue;
+    const std::string rank = "engine: rank " + std::to_string(r);
+    if (kind == kLost) fail(Code::kInternal, rank, ' ', all[r]);
+    fail(static_cast<Code>(kind - '0'), same ? "" : rank + ": ", all[r]);
   }
   return all;
 }

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <new>
 #include <thread>
+#include <utility>
 
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/io/scratch_dir_for_test.h"
@@ -49,6 +50,22 @@ TEST(ReadAlike, AdaptersOfOtherShapesOrValuesAreRefusedOnEveryRank) {
   });
 }
 
+TEST(ReadAlike, StatesThatDifferInNumbersOfStepsAloneAreRefusedOnEveryRank) {
+  on_two([](mesh::Comm& comm) {
+    const auto read = [&](int64_t of_0, int64_t of_1) {
+      const JsonObject steps{{"w", comm.rank() == 0 ? of_0 : of_1}};
+      TrainingState state{.optimizer = optim::make("AdamW")};
+      state.optimizer->load(
+          {.fields = JsonObject{{"optimizer", "AdamW"}, {"steps", steps}},
+           .tensors = {{"w.exp_avg", at::ones({4})}, {"w.exp_avg_sq", at::ones({4})}}});
+      read_alike(comm, "/models/mine",
+                 [&] { return Loaded{.adapter = adapter_of(4, 2), .training = std::move(state)}; });
+    };
+    EXPECT_EQ(error_of([&] { read(3, 3); }), "no error");
+    EXPECT_EQ(invalid_of([&] { read(3, 4); }), kOther);
+  });
+}
+
 TEST(ReadAlike, FoldersOfAllWeightsAreComparedByTheirFiles) {
   const ScratchDir same, other;
   for (const ScratchDir* dir : {&same, &other}) {
@@ -84,8 +101,21 @@ TEST(ReadTogether, WhatOneRankLacksMemoryForAllAreTold) {
         "engine: rank 1 can't go on: the machine has no memory left for this: make it smaller";
     EXPECT_EQ(fails([] { throw std::bad_alloc(); }), kTold);
     EXPECT_EQ(fails([] { at::empty({int64_t{1} << 58}, at::kByte); }), kTold);
-    EXPECT_EQ(fails([] { fail(Code::kInvalid, "io: damaged"); }), "io: damaged");
-    EXPECT_EQ(fails([] {}), "no error");
+  });
+}
+
+TEST(ReadTogether, WhatOneRankFindsAllAreToldByItsNumberAndWhatAllFindAsItIs) {
+  on_two([](mesh::Comm& comm) {
+    const auto fails = [&](int first, const std::string& text) {
+      return invalid_of([&] {
+        read_together(comm, [&] { require(comm.rank() < first, Code::kInvalid, text); });
+      });
+    };
+    EXPECT_EQ(fails(2, ""), "no error");
+    EXPECT_EQ(fails(1, "io: damaged"), "engine: rank 1: io: damaged");
+    EXPECT_EQ(fails(0, "io: damaged"), "io: damaged");
+    const std::string own = "io: damaged on rank " + std::to_string(comm.rank());
+    EXPECT_EQ(fails(0, own), "engine: rank 0: io: damaged on rank 0");
   });
 }
 

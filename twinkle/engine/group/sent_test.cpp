@@ -214,8 +214,6 @@ TEST(Sent, OfASaveAreTheBytesOfTheFormulaOnEveryMesh) {
   }
 }
 
-// ---- all weights
-
 // What a rank sends over each channel; commands: the leader alone.
 struct SentOver {
   int64_t door = 0, commands = 0, answers = 0, data = 0, saves = 0, base = 0;
@@ -237,13 +235,7 @@ SentOver operator-(const SentOver& a, const SentOver& b) {
           a.data - b.data, a.saves - b.saves,       a.base - b.base};
 }
 
-// Of a model of one layer, whose weights all ranks have equal runs of, in whole lines.
-constexpr int64_t kTrainedVocabulary = 48, kNormFloats = 3 * kWidth;
-constexpr int64_t kTrainedHeadFloats = kTrainedVocabulary * kWidth;
-constexpr int64_t kMatrixFloats = kTrainedHeadFloats + kLayerFloats;
-constexpr int64_t kTrainedFloats = kMatrixFloats + kNormFloats;
-
-// One rank of a mesh that trains all weights, and what it sends for an operation.
+// One rank of a mesh, and what it sends for an operation.
 struct Trainer {
   Engine& engine;
   const int rank;
@@ -270,6 +262,44 @@ struct Trainer {
     engine.submit(own_part(with_loss("CrossEntropyLoss"), rank, mesh.size())).get();
   }
 };
+
+// What each rank has found in its files the others are told, and how the making of the engine went.
+TEST(Sent, OfWhatIsReadFromFoldersAreTheBytesOfTheFormulaOnEveryMesh) {
+  const model::TinyModel model(smallest_config());
+  const ScratchDir scratch;
+  for (const Mesh& mesh : kMeshes) {
+    const std::string folder = (scratch.path() / std::to_string(&mesh - kMeshes)).string();
+    on_counted_ranks(
+        mesh, {.model = {.path = model.path(), .mixed_precision = "no"}},
+        [&](Engine& engine, int r, const Channels& sent) {
+          Trainer rank{engine, r, mesh, sent};
+          const int64_t of_files = rank.others() * kFrame;
+          EXPECT_EQ(all(sent.data), of_files);
+          engine.run<Done>(adapter());
+          rank.learn();
+          engine.run<StepResult>(Step{.tenant = "a"});
+          engine.submit(Save{.tenant = "a", .directory = folder, .optimizer = true}).get();
+          const std::vector<Operation> reads{
+              Load{.tenant = "a", .directory = folder, .optimizer = true},
+              Create{.tenant = "b", .directory = folder}};
+          for (const Operation& operation : reads) {
+            rank.run(operation, [&](const Result&) {
+              SentOver out = rank.told(operation, 1);
+              out.data = of_files;
+              return out;
+            });
+          }
+        });
+  }
+}
+
+// ---- all weights
+
+// Of a model of one layer, whose weights all ranks have equal runs of, in whole lines.
+constexpr int64_t kTrainedVocabulary = 48, kNormFloats = 3 * kWidth;
+constexpr int64_t kTrainedHeadFloats = kTrainedVocabulary * kWidth;
+constexpr int64_t kMatrixFloats = kTrainedHeadFloats + kLayerFloats;
+constexpr int64_t kTrainedFloats = kMatrixFloats + kNormFloats;
 
 void life_of_all_weights(Trainer& rank, const std::string& folder) {
   const Mesh& mesh = rank.mesh;

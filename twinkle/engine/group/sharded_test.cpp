@@ -1,6 +1,7 @@
 // Groups that share the base: what one rank finds or fails in concerns all.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <limits>
@@ -99,6 +100,32 @@ TEST(Sharded, ADamagedPartOfTheFilesIsTheErrorOfAllRanks) {
     EXPECT_NE(why.find("model.layers.0.mlp.down_proj.weight of "), std::string::npos) << why;
     EXPECT_NE(why.find("holds NaN or infinity"), std::string::npos) << why;
   });
+}
+
+TEST(Sharded, WhatOneRankAloneCannotOpenOrHoldIsTheErrorOfAllRanks) {
+  const model::TinyModel model(smallest_config());
+  const ScratchDir nothing;
+  const auto why_not = [&](const EngineOptions& of_rank_1) {
+    std::array<std::string, kRanks> out;
+    on_groups([&](Group group, Failing&) {
+      const int rank = group.rank();
+      EngineOptions options{.model = {.path = model.path()}};
+      if (rank == 1) options = of_rank_1;
+      out[static_cast<size_t>(rank)] =
+          error_of([&] { const Engine engine(options, in_letters, std::move(group)); });
+    });
+    for (const std::string& of_rank : out) EXPECT_EQ(of_rank, out[0]);
+    return out[0];
+  };
+  const std::string of_files = why_not({.model = {.path = nothing.path().string()}});
+  EXPECT_TRUE(of_files.starts_with("engine: rank 1: io: ")) << of_files;
+  EXPECT_NE(of_files.find(" holds no weights"), std::string::npos) << of_files;
+  // More than a thousandth of any machine.
+  const std::string of_memory =
+      why_not({.model = {.path = model.path(), .memory_share = 0.001},
+               .sampler = {.kv_tokens = std::numeric_limits<int32_t>::max()}});
+  EXPECT_TRUE(of_memory.starts_with("engine: rank 1: engine: ")) << of_memory;
+  EXPECT_NE(of_memory.find("lower"), std::string::npos) << of_memory;
 }
 
 TEST(Sharded, ADecodeThatFailsOnOneRankAloneEndsTheGroup) {

@@ -119,6 +119,41 @@ TEST_F(TrainingOnADecoder, OfSeveralRanksAnOperationThatAllRefuseFailsAlone) {
   EXPECT_EQ(outcome.ended.size(), 1u);
 }
 
+// Rank 0 of two that send each other the same.
+class Mirrored : public mesh::Comm {
+ public:
+  Mirrored() : Comm(0, 2) {}
+  at::Tensor all_to_all(const at::Tensor& in, mesh::Counts, mesh::Counts) override { return in; }
+  void broadcast(at::Tensor&, int) override {}
+  std::unique_ptr<mesh::Transfer> start_send(const at::Tensor&, int) override { return nullptr; }
+  std::unique_ptr<mesh::Transfer> start_recv(const at::Tensor&, int) override { return nullptr; }
+  void close(const std::string& text) noexcept override { why = text; }
+
+  std::string why;
+};
+
+TEST_F(TrainingOnADecoder, OfSeveralRanksOneThatLacksMemoryForAResultEndsTheGroup) {
+  Mirrored comm;
+  const Split split(comm);
+  Training training({decoder_, pool_, graphs_, split},
+                    [&](const std::string& name) -> Tenant& { return *tenants_.at(name); });
+  const Operation score = Forward{.tenant = "a", .sequences = {drawn(1, 5), drawn(2, 5)}};
+  int64_t id = 0;
+  const auto used_of = [&](int64_t num_left) {
+    const std::vector<Work> batch{{++id, &score, 0, 2}};
+    BatchOutcome outcome;
+    outcome.ended.reserve(1);
+    const HeapShortage shortage(num_left, 1);
+    training.run_batch(batch, stop_, outcome);
+    return num_left - succeeding_allocations;
+  };
+  used_of(INT64_MAX);
+  const int64_t all = used_of(INT64_MAX);
+  EXPECT_EQ(comm.why, "");
+  EXPECT_THROW(used_of(all - 1), std::bad_alloc);  // the last one is of the result
+  EXPECT_NE(comm.why.find("no memory left for this"), std::string::npos) << comm.why;
+}
+
 TEST_F(TrainingOnADecoder, APassThatThrowsInTheMiddleOfAnOperationStartsItAnew) {
   const Operation mine = work("b", 2), theirs = work("a", 2);
   succeed(1, mine);

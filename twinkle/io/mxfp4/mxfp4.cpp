@@ -17,7 +17,7 @@ namespace twinkle {
 namespace {
 
 constexpr std::string_view kBlocks = "_blocks", kScales = "_scales";
-constexpr int64_t kBlock = 32, kBlockBytes = 16;
+constexpr int64_t kGroup = 32, kBlockBytes = 16;
 
 using Table = std::array<std::array<uint16_t, 16>, 256>;  // by scale and bits
 
@@ -50,7 +50,7 @@ class Matrices {
   Matrices(StoredTensor blocks, StoredTensor scales, std::shared_ptr<Kept> kept)
       : blocks_(std::move(blocks)), scales_(std::move(scales)), kept_(std::move(kept)) {}
 
-  int64_t inputs() const { return blocks_.shape[2] * kBlock; }
+  int64_t inputs() const { return blocks_.shape[2] * kGroup; }
   int64_t outputs() const { return blocks_.shape[1]; }
 
   void read(int64_t offset, std::span<std::byte> out) const {
@@ -82,9 +82,9 @@ class Matrices {
     std::vector<uint8_t> bytes(static_cast<size_t>(num * kBlockBytes)), scales(num);
     blocks_.read(std::as_writable_bytes(std::span(bytes)), index * std::ssize(bytes));
     scales_.read(std::as_writable_bytes(std::span(scales)), index * num);
-    auto out = std::make_shared<std::vector<uint16_t>>(static_cast<size_t>(num * kBlock));
+    auto out = std::make_shared<std::vector<uint16_t>>(static_cast<size_t>(num * kGroup));
     for (int64_t group = 0; group < groups; ++group) {  // 32 rows at a time
-      uint16_t* to = out->data() + group * kBlock * outputs;
+      uint16_t* to = out->data() + group * kGroup * outputs;
       for (int64_t o = 0; o < outputs; ++o, ++to) {
         const int64_t block = o * groups + group;
         const uint8_t* from = bytes.data() + block * kBlockBytes;

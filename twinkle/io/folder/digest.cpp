@@ -1,0 +1,72 @@
+#include "twinkle/io/folder/digest.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iomanip>
+#include <sstream>
+#include <system_error>
+#include <vector>
+
+#include "twinkle/base/file.h"
+
+namespace twinkle {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_of_weights(std::string_view name) {
+  return name.ends_with(".safetensors") || name.ends_with(".gguf");
+}
+
+bool is_read_whole(std::string_view name) {
+  return name == "config.json" || name == "trainer_state.json" || name.ends_with(".index.json");
+}
+
+void add_file(Digest& to, const fs::path& path) {
+  const File file(path);
+  to.add(static_cast<uint64_t>(file.size()));
+  constexpr int64_t kSample = 4096;
+  std::vector<std::byte> bytes(kSample);
+  for (const int64_t at :
+       {int64_t{0}, file.size() / 2, std::max<int64_t>(0, file.size() - kSample)}) {
+    const auto sample =
+        std::span(bytes).first(static_cast<size_t>(std::min(kSample, file.size() - at)));
+    file.read_at(at, sample);
+    to.add(std::span<const std::byte>(sample));
+  }
+}
+
+}  // namespace
+
+void Digest::add(std::span<const std::byte> bytes) {
+  add(uint64_t{bytes.size()});
+  for (size_t i = 0; i < bytes.size(); i += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + i, std::min(sizeof(word), bytes.size() - i));
+    add(word);
+  }
+}
+
+std::string digest_of_files(const fs::path& path) {
+  Digest digest;
+  std::error_code error;
+  if (!fs::is_directory(path, error)) {
+    add_file(digest, path);
+  } else {
+    std::vector<std::string> names = names_in(path, error);
+    std::ranges::sort(names);
+    for (const std::string& name : names) {
+      if (!is_of_weights(name) && !is_read_whole(name)) continue;
+      digest.add(name);
+      if (is_of_weights(name))
+        add_file(digest, path / name);
+      else
+        digest.add(read_file(path / name));
+    }
+  }
+  std::ostringstream out;
+  out << std::hex << std::setfill('0') << std::setw(16) << digest.value();
+  return out.str();
+}
+
+}  // namespace twinkle

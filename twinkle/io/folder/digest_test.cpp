@@ -1,0 +1,67 @@
+#include "twinkle/io/folder/digest.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "twinkle/io/scratch_dir_for_test.h"
+
+namespace twinkle {
+namespace {
+
+constexpr size_t kLarge = 20'000;  // more than the samples of a file hold
+
+void write_model(const ScratchDir& dir) {
+  write_text(dir / "model.safetensors", std::string(kLarge, 'x'));
+  write_text(dir / "model.safetensors.index.json", std::string(kLarge, '{'));
+  write_text(dir / "trainer_state.json", std::string(kLarge, '{'));
+  write_text(dir / "config.json", "{}");
+  write_text(dir / "README.md", dir.path().string());  // nobody reads it
+}
+
+// Of a folder whose files are the same but for what `change` has changed.
+bool is_told(const std::function<void(const ScratchDir& dir)>& change) {
+  const ScratchDir same, other;
+  write_model(same);
+  write_model(other);
+  EXPECT_EQ(digest_of_files(same.path()), digest_of_files(other.path()));
+  change(other);
+  return digest_of_files(same.path()) != digest_of_files(other.path());
+}
+
+void put(const std::filesystem::path& file, size_t at) {
+  std::string text = read_text(file);
+  text[at] = '!';
+  write_text(file, text);
+}
+
+TEST(DigestOfFiles, TellsSizesNamesAndWhatLiesAtTheBeginningTheMiddleAndTheEndOfWeights) {
+  for (const size_t at : {size_t{0}, size_t{4095}, kLarge / 2, kLarge / 2 + 4095, kLarge - 1})
+    EXPECT_TRUE(is_told([&](const ScratchDir& dir) { put(dir / "model.safetensors", at); })) << at;
+  EXPECT_FALSE(is_told([](const ScratchDir& dir) { put(dir / "model.safetensors", 6000); }));
+  EXPECT_TRUE(is_told([](const ScratchDir& dir) {
+    write_text(dir / "model.safetensors", std::string(kLarge + 1, 'x'));
+  }));
+  EXPECT_TRUE(is_told([](const ScratchDir& dir) {
+    std::filesystem::rename(dir / "model.safetensors", dir / "other.safetensors");
+  }));
+}
+
+TEST(DigestOfFiles, TellsEveryByteOfWhatSaysWhereWeightsAreAndHowTrainingStands) {
+  for (const char* name : {"model.safetensors.index.json", "trainer_state.json"})
+    EXPECT_TRUE(is_told([&](const ScratchDir& dir) { put(dir / name, 6000); })) << name;
+  EXPECT_TRUE(is_told([](const ScratchDir& dir) { write_text(dir / "config.json", "[]"); }));
+}
+
+TEST(DigestOfFiles, OfOneFileKnowsNothingOfItsName) {
+  const ScratchDir dir;
+  write_text(dir / "a.gguf", std::string(kLarge, 'x'));
+  write_text(dir / "b.gguf", std::string(kLarge, 'x'));
+  EXPECT_EQ(digest_of_files(dir / "a.gguf"), digest_of_files(dir / "b.gguf"));
+  put(dir / "b.gguf", kLarge / 2);
+  EXPECT_NE(digest_of_files(dir / "a.gguf"), digest_of_files(dir / "b.gguf"));
+  expect_error("no-such.gguf", [&] { digest_of_files(dir / "no-such.gguf"); });
+}
+
+}  // namespace
+}  // namespace twinkle
