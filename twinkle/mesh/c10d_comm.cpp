@@ -156,9 +156,17 @@ class C10dComm : public Comm {
     const Work work_;
   };
 
-  // A thread's, from the first such wait on, for as long as the group is open.
+  // A thread's, from the first such wait on, for as long as the group is open. Others ask between
+  // their slices: what arrives within one counts.
   void guard() {
-    while (goes_on()) std::this_thread::sleep_for(kSlice);
+    while (is_open()) {
+      std::this_thread::sleep_for(kSlice);
+      if (has_waits()) goes_on();
+    }
+  }
+  bool has_waits() {
+    const Lock lock(mutex_);
+    return !waits_.empty();
   }
 
   class Begun : public Transfer {

@@ -49,6 +49,19 @@ def test_micro_batches_of_a_python_loss_see_their_part_of_per_sample_arguments(m
     ]
 
 
+def test_micro_batches_cut_what_row_arguments_names_and_nothing_else(model):
+    seen = []
+
+    def weighted(inputs, outputs, coef=(), own=()):
+        seen.append((coef, own))
+        return -outputs["logps"].sum()
+
+    weighted.row_arguments = ("own",)
+    model.set_loss(weighted)
+    model.forward_backward(inputs=[A, B, C], micro_batch_size=2, coef=[1, 2, 3], own=[4, 5, 6])
+    assert seen == [([1, 2, 3], [4, 5]), ([1, 2, 3], [6])]
+
+
 def test_a_function_is_a_loss(model):
     model.set_loss(lambda inputs, outputs: -outputs["logps"].sum())
     out = model.forward_backward(inputs=[A])

@@ -178,8 +178,9 @@ def forward_kwargs(method, kwargs, temperature, loss=False):
     return Task(task == "embedding", logits, temperature, **of_experts), kwargs
 
 
-def slice_kwargs(kwargs, begin, size, total):
-    """The part of per-sample loss arguments that belongs to a micro-batch."""
+def slice_kwargs(kwargs, begin, size, total, named=None):
+    """The part of per-sample loss arguments that belongs to a micro-batch. named: those of rows;
+    None: those of as many entries."""
 
     def cut(value):
         if isinstance(value, dict):
@@ -189,7 +190,10 @@ def slice_kwargs(kwargs, begin, size, total):
             return value[begin : begin + size]
         return value
 
-    return kwargs if size == total else {key: cut(value) for key, value in kwargs.items()}
+    if size == total:
+        return kwargs
+    is_named = {key: named is None or key in named for key in kwargs}
+    return {key: cut(value) if is_named[key] else value for key, value in kwargs.items()}
 
 
 def clip_arguments(folder, max_grad_norm, norm_type):

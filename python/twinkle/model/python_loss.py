@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from twinkle.loss.base import gradient
+from twinkle.loss.base import gradient, row_arguments
 from twinkle.model.arguments import slice_kwargs
 
 # What it learns through: the names of LinearLoss's extras, d loss / d it.
@@ -60,7 +60,8 @@ def evaluate_in_parts(loss, batch, kwargs, micro_batch_size, scores):
     values, counts, sequences, begin = [], [], [], 0
     for part in batch.split(micro_batch_size):
         outputs = learnable(loss, outputs_of(part, scores, slice(begin, begin + len(part))))
-        part_kwargs = slice_kwargs(kwargs, begin, len(part), len(batch))
+        named = row_arguments(loss)
+        part_kwargs = slice_kwargs(kwargs, begin, len(part), len(batch), named)
         value, count, grads = gradient(loss, part.tensors(), outputs, part_kwargs)
         values.append(value)
         counts.append(count)

@@ -2,7 +2,6 @@
 their numbers are those of one process, whatever they add up, and in which order."""
 
 import numbers
-import pickle
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,6 +13,14 @@ from twinkle.model.batch import Batch
 from twinkle.model.python_loss import outputs_of
 from twinkle.remote.rows import cut_arguments
 
+# Names of Twinkle's losses that a loss of one's own has of rows, too: they may be equal on all ranks
+# by chance, as the advantages of rewards that are all 0.
+_NEVER_CONSTANT = frozenset(
+    (
+        "advantages", "old_logps", "old_values", "ref_chosen_logps", "ref_logps", "ref_outputs",
+        "ref_rejected_logps", "returns", "rewards",
+    )
+)  # fmt: skip
 _SCORES = ("logps", "entropies", "logits", "embeddings", "values")
 
 
@@ -146,7 +153,9 @@ class _Arguments:
             if all(map(len, values)):  # an empty one shows nothing
                 self.shown[path] = known
             require(
-                not known or not all(_are_same(values[0], value) for value in values),
+                not known
+                or path[0] in _NEVER_CONSTANT
+                or not all(_are_same(values[0], value) for value in values),
                 f"model: {_what(path)} is {checks.short(values[0])} on every rank, which may have "
                 "an entry for each row of a rank, or none: set row_arguments on the loss, the "
                 f"names of those that have one for each row, ({path[0]!r},) or ()",
@@ -218,12 +227,14 @@ def _are_same(one, other):
         return one == other or (one != one and other != other)  # nan
     if type(one) is not type(other):
         return False
-    if hasattr(one, "ndim"):
+    if hasattr(one, "ndim") and hasattr(one, "dtype"):
         are_alike = one.dtype == other.dtype and one.shape == other.shape
         return are_alike and bool(((one == other) | ((one != one) & (other != other))).all())
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(_are_same, one, other))
-    return pickle.dumps(one) == pickle.dumps(other)
+    if isinstance(one, Mapping):
+        return set(one) == set(other) and all(_are_same(one[key], other[key]) for key in one)
+    return True
 
 
 def _concatenated(values):

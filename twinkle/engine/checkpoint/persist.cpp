@@ -227,14 +227,31 @@ constexpr const char* kCarried[] = {
 // The code of a family that transformers reads by auto_map alone. It is copied and never run.
 bool is_code(const std::string& name) { return name.ends_with(".py"); }
 
-bool belongs_to_a_checkpoint(const std::string& name, const fs::path& base) {
+bool is_file(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_regular_file(path, ignored);
+}
+
+// Whether an earlier save in `directory`, maybe of another base, has this code by its auto_map.
+bool is_named(const fs::path& directory, const std::string& code) {
+  const std::string_view module(code.data(), code.size() - std::string_view(".py").size());
+  const std::string begin = std::string("\"").append(module).append(".");  // "module.Class"
+  return std::ranges::any_of(std::to_array({"config.json", "tokenizer_config.json"}),
+                             [&](const char* file) {
+                               return is_file(directory / file) &&
+                                      read_file(directory / file).find(begin) != std::string::npos;
+                             });
+}
+
+bool belongs_to_a_checkpoint(const fs::path& directory, const std::string& name,
+                             const fs::path& base) {
   static constexpr const char* kOwn[] = {
       "adapter_config.json", kAdapterFile,    "config.json", "model.safetensors.index.json",
       kTrainingTensors,      kTrainingFields, kTrainingIndex};
   const auto is = [&](const char* known) { return name == known; };
   return std::any_of(std::begin(kOwn), std::end(kOwn), is) ||
          std::any_of(std::begin(kCarried), std::end(kCarried), is) ||
-         (is_code(name) && is_there(base / name)) ||
+         (is_code(name) && (is_file(base / name) || is_named(directory, name))) ||
          ((name.starts_with("model") || name.starts_with(kTrainingPart)) &&
           name.ends_with(".safetensors"));
 }
@@ -251,7 +268,8 @@ void check_target(const fs::path& directory, const fs::path& base, std::string_v
   for (const std::string& name : names_in(directory, error)) {
     const fs::path path = directory / name;
     std::error_code ignored;
-    if (fs::is_regular_file(path, ignored) && belongs_to_a_checkpoint(name, base)) continue;
+    if (fs::is_regular_file(path, ignored) && belongs_to_a_checkpoint(directory, name, base))
+      continue;
     // An earlier save may be replacing the directory.
     const bool gone = fs::symlink_status(path, ignored).type() == fs::file_type::not_found;
     require(
@@ -267,10 +285,12 @@ void CarriedFiles::write(const fs::path& base, const fs::path& staging) {
   const Lock lock(mutex_);
   if (!files_) {
     std::error_code ignored;  // a .gguf file has them beside it
-    const bool is_file = fs::is_regular_file(base, ignored);
-    const fs::path from = is_file ? base.parent_path() : base;
+    const fs::path from = is_file(base) ? base.parent_path() : base;
     std::vector<std::string> names(std::begin(kCarried), std::end(kCarried));
-    if (!is_file) std::ranges::copy_if(names_in(from, ignored), std::back_inserter(names), is_code);
+    if (!is_file(base))
+      std::ranges::copy_if(
+          names_in(from, ignored), std::back_inserter(names),
+          [&](const std::string& name) { return is_code(name) && is_file(from / name); });
     std::vector<std::pair<std::string, std::string>> read;
     for (const std::string& name : names) {
       if (is_there(from / name)) read.emplace_back(name, read_file(from / name));

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/parallel.h"
 #include "twinkle/engine/memory/text_of_error.h"
 
 namespace twinkle::engine {
@@ -35,6 +36,9 @@ Door::Entry Door::enter(const Operation& mine) {
   } catch (const std::exception& error) {
     // The others have this operation by its number, and this rank has not.
     group_.close("engine: " + name + ": " + text_of(error));
+    throw;
+  } catch (const Interrupted&) {
+    group_.close("engine: " + name + ": its script was interrupted");
     throw;
   }
 }

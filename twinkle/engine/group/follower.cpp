@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/parallel.h"
 #include "twinkle/engine/group/decided.h"
 #include "twinkle/engine/memory/text_of_error.h"
 
@@ -31,6 +32,9 @@ std::future<Result> Follower::submit(Door& door, const Operation& mine) {
     throw;  // the others are the same on all ranks
   } catch (const std::exception& error) {
     absent(text_of(error));
+    throw;
+  } catch (const Interrupted&) {
+    absent("engine: its script was interrupted");
     throw;
   }
 }

@@ -115,7 +115,7 @@ void Lines::require_free(const Pending& pending) const {
           " bytes of this tenant's requests, this one has ", bytes,
           ", and a tenant has at most as many as are left of max_given_bytes_total, ",
           left(options_.max_bytes_total, all_.bytes), "; come again");
-  require(hungry_.may_pass(owner, std::numeric_limits<int64_t>::max()), Code::kBusy,
+  require(hungry_.may_pass(owner, bytes, std::numeric_limits<int64_t>::max()), Code::kBusy,
           "server: the engine's room is kept for a request that has waited longer; come again");
 }
 
@@ -185,7 +185,7 @@ bool Lines::take_room(const std::string& key) {
   const std::string& owner = first.pending->owner;
   const int64_t bytes = first.pending->source.bytes;
   if (!has_room(line, bytes)) return false;  // until one of its own ends
-  if (!has_room_in_all(owner, bytes) || !hungry_.may_pass(owner, first.number)) {
+  if (!has_room_in_all(owner, bytes) || !hungry_.may_pass(owner, bytes, first.number)) {
     hungry_.add(owner, bytes, first.number, key);
     return false;
   }

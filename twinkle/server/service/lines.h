@@ -78,10 +78,15 @@ class Lines {
         fail_(std::move(told.fail)),
         unread_(std::move(told.unread)),
         max_places_(places_of(backend.stats().max_queued)),
-        hungry_([this](const std::string& owner, int64_t bytes) {
-          const Share own = share_of(owner);
-          return leaves_places(own, own) && leaves_bytes(own, own, bytes);
-        }) {}
+        hungry_(
+            [this](const std::string& owner, int64_t bytes) {
+              const Share own = share_of(owner);
+              return leaves_places(own, own) && leaves_bytes(own, own, bytes);
+            },
+            [this](const std::string& owner, int64_t bytes, const std::string& other) {
+              const Share own = share_of(owner), its = share_of(other);
+              return own.num + 1 <= its.num && own.bytes + bytes <= its.bytes;
+            }) {}
 
   // Behind those of its line. `is_again`: of a replay that does it again: no rate holds it, and the
   // Samples of a version wait for the Publishes that are done again, of which one makes theirs.

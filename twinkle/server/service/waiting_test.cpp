@@ -74,7 +74,7 @@ class WaitingTest : public ServiceTest {
   void hold() {
     executor_->on_batch = [this] {
       const auto slowly = std::chrono::milliseconds(1);
-      if (does_again_) std::this_thread::sleep_for(slowly);
+      if (does_again_) std::this_thread::sleep_for(20 * slowly);
       while (!go_ && !does_again_ && num_batches_ == 0) std::this_thread::sleep_for(slowly);
       if (!go_ && num_batches_ > 0) --num_batches_;
     };

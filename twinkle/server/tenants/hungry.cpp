@@ -52,8 +52,12 @@ std::optional<Hungry::One> Hungry::oldest(const HasRoom& has_room) const {
 
 std::string Hungry::take(const HasRoom& has_room) {
   const std::optional<One> last = counted_.is_last() ? counted() : std::nullopt;
-  if (last && !has_room(last->owner, last->bytes)) return "";
-  const std::optional<One> first = last ? last : oldest(has_room);
+  const auto passes = [&](const std::string& owner, int64_t bytes) {
+    return has_room(owner, bytes) && has_less_(owner, bytes, last->owner);
+  };
+  const std::optional<One> first = !last                                ? oldest(has_room)
+                                   : has_room(last->owner, last->bytes) ? last
+                                                                        : oldest(passes);
   if (!first) return "";
   const std::string key = waiting_.at(first->owner).keys.at(first->bytes).at(first->number);
   remove(first->owner, first->bytes, first->number);
@@ -74,11 +78,13 @@ void Hungry::passed(const std::string& owner, int64_t number) {
   own.counted.pass(number);
 }
 
-bool Hungry::may_pass(const std::string& owner, int64_t number) const {
+bool Hungry::may_pass(const std::string& owner, int64_t bytes, int64_t number) const {
   const auto own = waiting_.find(owner);
   if (own != waiting_.end() && own->second.is_reserved() && number > own->second.counted.number)
     return false;
-  return !counted_.is_last() || number <= counted_.number || !counted();
+  if (!counted_.is_last() || number <= counted_.number) return true;
+  const std::optional<One> last = counted();
+  return !last || has_less_(owner, bytes, last->owner);
 }
 
 }  // namespace twinkle::server

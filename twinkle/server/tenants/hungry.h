@@ -1,9 +1,9 @@
 // Who waits for room that all tenants share: whoever has waited longest of those that find it goes
 // first. By owner and size, so that many that wait and find none cost what one does. Who has been
-// passed kMostPasses times and waits for what others have is passed no more: that ends, and leaves
-// its room. Who waits for what its own owner has holds up nobody else, and is passed no more by
-// that owner's. Of all one is counted at a time, and one of each owner: the oldest, until it waits
-// no more. Used by the service's thread alone.
+// passed kMostPasses times and waits for what others have is passed no more by those that have more
+// than its owner: that ends, and leaves its room. Who waits for what its own owner has holds up
+// nobody else, and is passed no more by that owner's. Of all one is counted at a time, and one of
+// each owner: the oldest, until it waits no more. Used by the service's thread alone.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -20,22 +20,27 @@ class Hungry {
   // Whether there is room for so many bytes of an owner; where not, neither for more.
   using HasRoom = std::function<bool(const std::string& owner, int64_t bytes)>;
 
+  // Whether an owner would have no more than another with so many bytes more; where not, neither
+  // with more. Nobody has less than itself.
+  using HasLess =
+      std::function<bool(const std::string& owner, int64_t bytes, const std::string& other)>;
+
   // `has_room_alone`: whether there would be if nobody but the owner had any.
-  explicit Hungry(HasRoom has_room_alone) : has_room_alone_(std::move(has_room_alone)) {}
+  Hungry(HasRoom has_room_alone, HasLess has_less)
+      : has_room_alone_(std::move(has_room_alone)), has_less_(std::move(has_less)) {}
 
   // `number`: the order of their coming, from 0; of `key`, which is not empty.
   void add(const std::string& owner, int64_t bytes, int64_t number, const std::string& key);
   // If it is there.
   void remove(const std::string& owner, int64_t bytes, int64_t number);
   // Takes out the first of those for which there is room and which may pass, and gives its key; "":
-  // none. Asks of each owner once in vain, and once for each size for which there is room; or of
-  // one alone that is passed no more.
+  // none. Asks of each owner once in vain, and once for each size for which there is room.
   std::string take(const HasRoom& has_room);
 
   // One of the owner that came as `number` was given room.
   void passed(const std::string& owner, int64_t number);
   // Whether one that comes, or came as `number`, passes nobody that is passed no more.
-  bool may_pass(const std::string& owner, int64_t number) const;
+  bool may_pass(const std::string& owner, int64_t bytes, int64_t number) const;
 
  private:
   struct Counted {
@@ -58,6 +63,7 @@ class Hungry {
   std::optional<One> oldest(const HasRoom& has_room) const;
 
   const HasRoom has_room_alone_;
+  const HasLess has_less_;
   std::map<std::string, Owner> waiting_;
   std::string owner_;  // of whom all pass, ...
   Counted counted_;    // ... which may wait no more

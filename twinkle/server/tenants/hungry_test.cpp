@@ -2,15 +2,18 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
 #include <vector>
 
 namespace twinkle::server {
 namespace {
 
 const Hungry::HasRoom kAll = [](const auto&...) { return true; };
+const Hungry::HasLess kNobody = [](const auto&...) { return false; };
 
 TEST(Hungry, WhoWaitsLongestOfThoseThatFindRoomIsFirstWhosesoeverItIs) {
-  Hungry hungry(kAll);
+  Hungry hungry(kAll, kNobody);
   hungry.add("a", 100, 1, "large");
   hungry.add("a", 10, 4, "small");
   hungry.add("b", 10, 2, "other's");
@@ -30,72 +33,92 @@ TEST(Hungry, WhoWaitsLongestOfThoseThatFindRoomIsFirstWhosesoeverItIs) {
 }
 
 TEST(Hungry, WhoWasPassedOftenEnoughIsPassedNoMore) {
-  Hungry hungry(kAll);
+  Hungry hungry(kAll, kNobody);
   hungry.add("a", 100, 1, "large");
   hungry.add("b", 10, 1000, "small");
   int64_t room = 50;
   const auto has_room = [&](const std::string&, int64_t bytes) { return bytes <= room; };
   for (int64_t i = 0; i + 1 < Hungry::kMostPasses; ++i) hungry.passed("b", 2 + i);
   hungry.passed("b", 0);  // older
-  EXPECT_TRUE(hungry.may_pass("b", 1001));
+  EXPECT_TRUE(hungry.may_pass("b", 1, 1001));
   EXPECT_EQ(hungry.take(has_room), "small");
   hungry.passed("b", 1000);
   hungry.add("b", 10, 1001, "smaller");
-  EXPECT_FALSE(hungry.may_pass("b", 1001));
-  EXPECT_TRUE(hungry.may_pass("b", 1));
-  EXPECT_TRUE(hungry.may_pass("b", 0));
+  EXPECT_FALSE(hungry.may_pass("b", 1, 1001));
+  EXPECT_TRUE(hungry.may_pass("b", 1, 1));
+  EXPECT_TRUE(hungry.may_pass("b", 1, 0));
   EXPECT_EQ(hungry.take(has_room), "") << "the room is kept";
   room = 100;
   EXPECT_EQ(hungry.take(has_room), "large");
-  EXPECT_TRUE(hungry.may_pass("b", 1002));
+  EXPECT_TRUE(hungry.may_pass("b", 1, 1002));
   EXPECT_EQ(hungry.take(has_room), "smaller");
   hungry.passed("b", 1002);
-  EXPECT_TRUE(hungry.may_pass("b", 1003));
+  EXPECT_TRUE(hungry.may_pass("b", 1, 1003));
+}
+
+TEST(Hungry, WhoHasLessThanTheOwnerOfOneThatIsPassedNoMorePassesIt) {
+  std::map<std::string, int64_t> has{{"a", 50}, {"b", 60}};
+  Hungry hungry(kAll, [&](const std::string& owner, int64_t bytes, const std::string& other) {
+    return has[owner] + bytes <= has[other];
+  });
+  hungry.add("a", 100, 1, "large");
+  for (int64_t i = 0; i < Hungry::kMostPasses; ++i) hungry.passed("b", 2 + i);
+  EXPECT_FALSE(hungry.may_pass("b", 1, 1000));
+  EXPECT_FALSE(hungry.may_pass("a", 1, 1000));
+  EXPECT_FALSE(hungry.may_pass("c", 51, 1000));
+  EXPECT_TRUE(hungry.may_pass("c", 50, 1000));
+  hungry.add("b", 10, 1000, "of who has more");
+  hungry.add("c", 10, 1001, "of who has less");
+  const auto has_room = [](const std::string&, int64_t bytes) { return bytes <= 50; };
+  EXPECT_EQ(hungry.take(has_room), "of who has less");
+  EXPECT_EQ(hungry.take(has_room), "");
+  has["a"] = 0;
+  EXPECT_FALSE(hungry.may_pass("c", 1, 1002)) << "nobody passes it now";
 }
 
 TEST(Hungry, WhoWaitsForWhatItsOwnerHasIsPassedNoMoreByThatOwnersAlone) {
   bool has_much = true;
-  Hungry hungry([&](const std::string& owner, int64_t bytes) {
-    return owner != "a" || !has_much || bytes <= 50;
-  });
+  Hungry hungry([&](const std::string& owner,
+                    int64_t bytes) { return owner != "a" || !has_much || bytes <= 50; },
+                kNobody);
   hungry.add("a", 100, 1, "large");
   hungry.add("b", 10, 2, "other's");
   for (int64_t i = 0; i < Hungry::kMostPasses; ++i) hungry.passed("c", 1000 + i);
-  EXPECT_FALSE(hungry.may_pass("c", 3)) << "the oldest that waits for others was passed";
+  EXPECT_FALSE(hungry.may_pass("c", 1, 3)) << "the oldest that waits for others was passed";
   EXPECT_EQ(hungry.take(kAll), "other's");
   for (int64_t i = 0; i < Hungry::kMostPasses; ++i) hungry.passed("c", 2000 + i);
-  EXPECT_TRUE(hungry.may_pass("c", 3000));
-  EXPECT_TRUE(hungry.may_pass("a", 3000));
+  EXPECT_TRUE(hungry.may_pass("c", 1, 3000));
+  EXPECT_TRUE(hungry.may_pass("a", 1, 3000));
   for (int64_t i = 0; i < Hungry::kMostPasses; ++i) hungry.passed("a", 3000 + i);
-  EXPECT_TRUE(hungry.may_pass("c", 4000));
-  EXPECT_FALSE(hungry.may_pass("a", 4000));
+  EXPECT_TRUE(hungry.may_pass("c", 1, 4000));
+  EXPECT_FALSE(hungry.may_pass("a", 1, 4000));
   hungry.add("a", 10, 4000, "small");
   const auto has_room = [](const std::string&, int64_t bytes) { return bytes <= 50; };
   EXPECT_EQ(hungry.take(has_room), "");
   has_much = false;
   for (int64_t i = 0; i < Hungry::kMostPasses; ++i) hungry.passed("c", 5000 + i);
-  EXPECT_FALSE(hungry.may_pass("c", 6000)) << "it waits for others by now";
+  EXPECT_FALSE(hungry.may_pass("c", 1, 6000)) << "it waits for others by now";
   has_much = true;
-  EXPECT_TRUE(hungry.may_pass("c", 6000));
+  EXPECT_TRUE(hungry.may_pass("c", 1, 6000));
   EXPECT_EQ(hungry.take(kAll), "large");
   EXPECT_EQ(hungry.take(has_room), "small");
 }
 
 // It would be taken, find that it may not pass, wait again, and so on for ever.
 TEST(Hungry, WhoMayNotPassOneOfItsOwnerHoldsUpNobody) {
-  Hungry hungry([](const std::string&, int64_t bytes) { return bytes <= 50; });
+  Hungry hungry([](const std::string&, int64_t bytes) { return bytes <= 50; }, kNobody);
   hungry.add("a", 100, 1, "large");
   hungry.add("a", 10, 2, "small");
   for (int64_t i = 0; i < Hungry::kMostPasses; ++i) hungry.passed("b", 1000 + i);
-  EXPECT_FALSE(hungry.may_pass("b", 2000));
+  EXPECT_FALSE(hungry.may_pass("b", 1, 2000));
   for (int64_t i = 0; i < Hungry::kMostPasses; ++i) hungry.passed("a", 3000 + i);
-  EXPECT_FALSE(hungry.may_pass("a", 2));
-  EXPECT_TRUE(hungry.may_pass("b", 2000));
+  EXPECT_FALSE(hungry.may_pass("a", 1, 2));
+  EXPECT_TRUE(hungry.may_pass("b", 1, 2000));
   EXPECT_EQ(hungry.take([](const std::string&, int64_t bytes) { return bytes <= 50; }), "");
 }
 
 TEST(Hungry, OfThousandsThatFindNoRoomOneOfEachOwnerIsAsked) {
-  Hungry hungry(kAll);
+  Hungry hungry(kAll, kNobody);
   for (int64_t number = 0; number < 3000; ++number)
     hungry.add(number % 3 == 0 ? "a" : "b", 100 + number % 7, number, "x");
   int num_asked = 0;
