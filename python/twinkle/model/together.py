@@ -13,8 +13,8 @@ from twinkle.model.batch import Batch
 from twinkle.model.python_loss import outputs_of
 from twinkle.remote.rows import cut_arguments
 
-# Names of Twinkle's losses that a loss of one's own has of rows, too: they may be equal on all ranks
-# by chance, as the advantages of rewards that are all 0.
+# Names of Twinkle's losses that a loss of one's own has of rows, too: they may be equal on all
+# ranks by chance, as the advantages of rewards that are all 0.
 _NEVER_CONSTANT = frozenset(
     (
         "advantages", "old_logps", "old_values", "ref_chosen_logps", "ref_logps", "ref_outputs",
