@@ -72,6 +72,11 @@ def rewarded(inputs, outputs, correct=(), targets=()):
     return -(torch.tensor(correct) * of_rows).sum() - sum(targets) * of_rows.sum()
 
 
+def advantaged(inputs, outputs, advantages=(), parts=()):
+    of_all = sum(part["scale"].sum() for part in parts)
+    return -of_all * (torch.tensor(advantages) * outputs["logps"].sum(-1)).sum()
+
+
 refused("an adapter", model.add_adapter_to_model, "mine", on_last("/nowhere", LoraConfig(r=4)))
 model.add_adapter_to_model("mine", LoraConfig(r=4))
 model.set_optimizer("AdamW", lr=1e-2)
@@ -92,6 +97,10 @@ model.set_loss("GRPOLoss")
 given = {"advantages": mine_of([0.5, -1.0, 2.0, 0.1])}
 refused("arguments of one", train, inputs=rows(5), **(given if rank == 0 else {}))
 losses.append(train(inputs=rows(5), **given)["loss"])
+
+model.set_loss(advantaged)  # equal on all ranks by chance; and tensors that pickle otherwise
+parts = [{"scale": torch.ones(2)}, {"scale": torch.ones(3)}, {"scale": torch.ones(1)}]
+losses.append(train(inputs=rows(5), advantages=mine_of([0.5] * 4), parts=parts)["loss"])
 
 model.set_loss(scaled)
 refused("a number", train, inputs=rows(5), scale=1.0 + rank)

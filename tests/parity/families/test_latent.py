@@ -77,7 +77,7 @@ def written(folder, case, tensors, quantisation=None):
     [
         ({"quant_method": "fbgemm_fp8"}, "quant_method is 'fbgemm_fp8'; known: fp8; use an unqu"),
         ({"fmt": "e5m2"}, "fmt is 'e5m2'; known: e4m3; use an unquantised checkpoint"),
-        ({"weight_block_size": None}, "weight_block_size is null, it must be two numbers"),
+        ({"weight_block_size": None}, "weight_block_size is missing, it must be two numbers"),
     ],
 )
 def test_fp8_of_another_kind_is_refused_with_its_folder_key_value_and_remedy(

@@ -224,7 +224,6 @@ constexpr const char* kCarried[] = {
     // of the parts that are kept and not read
     "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"};
 
-// The code of a family that transformers reads by auto_map alone. It is copied and never run.
 bool is_code(const std::string& name) { return name.ends_with(".py"); }
 
 bool is_file(const fs::path& path) {
@@ -256,6 +255,15 @@ bool belongs_to_a_checkpoint(const fs::path& directory, const std::string& name,
           name.ends_with(".safetensors"));
 }
 
+// The code of a family that transformers reads by auto_map alone, beside a whole model. It is
+// copied and never run.
+void copy_code(const fs::path& base, const fs::path& staging) {
+  std::error_code ignored;
+  for (const std::string& name : names_in(base, ignored))
+    if (is_code(name) && is_file(base / name))
+      write_file_atomically(staging / name, read_file(base / name), Commits::kWithFolder);
+}
+
 }  // namespace
 
 void check_target(const fs::path& directory, const fs::path& base, std::string_view field) {
@@ -284,15 +292,10 @@ void check_target(const fs::path& directory, const fs::path& base, std::string_v
 void CarriedFiles::write(const fs::path& base, const fs::path& staging) {
   const Lock lock(mutex_);
   if (!files_) {
-    std::error_code ignored;  // a .gguf file has them beside it
+    // A .gguf file has them beside it.
     const fs::path from = is_file(base) ? base.parent_path() : base;
-    std::vector<std::string> names(std::begin(kCarried), std::end(kCarried));
-    if (!is_file(base))
-      std::ranges::copy_if(
-          names_in(from, ignored), std::back_inserter(names),
-          [&](const std::string& name) { return is_code(name) && is_file(from / name); });
     std::vector<std::pair<std::string, std::string>> read;
-    for (const std::string& name : names) {
+    for (const char* name : kCarried) {
       if (is_there(from / name)) read.emplace_back(name, read_file(from / name));
     }
     files_ = std::move(read);
@@ -395,6 +398,7 @@ SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carr
     if (Json* const text = config.as_object().if_contains("text_config"))  // read alone, too
       say_dtype(text->as_object(), base.dtype);
     write_file_atomically(target.staging() / "config.json", pretty(config), Commits::kWithFolder);
+    if (!held.as_is) copy_code(base.directory, target.staging());
   }
   // What is to be gone on from is no model of its own, and there are many of its kind.
   if (!held.as_is) carried.write(base.directory, target.staging());

@@ -46,9 +46,8 @@ struct BaseModel {
 void check_target(const std::filesystem::path& directory, const std::filesystem::path& base,
                   std::string_view field = "engine: save: directory");
 
-// The files of the base model that a checkpoint holds copies of: those of its tokenizer, and of its
-// folder the code (.py) by which transformers reads it. They are read once, at the first save. Any
-// thread.
+// The files of the base model that a checkpoint holds copies of: those of its tokenizer. They are
+// read once, at the first save. Any thread.
 class CarriedFiles {
  public:
   // `base`: BaseModel::directory. Error kInvalid: a file cannot be read; AtomicFile's.
