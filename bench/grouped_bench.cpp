@@ -1,9 +1,10 @@
 // How fast per multiply-add is the experts' grouped product compared with a dense one? Usage:
 // grouped_bench [experts [outputs [inputs [rounds]]]]. For 16, 64 and 256 rows an expert, float32
 // and bfloat16, forward (x W^T) and backward (dy W): billions of multiply-adds a second of one
-// dense product of all rows with one expert's weight, and of the grouped one, taken in turn, the
-// best of the rounds of each; and their ratio. The experts' weights lie in huge pages, as a loaded
-// model's do (model/weights/weight_memory.h).
+// dense product of all rows with one expert's weight, of dense products of each expert's rows with
+// its weight, and of the grouped one, taken in turn, the best of the rounds of each; and what the
+// last is of the first two. The first reads one weight for all rows, the others read each. The
+// experts' weights lie in huge pages, as a loaded model's do (model/weights/weight_memory.h).
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -54,15 +55,20 @@ void compare(const Sizes& s, int64_t rows, at::ScalarType type, bool transposed)
     const at::Tensor w = stack.select(0, e);
     groups.push_back({e * rows, (e + 1) * rows, transposed ? w.t() : w});
   }
-  double one = 1e9, many = 1e9;
+  double one = 1e9, each = 1e9, many = 1e9;
   for (int64_t i = 0; i < s.rounds; ++i) {
     one = std::min(one, seconds_of([&] { dense(x, groups[0].weight); }));
+    each = std::min(each, seconds_of([&] {
+                      for (const RowGroup& g : groups) dense(x.slice(0, g.begin, g.end), g.weight);
+                    }));
     many = std::min(many, seconds_of([&] { twinkle::kernels::grouped_linear(x, groups); }));
   }
   const double work = 1e-9 * static_cast<double>(s.experts * rows * s.outputs * s.inputs);
-  std::printf("%-8s %-8s %4ld rows an expert: dense %7.1f, grouped %7.1f G multiply-adds/s, %.2f\n",
-              type == at::kFloat ? "float32" : "bfloat16", transposed ? "backward" : "forward",
-              rows, work / one, work / many, one / many);
+  std::printf(
+      "%-8s %-8s %4ld rows an expert: dense %7.1f, one by one %7.1f, grouped %7.1f G "
+      "multiply-adds/s, %.2f and %.2f\n",
+      type == at::kFloat ? "float32" : "bfloat16", transposed ? "backward" : "forward", rows,
+      work / one, work / each, work / many, one / many, each / many);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@ import pickle
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import torch
@@ -193,13 +193,16 @@ if is_last and size > 1:
     ends.write_text(json.dumps({"eos_token_id": [1, 2, 3, 4]}))
 refused("ends of texts", Engine, on_last(other, directory), device_mesh=mesh)
 found = json.loads(core().arithmetic("bf16", "cpu", True))
-if is_last:
-    found["products"] = "tiles of another machine"
-    alike.core = lambda: SimpleNamespace(
-        arithmetic=lambda *_: json.dumps(found), digest_of_files=core().digest_of_files
-    )
-refused("arithmetic", Engine, directory, device_mesh=mesh)
-alike.core = core
+for what, name in (("arithmetic", "products"), ("instructions", "instructions")):
+    of_another = {**found, name: "those of another machine"}
+    with mock.patch.object(alike, "core") as patched:
+        patched().digest_of_files = core().digest_of_files
+        patched().arithmetic.return_value = json.dumps(on_last(of_another, found))
+        refused(what, Engine, directory, device_mesh=mesh)
+with mock.patch.object(alike, "version", lambda _: on_last("9.9", "1.1")):
+    refused("torch", Engine, directory, device_mesh=mesh)
+with mock.patch.object(alike, "__version__", on_last("9.9", "1.1")):
+    refused("twinkle", Engine, directory, device_mesh=mesh)
 engine = Engine(directory, device_mesh=mesh)
 refused("a tenant", engine.tenant, "engine's", LoraConfig(r=4), weight=on_last(0.0, 1.0))
 tenant = engine.tenant("engine's", LoraConfig(r=4))

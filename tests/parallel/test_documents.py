@@ -22,6 +22,16 @@ SIZES = {
 }
 
 
+def test_the_page_begins_with_the_commands_that_show_it():
+    """Both of the Makefile: on one process, and in a cluster."""
+    lines = PAGE.read_text().splitlines()
+    assert lines[0].startswith("# ") and lines[2] == "```"
+    commands = [line.partition("#")[0].strip() for line in lines[3:5]]
+    assert commands == ["make demo", "make demo-ray"]
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(re.search(rf"^{c.removeprefix('make ')}: ", makefile, re.M) for c in commands)
+
+
 def places(model, data_dir):
     data = data_dir / "self_cognition.jsonl"
     return {

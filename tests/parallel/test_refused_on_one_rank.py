@@ -102,6 +102,9 @@ def test_what_ranks_must_have_alike_is_refused_on_all(case, text, told):
         ("weights", "a digest of the model's config.json and weights is '"),
         ("ends of texts", "a digest of the model's generation_config.json and tokenizer is '"),
         ("arithmetic", "the kind of matrix products (bf16_products) is '"),
+        ("instructions", "the instructions of the CPU that torch uses is '"),
+        ("torch", "torch's version is '"),
+        ("twinkle", "twinkle's version is '"),
     ],
 )
 def test_engines_that_are_not_alike_are_refused_before_their_ranks_meet(case, text, told):

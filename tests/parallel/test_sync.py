@@ -139,10 +139,11 @@ def test_a_rank_that_is_stopped_ends_the_syncs_of_the_others_by_name(tiny_llama_
 SMALL_BUCKETS = {"BUCKET_BYTES": "8"}
 
 
-def stop_in_transfer(process):
-    """After the ranks' first step: the next sync is on its way a second later."""
+def stop_in_transfer(ranks, rank):
+    """After the first step: the next sync is on its way a second later."""
+    ranks.wait_for_steps(0)
     time.sleep(1)
-    process.send_signal(signal.SIGSTOP)
+    ranks.processes[rank].send_signal(signal.SIGSTOP)
 
 
 def test_a_rank_that_is_stopped_in_a_transfer_is_named_by_those_that_wait_for_its_bytes(
@@ -150,8 +151,7 @@ def test_a_rank_that_is_stopped_in_a_transfer_is_named_by_those_that_wait_for_it
 ):
     more = {"steps": 100_000, "TWINKLE_DIST_TIMEOUT_SECONDS": "5", **SMALL_BUCKETS}
     with Ranks(1, 2, tiny_llama_dir, "full", **more) as ranks:
-        ranks.wait_for_steps(0)
-        stop_in_transfer(ranks.processes[1])
+        stop_in_transfer(ranks, 1)
         the_others_name(ranks, 1, "has been silent for 5 s: its process is stopped")
 
 
@@ -160,8 +160,7 @@ def test_a_rank_that_is_busy_in_a_transfer_for_longer_than_sockets_wait_is_waite
 ):
     more = {"steps": 2, "SOCKETS_TIMEOUT": "8", **SMALL_BUCKETS}
     with Ranks(1, 1, tiny_llama_dir, "full", **more) as ranks:
-        ranks.wait_for_steps(0)
-        stop_in_transfer(ranks.processes[0])
+        stop_in_transfer(ranks, 0)
         time.sleep(10)
         ranks.processes[0].send_signal(signal.SIGCONT)
         model, sampler = ranks.results()

@@ -2,7 +2,9 @@
 // without a network.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -139,6 +141,31 @@ TEST_F(CommOfAGroup, WaitsForNoMessageOnceItIsClosed) {
   std::this_thread::sleep_for(milliseconds(300));  // who would have left it has ended
   expect_error("rank 0: over", [&] { message->wait(); });
   EXPECT_EQ(last().num_waits, 0);
+}
+
+// As a worker of a data loader does: it has neither the thread that watches nor the group's.
+TEST_F(CommOfAGroup, EndsInAForkAtOnceAndIsThereInItsProcess) {
+  const auto message = start_recv();
+  beside(
+      [&] {
+        const pid_t fork_of_it = fork();
+        if (fork_of_it == 0) {
+          comm_.reset();
+          _exit(0);
+        }
+        int status = -1;
+        pid_t ended = 0;
+        for (int i = 0; i < 100 && ended == 0; ++i) {
+          std::this_thread::sleep_for(milliseconds(20));
+          ended = waitpid(fork_of_it, &status, WNOHANG);
+        }
+        EXPECT_EQ(ended, fork_of_it) << "it waits for a thread that it does not have";
+        if (ended == 0) kill(fork_of_it, SIGKILL);
+        EXPECT_EQ(status, 0);
+        last().arrive();
+      },
+      [&] { message->wait(); });
+  EXPECT_FALSE(last().is_left);
 }
 
 TEST_F(CommOfAGroup, TakesWhatHasArrivedThoughItsRankHasGoneAndBeginsNothingMore) {

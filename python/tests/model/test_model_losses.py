@@ -6,6 +6,7 @@ from features import A, B, C, Squares, reference
 
 from twinkle import InvalidError
 from twinkle.loss import Loss
+from twinkle.remote.rows import rows_from
 
 
 @pytest.mark.parametrize("name", ["grpo", "GRPO", "GRPOLoss"])
@@ -60,6 +61,23 @@ def test_micro_batches_cut_what_row_arguments_names_and_nothing_else(model):
     model.set_loss(weighted)
     model.forward_backward(inputs=[A, B, C], micro_batch_size=2, coef=[1, 2, 3], own=[4, 5, 6])
     assert seen == [([1, 2, 3], [4, 5]), ([1, 2, 3], [6])]
+
+
+def test_micro_batches_cut_what_the_driver_has_cut_and_nothing_else(model):
+    seen = []
+
+    def weighted(inputs, outputs, coef=(), own=(), other=()):
+        seen.append((coef, own, other))
+        return -outputs["logps"].sum()
+
+    model.set_loss(weighted)
+    given = {"coef": [1, 2, 3], "own": {"of": [4, 5, 6], "all": [7, 8, 9]}, "other": [1, 2, 3]}
+    with rows_from(0, {"coef": False, "own": {"of": True, "all": False}}):
+        model.forward_backward(inputs=[A, B, C], micro_batch_size=2, **given)
+    assert [coef for coef, _, _ in seen] == [[1, 2, 3]] * 2
+    assert [own["of"] for _, own, _ in seen] == [[4, 5], [6]]
+    assert [own["all"] for _, own, _ in seen] == [[7, 8, 9]] * 2
+    assert [other for _, _, other in seen] == [[1, 2], [3]], "of which nobody has told"
 
 
 def test_a_function_is_a_loss(model):

@@ -178,22 +178,20 @@ def forward_kwargs(method, kwargs, temperature, loss=False):
     return Task(task == "embedding", logits, temperature, **of_experts), kwargs
 
 
-def slice_kwargs(kwargs, begin, size, total, named=None):
-    """The part of per-sample loss arguments that belongs to a micro-batch. named: those of rows;
-    None: those of as many entries."""
+def slice_kwargs(kwargs, begin, size, total, are_of_rows=None):
+    """The part of per-sample loss arguments that belongs to a micro-batch. are_of_rows: {name:
+    whether it has an entry for each row, or, of a dict, the same of each entry}; of what is not in
+    it lengths tell."""
 
-    def cut(value):
+    def cut(value, is_of_rows):
         if isinstance(value, dict):
-            return {key: cut(item) for key, item in value.items()}
+            known = is_of_rows if isinstance(is_of_rows, dict) else dict.fromkeys(value, is_of_rows)
+            return {key: cut(item, known.get(key)) for key, item in value.items()}
         sized = hasattr(value, "__len__") and getattr(value, "ndim", 1) > 0
-        if sized and not isinstance(value, str) and len(value) == total:
-            return value[begin : begin + size]
-        return value
+        may_be = sized and not isinstance(value, str) and is_of_rows is not False
+        return value[begin : begin + size] if may_be and len(value) == total else value
 
-    if size == total:
-        return kwargs
-    is_named = {key: named is None or key in named for key in kwargs}
-    return {key: cut(value) if is_named[key] else value for key, value in kwargs.items()}
+    return kwargs if size == total else cut(kwargs, are_of_rows)
 
 
 def clip_arguments(folder, max_grad_norm, norm_type):

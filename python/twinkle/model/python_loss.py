@@ -4,6 +4,7 @@ import numpy as np
 
 from twinkle.loss.base import gradient, row_arguments
 from twinkle.model.arguments import slice_kwargs
+from twinkle.remote.rows import cut_arguments
 
 # What it learns through: the names of LinearLoss's extras, d loss / d it.
 _EXTRAS = {"logps": "grad", "entropies": "entropy_grad"}
@@ -58,10 +59,11 @@ def evaluate_in_parts(loss, batch, kwargs, micro_batch_size, scores):
     hold its gradients. A loss of the whole batch has one micro-batch."""
     micro_batch_size = None if loss.whole_batch else micro_batch_size
     values, counts, sequences, begin = [], [], [], 0
+    named = row_arguments(loss)
+    are_of_rows = cut_arguments() if named is None else {name: name in named for name in kwargs}
     for part in batch.split(micro_batch_size):
         outputs = learnable(loss, outputs_of(part, scores, slice(begin, begin + len(part))))
-        named = row_arguments(loss)
-        part_kwargs = slice_kwargs(kwargs, begin, len(part), len(batch), named)
+        part_kwargs = slice_kwargs(kwargs, begin, len(part), len(batch), are_of_rows)
         value, count, grads = gradient(loss, part.tensors(), outputs, part_kwargs)
         values.append(value)
         counts.append(count)

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/base/parallel.h"
 #include "twinkle/engine/group/door.h"
 #include "twinkle/engine/group/follower.h"
 #include "twinkle/engine/group/group_executor.h"
@@ -19,11 +20,9 @@
 namespace twinkle::engine {
 namespace {
 
-std::vector<Group> groups_of(int size, double timeout_s = 60) {
-  auto door = mesh::thread_channels(size, timeout_s),
-       control = mesh::thread_channels(size, timeout_s),
-       data = mesh::thread_channels(size, timeout_s),
-       saves = mesh::thread_channels(size, timeout_s);
+std::vector<Group> groups_of(int size) {
+  auto door = mesh::thread_channels(size), control = mesh::thread_channels(size),
+       data = mesh::thread_channels(size), saves = mesh::thread_channels(size);
   std::vector<Group> out(static_cast<size_t>(size));
   for (size_t r = 0; r < out.size(); ++r)
     out[r] = {std::move(door[r]), std::move(control[r]), std::move(data[r]), std::move(saves[r]),
@@ -83,16 +82,19 @@ class Rank {
   bool closed_ = false;
 };
 
-void on_ranks(int size, const std::function<void(Rank&, int rank)>& script, double timeout_s = 60) {
-  std::vector<Group> of_ranks = groups_of(size, timeout_s);
+void on_ranks(std::vector<Group> of_ranks, const std::function<void(Rank&, int rank)>& script) {
   std::vector<std::thread> threads;
-  for (int r = 0; r < size; ++r) {
-    threads.emplace_back([&, r] {
-      Rank rank(std::move(of_ranks[static_cast<size_t>(r)]));
+  for (Group& group : of_ranks) {
+    threads.emplace_back([&] {
+      const int r = group.rank();
+      Rank rank(std::move(group));
       script(rank, r);
     });
   }
   for (std::thread& t : threads) t.join();
+}
+void on_ranks(int size, const std::function<void(Rank&, int rank)>& script) {
+  on_ranks(groups_of(size), script);
 }
 
 ForwardBackward work_of(int rank) {
@@ -196,6 +198,52 @@ TEST(Led, EveryRankWritesItsPartOfASaveAndOneThatCannotFailsTheSaveAlone) {
     EXPECT_NO_THROW(rank.submit(save).get());
   });
 }
+
+// The door of a rank whose script is interrupted when it comes with its second operation: before
+// the others hear of it, or behind.
+class Interrupting : public mesh::Channel {
+ public:
+  Interrupting(std::unique_ptr<mesh::Channel> door, bool is_behind)
+      : Channel(door->rank(), door->size()), door_(std::move(door)), is_behind_(is_behind) {}
+  std::vector<std::string> all_gather(const std::string& bytes) override {
+    const bool is_now = ++num_ == 2;
+    if (is_now && !is_behind_) throw Interrupted();
+    std::vector<std::string> out = door_->all_gather(bytes);
+    if (is_now) throw Interrupted();
+    return out;
+  }
+  std::string broadcast(std::string bytes, int root) override {
+    return door_->broadcast(std::move(bytes), root);
+  }
+  void close(const std::string& why) noexcept override { door_->close(why); }
+
+ private:
+  const std::unique_ptr<mesh::Channel> door_;
+  const bool is_behind_;
+  int num_ = 0;
+};
+
+class Interrupts : public testing::TestWithParam<std::tuple<int, bool>> {};
+
+TEST_P(Interrupts, OfARankAtTheDoorEndTheCallsOfTheOthersByName) {
+  const auto [interrupted, is_behind] = GetParam();
+  std::vector<Group> groups = groups_of(2);
+  Group& its = groups.at(static_cast<size_t>(interrupted));
+  its.door = std::make_unique<Interrupting>(std::move(its.door), is_behind);
+  on_ranks(std::move(groups), [&, interrupted = interrupted](Rank& rank, int r) {
+    rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
+    if (r == interrupted) {
+      EXPECT_THROW(rank.submit(work_of(r)), Interrupted);
+    } else {
+      const std::string why = error_of([&] { rank.submit(work_of(r)).get(); });
+      EXPECT_NE(why.find("its script was interrupted"), std::string::npos) << why;
+    }
+    EXPECT_THROW(rank.submit(work_of(r)).get(), Error) << "nothing is done any more";
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Interrupts,
+                         testing::Combine(testing::Values(0, 1), testing::Bool()));
 
 TEST(Led, ARankThatGoesEndsEveryCallOnEveryRank) {
   on_ranks(3, [](Rank& rank, int r) {

@@ -127,6 +127,28 @@ TEST_F(ExpertsTest, a_sequence_has_the_same_bits_alone_and_among_others) {
   }
 }
 
+// Nothing is dropped, and nobody's bits depend on how many others it shares an expert with.
+TEST_F(ExpertsTest, rows_that_all_go_to_one_expert_are_all_computed_with_the_bits_of_one_alone) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    const Experts some = some_experts(type, 64, 40);
+    Router router = some_router(type, 64);
+    router.options.top_k = 1;
+    router.correction = at::tensor({0.f, 0.f, 100.f, 0.f, 0.f, 0.f});
+    expect_same_bits_alone(some, router);
+    const at::Tensor x = at::randn({700, 64}).to(type);
+    const Rows rows = pack(std::vector<int64_t>{700});
+    const at::NoGradGuard no_grad;
+    const Routes routes = route(x, router, rows);
+    EXPECT_TRUE((routes.ids == 2).all().item<bool>());
+    const Routes wide{routes.ids, routes.weights.to(at::kDouble)};
+    const at::Tensor want =
+        by_torch(x.to(at::kDouble), wide, some.gate_up.to(at::kDouble), some.down.to(at::kDouble));
+    const at::Tensor got = experts(x, routes, some, rows).to(at::kDouble);
+    const double error = (got - want).abs().max().item<double>() / want.abs().max().item<double>();
+    EXPECT_LT(error, type == at::kFloat ? 1e-6 : 0.01);
+  }
+}
+
 TEST_F(ExpertsTest, the_graph_outlives_the_rows_and_the_experts) {
   const at::Tensor x = at::randn({5, kWidth}).requires_grad_();
   at::Tensor y;

@@ -48,7 +48,7 @@ void Lines::add(int64_t number, std::shared_ptr<Pending> pending, bool is_again)
   lines_[key].waiting.push_back({number, pending, is_again});
   ++num_waiting_;
   if (publishes_again(lines_[key].waiting.back())) ++publishing_[pending->tenant];
-  if (is_again || pending->owner.empty())
+  if (is_again || !pending->is_rated || pending->owner.empty())
     pending->may_go = true;
   else
     ask_rates(key, pending);

@@ -108,6 +108,22 @@ TEST_F(LinesTest, ATenantWithManyRunsLeavesPlacesForOthers) {
   for (const auto& [ack, key] : acks) result(ack, key);
 }
 
+TEST_F(LinesTest, ATenantThatMakesManyRunsLeavesPlacesForOthersRuns) {
+  options_.lines = {.max_given = 4};
+  open_held({.max_queued = 4, .max_queued_total = 8});
+  std::vector<std::pair<Response, std::string>> acks;
+  acks.emplace_back(send(run("tml-a"), 1, "tml-a", 0), "tml-a");  // which the engine is at
+  const auto make = [&](const std::string& key) {
+    acks.emplace_back(post("/api/v1/create_model", model(session(key)), key), key);
+  };
+  for (int i = 0; i < 10; ++i) make("tml-a");
+  EXPECT_EQ(num_waiting(), 7) << "half of seven eighths of the places is a tenant's at most";
+  make("tml-b");
+  EXPECT_EQ(num_waiting(), 7);
+  go_ = true;
+  for (const auto& [ack, key] : acks) result(ack, key);
+}
+
 TEST_F(LinesTest, WhatWaitsForItsOwnTenantsRoomHoldsUpNoOtherTenant) {
   options_.lines = {.max_bytes = 2 << 20, .max_bytes_total = 2 << 20};
   open_held();

@@ -77,7 +77,8 @@ struct Pending {
   int64_t version = 0;       // that a Sample samples
   bool is_unread = false;    // its record could not be read so far, which was told
   bool came_before = false;  // this start, whose limits may be lower
-  std::string owner;         // whose rates may hold it; empty: nobody's
+  std::string owner;         // in whose share of the engine's room it is; empty: of nobody's
+  bool is_rated = true;      // the owner's rates may hold it
   bool may_go = false;       // as far as they say
   Used used;                 // without what its end adds
   std::optional<Ready> ready = {};

@@ -204,10 +204,11 @@ void Runs::go_on(Run& run) {
 void Runs::start(Run& run, int64_t seq_id, const std::shared_ptr<Pending>& pending) {
   const bool accumulates = pending->accumulates, creates = pending->creates;
   const bool is_covered = snapshots_.covers(run.id, seq_id);
+  pending->owner = run.owner;
+  pending->is_rated = seq_id > 0;  // what makes the run is not held
   if (seq_id == 0) {
     ++run.num_creating;
   } else {
-    pending->owner = run.owner;  // what makes the run does not wait
     run.running[seq_id] = {accumulates, pending->publishes, pending->saves};
     if (is_covered) run.given = std::max(run.given, seq_id);
     pending->on_given = [this, id = run.id, seq_id, steps = pending->steps,
