@@ -60,8 +60,8 @@ def emulated():
     return {"llama", *re.findall(r'"(\w+)"', names)}
 
 
-def gpu(kind, recipes, families):
-    if recipes & set(families.ON_CPU_ALONE):
+def gpu(kind, families):
+    if kind in families.on_cpu_alone():
         return "refused by name"
     return "kernels emulated" if kind in emulated() else "no"
 
@@ -78,7 +78,7 @@ def table():
         for column in COLUMNS.values():
             said = [text for test, text in column.items() if recipes and recipes <= tested[test]]
             line.append(said[0] if said else "no")
-        lines.append([*line, gpu(kind, recipes, families)])
+        lines.append([*line, gpu(kind, families)])
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 

@@ -84,7 +84,8 @@ bool Future::wait(double seconds) const {
 
 Future submit(const EnginePointer& engine, engine::Operation operation,
               const engine::SampleHooks& hooks) {
-  // Its files are read here. Interrupted: nothing has been submitted, and nothing is held.
+  // Its files are read here. Interrupted: nothing has been submitted, and nothing is held; a group,
+  // whose ranks wait for each other here, has ended.
   return Future(engine, interruptible([&] { return engine->submit(std::move(operation), hooks); }));
 }
 

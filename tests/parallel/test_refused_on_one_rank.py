@@ -99,7 +99,7 @@ def test_what_ranks_must_have_alike_is_refused_on_all(case, text, told):
         ("a precision", "mixed_precision is 'bf16' on rank 0 and 'no' on rank 1"),
         ("gathered_bytes", "gathered_bytes is 0 on rank 0 and 1073741824 on rank 1"),
         ("a mesh", "device_mesh is {'dp': 2} on rank 0 and {'fsdp': 2} on rank 1"),
-        ("weights", "a digest of the model's config.json and weights is '"),
+        ("weights", "a digest of the model's config.json, indexes and weights is '"),
         ("ends of texts", "a digest of the model's generation_config.json and tokenizer is '"),
         ("arithmetic", "the kind of matrix products (bf16_products) is '"),
         ("instructions", "the instructions of the CPU that torch uses is '"),

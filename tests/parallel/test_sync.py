@@ -135,15 +135,26 @@ def test_a_rank_that_is_stopped_ends_the_syncs_of_the_others_by_name(tiny_llama_
         the_others_name(ranks, 1, "has been silent for 5 s: its process is stopped")
 
 
-# A message for every few numbers: so many that a sync takes seconds.
-SMALL_BUCKETS = {"BUCKET_BYTES": "8"}
+# A message for every few numbers: thousands of them in a sync.
+SMALL_BUCKETS = {"BUCKET_BYTES": "32"}
+
+
+def system_calls(process):
+    """How often it has read or written: once or more for each message."""
+    counts = Path(f"/proc/{process.pid}/io").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in counts if line.startswith("sysc"))
 
 
 def stop_in_transfer(ranks, rank):
-    """After the first step: the next sync is on its way a second later."""
+    """After the first step, in the middle of a sync's messages: a step without them makes a few
+    calls."""
     ranks.wait_for_steps(0)
-    time.sleep(1)
-    ranks.processes[rank].send_signal(signal.SIGSTOP)
+    process = ranks.processes[rank]
+    first = system_calls(process)
+    while system_calls(process) < first + 1000:
+        assert process.poll() is None, process.stderr.read()[-4000:]
+        time.sleep(0.01)
+    process.send_signal(signal.SIGSTOP)
 
 
 def test_a_rank_that_is_stopped_in_a_transfer_is_named_by_those_that_wait_for_its_bytes(

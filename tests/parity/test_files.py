@@ -8,6 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 from parity import models, ours, reference
+from parity.families import recipes as families
 from parity.test_gradients import adapted
 
 from twinkle.engine import Engine
@@ -67,14 +68,10 @@ def test_a_model_that_learned_here_scores_the_same_in_transformers(index, tmp_pa
     assert (trained[-1] - untrained[-1]).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("size", [1, "2.5KB", "20KiB"])
-@pytest.mark.parametrize("index", models.ONE_OF_EACH[:4], ids=models.name_of)
-def test_a_model_saved_in_several_files_scores_the_same_in_transformers_and_here(
-    index, size, tmp_path
-):
-    case = models.case(index)
+def saved_in_several_files(case, size, folder):
+    """Checks that each file is below the size, or one tensor; where they are."""
     tenant = Engine(case.directory, mixed_precision="no").tenant("me", None)
-    folder = Path(tenant.save(tmp_path / "full", max_shard_size=size).result())
+    folder = Path(tenant.save(folder, max_shard_size=size).result())
     places = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     files = sorted(path.name for path in folder.glob("*.safetensors"))
     assert files == sorted(set(places.values())) and len(files) > 1
@@ -83,5 +80,35 @@ def test_a_model_saved_in_several_files_scores_the_same_in_transformers_and_here
         tensors = safetensors.torch.load_file(folder / file)
         assert set(tensors) == {name for name, place in places.items() if place == file}
         assert len(tensors) == 1 or sum(t.nbytes for t in tensors.values()) <= limit
+    return folder, places
+
+
+@pytest.mark.parametrize("size", [1, "2.5KB", "20KiB"])
+@pytest.mark.parametrize("index", models.ONE_OF_EACH[:4], ids=models.name_of)
+def test_a_model_saved_in_several_files_scores_the_same_in_transformers_and_here(
+    index, size, tmp_path
+):
+    case = models.case(index)
+    folder, _ = saved_in_several_files(case, size, tmp_path / "full")
     check(ours.engine(str(folder)), models.load_reference(str(folder)), case)
     check(ours.engine(str(folder)), case.fresh_reference(), case)
+
+
+# Experts one by one, and besides a layer or more that no model reads; stacks as a whole.
+STACKED = ["qwen3_moe", "glm4_moe", "qwen3_next", "qwen3_5_moe", "gpt_oss"]
+
+
+@pytest.mark.parametrize("size", [1, "2.5KB", "20KiB"])
+@pytest.mark.parametrize("name", STACKED)
+def test_experts_and_what_is_kept_unread_are_saved_in_several_files_as_they_came(
+    name, size, tmp_path
+):
+    case = families.case(name)
+    folder, places = saved_in_several_files(case, size, tmp_path / "full")
+    before = safetensors.torch.load_file(Path(case.directory) / "model.safetensors")
+    assert places.keys() == before.keys() and set(families.FAMILIES[name].more) <= before.keys()
+    for key, place in places.items():
+        assert torch.equal(safetensors.torch.load_file(folder / place)[key], before[key]), key
+    check(ours.engine(str(folder)), case.reference, case)
+    if not families.FAMILIES[name].alien:
+        check(ours.engine(str(folder)), models.load_reference(str(folder)), case)

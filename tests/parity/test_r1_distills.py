@@ -1,6 +1,6 @@
-"""DeepSeek-R1-Distill-Qwen and -Llama: configurations with the fields that those checkpoints
-publish (sizes made small) and a chat template of their form load as qwen2 and llama, and give what
-transformers gives."""
+"""DeepSeek-R1-Distill-Qwen and -Llama, DeepSeek-R1-0528-Qwen3-8B: configurations with the fields
+that those checkpoints publish (sizes made small) and a chat template of the distills' form load as
+qwen2, llama and qwen3, and give what transformers gives."""
 
 import json
 import random
@@ -39,6 +39,16 @@ CONFIGS = {
         "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                          "original_max_position_embeddings": 8192, "rope_type": "llama3"},
         "rope_theta": 500000.0, "transformers_version": "4.43.0.dev0",
+    },
+    "qwen3": {
+        **COMMON, "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "head_dim": 16,
+        "max_window_layers": 36, "model_type": "qwen3", "rms_norm_eps": 1e-06,
+        # transformers does not read attn_factor: cos and sin are multiplied by 0.1 ln(4) + 1
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0,
+                         "original_max_position_embeddings": 32768,
+                         "attn_factor": 0.8782488562869419},
+        "rope_theta": 1000000, "sliding_window": None, "transformers_version": "4.51.0",
+        "use_sliding_window": False,
     },
 }  # fmt: skip
 

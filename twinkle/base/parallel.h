@@ -16,7 +16,10 @@
 namespace twinkle {
 
 // Thrown to end an interrupted computation. Not an Error: no input is at fault.
-struct Interrupted {};
+struct Interrupted {
+  // For the other ranks of a group, which ends with it.
+  static constexpr const char* kText = "its script was interrupted; start all ranks again";
+};
 
 class Interrupt {
  public:

@@ -189,6 +189,10 @@ void recover(server::Services& services, const engine::ModelInfo& info, const Se
   std::snprintf(end.data(), end.size(), "recovery ends: %lld records in %.1f s",
                 static_cast<long long>(num_records), time.count());
   log.write(Level::kInfo, end.data());
+  if (const int64_t cut = services.history.cut_bytes(); cut > 0)
+    log.write(Level::kWarning, "recovery has cut off " + std::to_string(cut) +
+                                   " bytes behind the journal's last whole record, which was being "
+                                   "written when the process before ended");
   for (const auto& [run, why] : services.operations.lost())
     std::fprintf(stderr, "twinkle: %s\n", why.c_str());
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/parallel.h"
 #include "twinkle/engine/execute/check.h"
 #include "twinkle/engine/execute/decoder_executor.h"
 #include "twinkle/engine/group/door.h"
@@ -67,6 +68,8 @@ struct Engine::State {
 
   // Of an operation that all ranks have entered; by the leader.
   Future lead(Door::Entry entry) {
+    // All ranks have it by its number: an interrupt is seen where its result is waited for.
+    const Interruptible not_now(nullptr);
     const int64_t number = entry.number;
     const Part part = entry.joined.part;
     const std::string name = entry.name;

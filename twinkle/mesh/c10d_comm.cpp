@@ -93,12 +93,16 @@ class C10dComm : public Comm {
 
   void close(const std::string& why) noexcept override {
     // Before the sockets are let go, which wakes the others: they ask why.
-    if (watch_ && is_open())
-      watch_->fail(scope_, "mesh: rank " + std::to_string(watch_->rank()) + " can't go on: " + why);
+    if (watch_ && is_open()) watch_->fail(scope_, cant_go_on(why));
     release(why);
   }
 
  private:
+  std::string cant_go_on(const std::string& why) const {
+    const int rank_of_all = watch_ ? watch_->rank() : rank();
+    return "mesh: rank " + std::to_string(rank_of_all) + " can't go on: " + why;
+  }
+
   void release(const std::string& why) noexcept {
     Group last;
     {
@@ -129,7 +133,10 @@ class C10dComm : public Comm {
   // Whether a call that begins, or waits, has to wait on.
   bool goes_on() {
     std::string why = watch_ ? watch_->why(scope_) : std::string();
-    if (why.empty() && Interrupt::asked()) why = "its script was interrupted";
+    if (why.empty() && Interrupt::asked()) {
+      why = cant_go_on(Interrupted::kText);  // what its own later calls say, too
+      if (watch_) watch_->fail(scope_, why);
+    }
     if (!why.empty()) close(why);
     return is_open();
   }

@@ -189,9 +189,10 @@ TEST_F(CommOfAGroup, LeavesACallThatWaitsWhenItsThreadIsInterruptedAndSaysSo) {
     const Interrupt interrupt([] { return true; });
     EXPECT_THROW(gather(), Interrupted);
   }
-  constexpr const char* kWhy = "its script was interrupted";
-  EXPECT_EQ(watch_->why("test"), std::string("mesh: rank 0 can't go on: ") + kWhy);
-  expect_error(kWhy, [&] { gather(); });
+  const std::string why =
+      "mesh: rank 0 can't go on: its script was interrupted; start all ranks again";
+  EXPECT_EQ(watch_->why("test"), why);
+  EXPECT_EQ(error_of([&] { gather(); }), why);
   EXPECT_EQ(group_->calls.size(), 1u);
 }
 

@@ -83,6 +83,7 @@ constexpr Option kOptions[] = {
     {"use_sliding_window", 0},
     {"swiglu_limit", kNone},
     {"swiglu_alpha", kNone},
+    {"per_layer_config", kNone},
 };
 
 // `rope_scaling`, or `rope_parameters`, or null. Both: transformers takes the first.
@@ -116,21 +117,13 @@ void refuse_quantised(const Json& config) {
           "with weight_block_size or a GGUF file");
 }
 
-constexpr std::string_view kRopeKeys[] = {"rope_type",
-                                          "type",
-                                          "rope_theta",
-                                          "factor",
-                                          "original_max_position_embeddings",
-                                          "low_freq_factor",
-                                          "high_freq_factor",
-                                          "beta_fast",
-                                          "beta_slow",
-                                          "truncate",
-                                          "attention_factor",
-                                          "mscale",
-                                          "mscale_all_dim",
-                                          "partial_rotary_factor",
-                                          "finetuned"};  // a remark of some yarn checkpoints
+constexpr std::string_view kRopeKeys[] = {
+    "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings",
+    "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate", "attention_factor",
+    "mscale", "mscale_all_dim", "partial_rotary_factor",
+    // Of DeepSeek-R1-0528-Qwen3-8B. transformers reads attention_factor alone, so that this one
+    // changes nothing there.
+    "attn_factor", "finetuned"};  // a remark of some yarn checkpoints
 
 void check_rope_keys(const Json& rope) {
   require(rope.is_object(), Code::kInvalid, "model: the config's rope is ",
@@ -311,8 +304,7 @@ DecoderSpec llama_like(const Json& config) {
   const double dropout = get_or(config, "attention_dropout", 0.0);
   require(dropout == 0.0, Code::kInvalid, "model: attention_dropout is ", dropout,
           "; only 0 is supported: set it to 0 in config.json");
-  require(get_or<int64_t>(config, "pretraining_tp", 1) == 1, Code::kInvalid,
-          "model: pretraining_tp other than 1 is not supported");
+  require_value<int64_t>(config, "pretraining_tp", 1);
   return spec;
 }
 

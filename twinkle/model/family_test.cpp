@@ -166,7 +166,7 @@ TEST(Family, WhatWouldChangeTheArithmeticIsRefused) {
   EXPECT_EQ(refusal(with("attention_dropout", 0.1)),
             "model: attention_dropout is 0.1; only 0 is supported: set it to 0 in config.json");
   EXPECT_EQ(refusal(with("pretraining_tp", 2)),
-            "model: pretraining_tp other than 1 is not supported");
+            "model: config field 'pretraining_tp' is 2; known: 1");
   EXPECT_EQ(
       refusal(with("quantization_config", JsonObject{{"bits", 4}})),
       "model: quantization_config has the quant_method null for these weights, which is not "
@@ -199,12 +199,12 @@ TEST(Family, OptionsOfOtherDecodersAreRefusedByNameUnlessTheyChangeNothing) {
                {"no_rope_layers", JsonArray{1, 0}, JsonArray{}},
                {"num_local_experts", 8, 0},
                {"is_causal", false, true},
-               {"use_qk_norm", true, false},
                {"alibi", "yes", false},
                {"partial_rotary_factor", 0.25, 1.0},
                {"scoring_func", "sigmoid", nullptr},
                {"attn_output_gate", true, false},
                {"add_bias_linear", true, false},
+               {"per_layer_config", JsonObject{{"1", JsonObject{{"head_dim", 8}}}}, nullptr},
                {"rmsnorm", false, true}};
   for (const std::string family : {"llama", "qwen2", "qwen3"}) {
     for (const auto& [key, changes, neutral] : cases) {
@@ -215,6 +215,23 @@ TEST(Family, OptionsOfOtherDecodersAreRefusedByNameUnlessTheyChangeNothing) {
                     "' is computed without it");
       EXPECT_EQ(refusal(with(key, neutral, tiny_config(family))), "no error") << key;
     }
+  }
+}
+
+// qwen3's norms are there whatever the field says, in transformers too, which does not know it.
+TEST(Family, NormedQueriesAndKeysAreAskedForWhereTheFamilyHasThemAlone) {
+  for (const std::string family : {"qwen3", "qwen3_moe"}) {
+    JsonObject config = family == "qwen3" ? tiny_config(family) : tiny_family(family);
+    const std::string begin = "model: config field 'use_qk_norm' is ";
+    EXPECT_EQ(refusal(with("use_qk_norm", true, config)), "no error");
+    EXPECT_EQ(refusal(with("use_qk_norm", false, config)), begin + "false; known: true");
+  }
+  for (const std::string family : {"llama", "qwen2"}) {
+    EXPECT_EQ(refusal(with("use_qk_norm", true, tiny_config(family))),
+              "model: config field 'use_qk_norm' is true; it changes the arithmetic, and "
+              "model_type '" +
+                  family + "' is computed without it");
+    EXPECT_EQ(refusal(with("use_qk_norm", false, tiny_config(family))), "no error");
   }
 }
 
@@ -229,6 +246,8 @@ TEST(Family, AnUnknownFieldOfTheRopeIsRefusedByName) {
         "arithmetic and is not supported");
     EXPECT_EQ(refusal(with_rope(key, R"({"type": "yarn", "factor": 2, "finetuned": true})")),
               "no error");
+    const char* spelled = R"({"type": "yarn", "factor": 2, "attn_factor": 0.9})";
+    EXPECT_FALSE(read_spec(with_rope(key, spelled)).rope.attention_factor) << "as in transformers";
     EXPECT_EQ(refusal(with_rope(key, "3")), "model: the config's rope is 3, it must be an object");
   }
 }

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <new>
 #include <optional>
 #include <system_error>
 #include <tuple>
@@ -15,6 +16,8 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
+#include "twinkle/base/file.h"
+#include "twinkle/io/atomic.h"
 #include "twinkle/io/folder/private.h"
 #include "twinkle/store/folder_lock.h"
 #include "twinkle/store/system.h"
@@ -51,6 +54,9 @@ fs::path made(const fs::path& folder) {
   return out;
 }
 
+// There while acknowledged records are lost; its text says which.
+fs::path lost_file(const fs::path& folder) { return folder / "lost"; }
+
 std::chrono::nanoseconds seconds(double value) {
   return std::chrono::nanoseconds(static_cast<int64_t>(value * 1e9));
 }
@@ -71,6 +77,9 @@ Journal::~Journal() {
 
 const Journal::Report& Journal::open(const Visitor& replay) {
   std::vector<Segment> segments = segments_in(folder_);
+  if (const fs::path lost = lost_file(folder_); is_there(lost))
+    fail(Code::kInvalid, read_file(lost, "store"), ", or, to go on with what is left, remove ",
+         lost.string());
   {
     const Lock lock(mutex_);
     segments_ = segments;
@@ -365,12 +374,22 @@ bool Journal::write_again() {
   return true;
 }
 
-// It goes on refusing: what would be appended behind a hole could not be read back.
+// It goes on refusing: what would be appended behind a hole could not be read back. The next process
+// would take the hole for a torn tail: it is told, if the disk takes that much.
 void Journal::lose(uint64_t sequence) {
-  const Lock lock(mutex_);
-  trouble_ = "store: " + path_.string() + " has lost record " + std::to_string(sequence) +
-             ", which was acknowledged, when the disk failed to sync it; nothing more is taken: "
-             "mend the disk and restore a backup";
+  const std::string why = "store: " + path_.string() + " has lost record " +
+                          std::to_string(sequence) +
+                          ", which was acknowledged, when the disk failed to sync it; nothing more "
+                          "is taken: mend the disk and restore a backup";
+  {
+    const Lock lock(mutex_);
+    trouble_ = why;
+  }
+  try {
+    if (!is_there(lost_file(folder_))) write_file_atomically(lost_file(folder_), why);
+  } catch (const Error&) {
+    // It is tried again with the next retry.
+  }
 }
 
 // Takes appends again if the disk takes some bytes after the last record. Zeros are no record: a
@@ -379,7 +398,14 @@ void Journal::retry() {
   std::string zeros(kProbeBytes, '\0');
   iovec probe{zeros.data(), zeros.size()};
   const auto cut = [&] { return ::ftruncate(file_.get(), end_) == 0; };
-  const bool fits = cut() && write_again() && write_all(file_.get(), {&probe, 1}, end_);
+  const auto again = [&] {
+    try {
+      return write_again();
+    } catch (const std::bad_alloc&) {
+      return false;  // for a record, which may have hundreds of MiB
+    }
+  };
+  const bool fits = cut() && again() && write_all(file_.get(), {&probe, 1}, end_);
   if (!cut() || !fits || ::fdatasync(file_.get()) != 0 || (must_roll_ && !roll())) {
     retry_at_ = Clock::now() + seconds(options_.retry_seconds);
     return;

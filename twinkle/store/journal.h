@@ -76,8 +76,8 @@ class Journal {
   Journal& operator=(const Journal&) = delete;
 
   // Before anything is appended, once: gives every record to `replay` in order, and cuts a torn
-  // tail. Error kInvalid: a damaged record, with file and byte, a missing segment, or the system
-  // refuses.
+  // tail. Error kInvalid: a damaged record, with file and byte, a missing segment, records that an
+  // earlier process knew to be lost, or the system refuses.
   const Report& open(const Visitor& replay);
   const Report& report() const { return report_; }
 

@@ -147,6 +147,13 @@ TEST(Journal, GoesOnRefusingWhereTheSystemHasDroppedWhatWasAcknowledged) {
   EXPECT_FALSE(opened.journal->healthy());
   expect_error("has lost record 2, which was acknowledged",
                [&] { opened.journal->append(1, 1, "b", calls.one()); });
+  // Zeros at the end are else a torn tail.
+  opened.journal.reset();
+  const std::string lost = (dir / "j" / "lost").string();
+  expect_error("has lost record 2, which was acknowledged", [&] { Opened(dir / "j"); });
+  expect_error("or, to go on with what is left, remove " + lost, [&] { Opened(dir / "j"); });
+  fs::remove(lost);
+  EXPECT_EQ(Opened(dir / "j").kept, (std::vector<Kept>{{1, 1, 1, "a"}}));
 }
 
 TEST(Journal, WaitsForTheSyncOfARecordAndForNoTimer) {

@@ -22,6 +22,7 @@ namespace twinkle::sync {
 namespace {
 
 using engine::Engine;
+using engine::text_of;
 using engine::Weight;
 using engine::WeightsView;
 
@@ -88,23 +89,14 @@ uint64_t drawn_number() {
   return (uint64_t{source()} << 32) | source();
 }
 
-std::string text_of(const std::exception_ptr& error) {
-  if (!error) return {};
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return engine::text_of(e);
-  }
-}
-
 // What the others have been told is an Error, whatever it was.
 [[noreturn]] void throw_told(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const Error&) {
     throw;
-  } catch (const std::exception& e) {
-    fail(Code::kInternal, engine::text_of(e));
+  } catch (...) {
+    fail(Code::kInternal, text_of(error));
   }
 }
 
@@ -247,31 +239,32 @@ int64_t Link::transferred(const Plan& plan, const Manifest& manifest,
   return transfer(*comm_, plan, locals_of(plan, manifest, tensors), options_.bucket_bytes);
 }
 
-void Link::leave(const std::exception& error) {
-  comm_->close("sync: rank " + std::to_string(comm_->rank()) + ": " + engine::text_of(error));
+void Link::leave(const std::exception_ptr& why) {
+  comm_->close("sync: rank " + std::to_string(comm_->rank()) + ": " + text_of(why));
 }
 
-// A rank that fails between messages cannot be waited for: the others hear of it at once.
+// A rank that fails between messages cannot be waited for: the others hear of its Error at once, as
+// in_step() tells them of anything else.
 template <class Call>
 void Link::or_close(const Call& call) {
   try {
     call();
-  } catch (const std::exception& error) {
-    leave(error);
+  } catch (const Error&) {
+    leave(std::current_exception());
     throw;
   }
 }
 
-// Errors are all ranks', or have been told to them. Of anything else, as a lack of memory, the
-// others have not heard, and would wait.
+// Errors are all ranks', or have been told to them. Of anything else, as a lack of memory or an
+// interrupt, the others have not heard, and would wait.
 template <class Call>
 Synced Link::in_step(const Call& call) {
   try {
     return call();
   } catch (const Error&) {
     throw;
-  } catch (const std::exception& error) {
-    leave(error);
+  } catch (...) {
+    leave(std::current_exception());
     throw;
   }
 }

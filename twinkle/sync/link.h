@@ -44,9 +44,9 @@ class Link {
   // shape or type; kInternal: what another rank's engine has refused. The link is as it was then,
   // and weights are as before. kInternal: a rank that has gone, or, of a group that no
   // watch knows, does not come within the group's timeout; the link is closed then. So it is after
-  // anything else than an Error, as a lack of memory, of which the others hear by an Error. An
-  // engine that is busy, and a switch that waits for samples that have begun, are waited for
-  // however long they take.
+  // anything else than an Error, as a lack of memory or an interrupt, of which the others hear by
+  // an Error. An engine that is busy, and a switch that waits for samples that have begun, are
+  // waited for however long they take.
   //
   // `tenant`'s adapter, or, without one, all weights. `name`: the receivers know an adapter by it.
   Synced send(engine::Engine& engine, const std::string& tenant, const std::string& name);
@@ -75,7 +75,7 @@ class Link {
   int64_t transferred(const Plan& plan, const Manifest& manifest,
                       const std::vector<engine::Weight>& tensors);
   void settle(const std::function<void()>& work = {});
-  void leave(const std::exception& error);
+  void leave(const std::exception_ptr& why);
   template <class Call>
   void or_close(const Call& call);
   template <class Call>

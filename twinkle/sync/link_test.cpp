@@ -13,6 +13,8 @@
 #include <thread>
 
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/base/parallel.h"
+#include "twinkle/mesh/counting_comm.h"
 #include "twinkle/sync/link_for_test.h"
 
 namespace twinkle::sync {
@@ -358,6 +360,37 @@ TEST(Link, ARankThatHasGoneEndsTheOthersAndTheOldWeightsStay) {
     });
   }
   EXPECT_EQ(sampled(sampler, "frozen"), before);
+}
+
+// Over it a rank is interrupted when it sends its second message.
+class InterruptedInMessages : public mesh::CountingComm {
+ public:
+  explicit InterruptedInMessages(std::unique_ptr<mesh::Comm> comm)
+      : CountingComm(*comm), kept_(std::move(comm)) {}
+  std::unique_ptr<mesh::Transfer> start_send(const at::Tensor& x, int to) override {
+    if (++num_sent_ == 2) throw Interrupted();
+    return CountingComm::start_send(x, to);
+  }
+
+ private:
+  const std::unique_ptr<mesh::Comm> kept_;
+  int num_sent_ = 0;
+};
+
+TEST(Link, ARankThatIsInterruptedBetweenItsMessagesEndsTheOthersWhichWaitForThem) {
+  const model::TinyModel model;
+  Engine trainer(options_of(model)), sampler(options_of(model));
+  trainer.run<Done>(Create{.tenant = "me", .lora_json = kLora});
+  sampler.run<Done>(Create{.tenant = "frozen", .frozen = true});
+  const Options options{.num_senders = 1, .bucket_bytes = 999};
+  auto comms = mesh::thread_comms(2, 20);
+  Link sends(std::make_unique<InterruptedInMessages>(std::move(comms[0])), options);
+  Link receives(std::move(comms[1]), options);
+  std::string others;
+  std::thread other([&] { others = error_of([&] { receives.receive(sampler, "frozen"); }); });
+  EXPECT_THROW(sends.send(trainer, "me", "default"), Interrupted);
+  other.join();
+  EXPECT_EQ(others, "sync: rank 0: its script was interrupted; start all ranks again");
 }
 
 // Of three ranks two have switched, or have nothing to switch, and wait for the third, whose sample

@@ -53,7 +53,7 @@ World drawn_world(Draw& draw) {
     const int64_t rows = draw.from(1, 9), columns = draw.from(1, 9), count = rows * columns;
     const bool halves = draw.from(0, 1) == 1;
     out.counts.push_back(count);
-    Entry entry{.name = "t" + std::to_string(t),
+    Entry entry{.name = std::string("t").append(std::to_string(t)),
                 .shape = {rows, columns},
                 .dtype = halves ? "c10::BFloat16" : "float",
                 .element_size = halves ? 2 : 4};

@@ -75,6 +75,13 @@ def test_who_is_late_is_warned_of_once_and_only_while_one_waits(monkeypatch):
     monkeypatch.setattr(ranks, "core", lambda: waiting)
     monkeypatch.setattr(ranks, "timeout_seconds", lambda: 0.04)
     monkeypatch.setattr(ranks, "get_logger", lambda: logger)
+    warn = ranks._warn_of_late
+
+    def begins_late(*args):
+        time.sleep(0.05)
+        warn(*args)
+
+    monkeypatch.setattr(ranks, "_warn_of_late", begins_late)
     threads = set(threading.enumerate())
     with ranks.waits_at(watch, "a sync"):
         texts.append("rank 1 is late")

@@ -27,7 +27,7 @@ def facts(path, given, mesh):
     return {
         "device_mesh": axes,
         **alike,
-        "a digest of the model's config.json and weights": core().digest_of_files(path),
+        "a digest of the model's config.json, indexes and weights": core().digest_of_files(path),
         "a digest of the model's generation_config.json and tokenizer": _digest_of_texts(
             Path(path)
         ),

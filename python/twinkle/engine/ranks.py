@@ -72,8 +72,7 @@ class _Several(Ranks):
             self._meeting = core().Meeting(told, self.watch)
         self._lock, self._count = threading.Lock(), 0
         atexit.register(tell_end, self.watch, self.rank)
-        arguments = (self.watch, threading.Event())  # which nobody sets: until the process ends
-        threading.Thread(target=_warn_of_late, args=arguments, daemon=True).start()
+        _start_warner(self.watch, threading.Event())  # which nobody sets: until the process ends
 
     def gather(self, what, value):
         with self._lock:
@@ -131,8 +130,7 @@ def waits_at(watch, place):
     """In its block this thread waits for the other ranks of a watch at a place. Who of them is late
     there, while this one waits, is warned of once."""
     ended = threading.Event()
-    warner = threading.Thread(target=_warn_of_late, args=(watch, ended), daemon=True)
-    warner.start()
+    warner = _start_warner(watch, ended)
     try:
         with core().Waiting(watch, place):
             yield
@@ -163,10 +161,17 @@ def _tell_torchrun(text):
             whole.replace(path)
 
 
-def _warn_of_late(watch, ended):
-    """Until the Event is set: once for each rank that others have waited for too long, and place,
-    but for what was said of them before."""
-    period, told = min(timeout_seconds() / 4, 1.0), watch.late()
+def _start_warner(watch, ended):
+    """A thread that warns until the Event is set; but not of what has been known before."""
+    told = watch.late()  # here: it may begin later than what it is to warn of
+    warner = threading.Thread(target=_warn_of_late, args=(watch, ended, told), daemon=True)
+    warner.start()
+    return warner
+
+
+def _warn_of_late(watch, ended, told):
+    """Once for each rank that others have waited for too long, and place, but for `told`."""
+    period = min(timeout_seconds() / 4, 1.0)
     while not ended.wait(period):
         if (text := watch.late()) != told:
             told, logger = text, get_logger()

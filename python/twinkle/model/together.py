@@ -1,7 +1,9 @@
 """A batch of all data ranks. Losses and metrics in Python see all of it on every rank, so that
 their numbers are those of one process, whatever they add up, and in which order."""
 
+import inspect
 import numbers
+import pickle
 from collections.abc import Mapping
 
 import numpy as np
@@ -203,10 +205,7 @@ def _require_fit(path, values, counts):
 
 
 def _require_same(what, values):
-    """Of numbers, texts, lists, arrays and tensors; what else there is passes."""
     first = values[0]
-    if not any(_is_plain(v) or _is_sized(v) or hasattr(v, "ndim") for v in values):
-        return
     for other, value in enumerate(values):
         if _are_same(first, value):
             continue
@@ -234,13 +233,21 @@ def _are_same(one, other):
         return len(one) == len(other) and all(map(_are_same, one, other))
     if isinstance(one, Mapping):
         return set(one) == set(other) and all(_are_same(one[key], other[key]) for key in one)
-    return True
+    if isinstance(one, (set, frozenset)):
+        return one == other
+    if one is other or pickle.dumps(one) == pickle.dumps(other):
+        return True
+    if inspect.isroutine(one) or isinstance(one, type):
+        return False
+    # What pickle would keep of them: two pickles of equal tensors differ.
+    return _are_same(*(each.__reduce_ex__(pickle.DEFAULT_PROTOCOL) for each in (one, other)))
 
 
 def _concatenated(values):
     first = values[0]
     if not hasattr(first, "ndim") or any(type(value) is not type(first) for value in values):
-        return [item for value in values for item in value]
+        kind = tuple if all(type(value) is tuple for value in values) else list
+        return kind(item for value in values for item in value)
     is_array = isinstance(first, np.ndarray)
     if first.ndim > 1:  # padded to the longest of a rank
         longest = max(value.shape[1] for value in values)

@@ -87,6 +87,27 @@ def chatglm_config(fields):
     }
 
 
+def by_head(groups, dim):
+    """Joins q, k and v: of each key head its queries, its key, its value."""
+
+    def join(*parts):
+        rows = [part.reshape(groups, -1, dim, *part.shape[1:]) for part in parts]
+        return torch.cat(rows, 1).reshape(-1, *parts[0].shape[1:])
+
+    return join
+
+
+def chatglm_own_tensors(tensors, config):
+    """Where every head has keys of its own."""
+    join = by_head(config.num_attention_heads, config.head_dim)
+    return renamed(fused(tensors, "self_attention.query_key_value", join), CHATGLM)
+
+
+def chatglm_own_config(fields):
+    out = chatglm_config(fields) | {"multi_query_group_num": 2}  # which is not read then
+    return {k: v for k, v in out.items() if k != "multi_query_attention"}
+
+
 INTERNLM2 = [
     ("model.embed_tokens.", "model.tok_embeddings."),
     ("lm_head.", "output."),
@@ -100,18 +121,14 @@ INTERNLM2 = [
 
 
 def internlm2_tensors(tensors, config):
-    groups, dim = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
-
-    def join(*parts):  # of each key head: its queries, its key, its value
-        rows = [part.reshape(groups, -1, dim, *part.shape[1:]) for part in parts]
-        return torch.cat(rows, 1).reshape(-1, *parts[0].shape[1:])
-
+    join = by_head(config.num_key_value_heads, config.hidden_size // config.num_attention_heads)
     return renamed(fused(tensors, "attention.wqkv", join), INTERNLM2)
 
 
 def internlm2_config(fields):
     kept = {name: fields[name] for name in SIZES if name != "head_dim"}
-    kept |= {"rms_norm_eps": fields["rms_norm_eps"], "tie_word_embeddings": False, "bias": False}
+    kept |= {"rms_norm_eps": fields["rms_norm_eps"], "tie_word_embeddings": False}
+    kept |= {} if fields["attention_bias"] else {"bias": False}
     kept |= {"model_type": "internlm2", "architectures": ["InternLM2ForCausalLM"]}
     return kept | {"rope_theta": 1e6, "rope_scaling": {"type": "dynamic", "factor": 2.0}}
 

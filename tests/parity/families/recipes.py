@@ -19,6 +19,8 @@ import transformers
 from parity.families.layouts import (
     SIZES,
     chatglm_config,
+    chatglm_own_config,
+    chatglm_own_tensors,
     chatglm_tensors,
     deepseek_config,
     deepseek_tensors,
@@ -38,6 +40,7 @@ from parity.models import Case, draw_sequence, load_reference, randomise
 from parity.seed import SEED
 
 REGISTRY = Path(__file__).parents[3] / "twinkle/model/families/families.def"
+DEVICES = Path(__file__).parents[3] / "twinkle/model/blocks/layer_test.cpp"
 LENGTHS = (3, 66, 131)  # beyond every window below
 ROPE = {"rope_type": "default", "rope_theta": 1e6}
 HALF = {**ROPE, "partial_rotary_factor": 0.5}
@@ -46,7 +49,6 @@ GEMMA = ("gemma2", "gemma3")
 LATENT = ("deepseek_v2_lite", "deepseek_v2", "deepseek_v3")
 ROUTED = ("qwen3_moe", "qwen2_moe", "mixtral", "deepseek", "glm4_moe", "qwen3_next", "qwen3_5_moe")
 ROUTED = (*ROUTED, *LATENT, "qwen3_moe_windowed", "gpt_oss")
-ON_CPU_ALONE = (*ROUTED, *GEMMA, "qwen3_5")  # refused on a GPU by name
 DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -262,6 +264,20 @@ VARIANTS = {
         hub=gemma3_config,
         zero_centred=True,
     ),
+    "chatglm_own_keys": Family(  # multi_query_attention is false, as its class has it
+        transformers.GlmConfig,
+        {"rope_parameters": HALF, "num_key_value_heads": 4, "attention_bias": True},
+        chatglm_own_tensors,
+        chatglm_own_config,
+        alien=True,
+    ),
+    "internlm2_biased": Family(  # which its class has where config.json says nothing
+        transformers.LlamaConfig,
+        {"rope_parameters": ROPE, "attention_bias": True},
+        internlm2_tensors,
+        internlm2_config,
+        alien=True,
+    ),
     # Phi-3-mini-4k and its like: all of a head turns, by the usual rope.
     "phi3_plain": Family(transformers.Phi3Config, {"rope_parameters": ROPE}, hub=phi3_config),
 }
@@ -270,6 +286,12 @@ VARIANTS = {
 def model_types():
     """Those of the registry, in its order."""
     return re.findall(r"^FAMILY\((\w+)\)", REGISTRY.read_text(), re.MULTILINE)
+
+
+def on_cpu_alone():
+    """The model types that are refused on a GPU by name, as the test there tries of each."""
+    (names,) = re.findall(r"kOnTheCpuAlone\[\] = \{([^}]*)\}", DEVICES.read_text())
+    return set(re.findall(r'"(\w+)"', names))
 
 
 def model_type(name):

@@ -90,6 +90,41 @@ def test_a_missing_and_a_surplus_expert_are_refused(name, tmp_path):
     expect_refusal(changed(name, tmp_path, {surplus: value}), str(tmp_path), surplus, *NOT_ONE)
 
 
+@pytest.mark.parametrize("name", families.ROUTED)
+def test_more_experts_a_token_than_there_are_are_refused(name, tmp_path):
+    folder = changed(name, tmp_path, fields={"num_experts_per_tok": 9})
+    words = ("'num_experts_per_tok' is 9", "at most the number of experts, 8", MODEL)
+    expect_refusal(folder, folder, *words)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"n_group": 3}, ["'n_group' is 3, it must divide the number of experts, 8"]),
+        ({"topk_group": 5}, ["'topk_group' is 5, it must be at most n_group, 4"]),
+        (
+            {"topk_group": 1},
+            ["'num_experts_per_tok' is 3, it must be at most 2", "topk_group, 1", "n_group, 4"],
+        ),
+        ({"routed_scaling_factor": 0}, ["'routed_scaling_factor' is 0, it must be above 0"]),
+        ({"moe_layer_freq": 2}, ["'moe_layer_freq' is 2; known: 1"]),
+    ],
+)
+def test_groups_of_experts_that_cannot_be_are_refused_by_the_configs_keys(
+    name, fields, words, tmp_path
+):
+    folder = changed(name, tmp_path, fields=fields)
+    expect_refusal(folder, folder, *words, MODEL)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_fields_of_layers_of_their_own_are_refused(name, tmp_path):
+    folder = changed(name, tmp_path, fields={"per_layer_config": {"1": {"num_attention_heads": 2}}})
+    words = ("'per_layer_config' is", f"'{families.model_type(name)}'", MODEL)
+    expect_refusal(folder, folder, *words)
+
+
 @pytest.mark.parametrize("method", ["awq", "mxfp4"])
 @pytest.mark.parametrize("name", ALL)
 def test_an_unknown_quantisation_is_refused(name, method, tmp_path):

@@ -117,6 +117,29 @@ def test_fp8_weights_with_cut_blocks_are_their_values_in_float32_and_are_saved_a
     assert torch.equal(tensors_in(tmp_path / "narrow")[kept], values[kept].bfloat16())
 
 
+def test_fp8_weights_and_their_factors_may_lie_in_other_shards(tmp_path):
+    """The hub's files are cut by size alone."""
+    case = families.case("deepseek_v3")
+    files, values = quantised(tensors_in(case.directory))
+    written(tmp_path / "fp8", case, {}, CONFIG)
+    (tmp_path / "fp8" / "model.safetensors").unlink()
+    places = {}
+    for number in (1, 2):
+        shard = f"model-0000{number}-of-00002.safetensors"
+        mine = {k: t for k, t in files.items() if k.endswith("_scale_inv") == (number == 2)}
+        safetensors.torch.save_file(mine, tmp_path / "fp8" / shard)
+        places |= dict.fromkeys(mine, shard)
+    assert len(set(places.values())) == 2
+    index = {"metadata": {}, "weight_map": places}
+    (tmp_path / "fp8" / "model.safetensors.index.json").write_text(json.dumps(index))
+    written(tmp_path / "values", case, values)
+    made, plain = (ours.engine(str(tmp_path / x), frozen=True) for x in ("fp8", "values"))
+    for mine, theirs in zip(
+        ours.scores(made, case.sequences)[0], ours.scores(plain, case.sequences)[0], strict=True
+    ):
+        assert torch.equal(mine, theirs)
+
+
 BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
 
 

@@ -19,6 +19,8 @@ from twinkle.sampler import TorchSampler
 
 # Whether its weights sum to 1.
 SOFTMAX = {"qwen3_moe": True, "qwen2_moe": False, "mixtral": True, "gpt_oss": True}
+SOFTMAX |= {"deepseek": True, "deepseek_v2_lite": False, "deepseek_v2": False}
+SOFTMAX |= {"qwen3_next": True, "qwen3_5_moe": True}
 SIGMOID = {"deepseek_v3": True, "glm4_moe": True}  # whose choice groups and corrections make
 NORMED = SOFTMAX | SIGMOID
 
@@ -27,7 +29,7 @@ NORMED = SOFTMAX | SIGMOID
 def told(model, ids, name):
     """Its routers send tokens to ids [T, layers with experts, k], with the weights of their own
     logits."""
-    scale = model.config.routed_scaling_factor if name in SIGMOID else 1
+    scale = getattr(model.config, "routed_scaling_factor", 1)
 
     def replace(ids):
         def hook(router, args, out):

@@ -200,18 +200,24 @@ def test_a_start_logs_that_it_recovers_and_what_it_has_recovered(start, tiny_lla
         server = start(tiny_llama_dir, tmp_path / "state", log=log)
         wire = Wire(server.url)
         a_batch(wire, wire.run(), 1)
-        start_again(server)
+        server.kill()
+        with max((tmp_path / "state/journal").glob("*.journal")).open("ab") as torn:
+            torn.write(b"7 bytes")
+        server.start_again()
         assert server.stop() == 0
+    text = (tmp_path / "log").read_text()
     told = re.findall(
         r"info recovery begins: (\d+) bytes to read of (\S+)\n"
         r"(?:\S+ info recovery goes on: \d+ operations left\n)*"
         r"\S+ info recovery ends: (\d+) records in \d+\.\d s\n",
-        (tmp_path / "log").read_text(),
+        text,
     )
     (no_bytes, journal, none), (num_bytes, again, some) = told
     assert (no_bytes, none, journal) == ("0", "0", again)
     assert journal == str(tmp_path / "state/journal")
     assert int(num_bytes) > 1000 and int(some) >= 4, "a session, a run, a batch and how they ended"
+    cut = "warning recovery has cut off 7 bytes behind the journal's last whole record, which was "
+    assert text.count("has cut off") == text.count(cut) == 1
 
 
 def test_what_was_trained_before_sigterm_is_not_trained_again(make):

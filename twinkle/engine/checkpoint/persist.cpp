@@ -217,6 +217,8 @@ void say_dtype(JsonObject& config, at::ScalarType dtype) {
 }
 
 // Files of the base model that a checkpoint carries along, so that it can be used on its own.
+// Beside an adapter that is not so of a tokenizer whose code auto_map names, as chatglm's and
+// internlm2's: copy_code() is for whole models.
 constexpr const char* kCarried[] = {
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
@@ -231,15 +233,43 @@ bool is_file(const fs::path& path) {
   return fs::is_regular_file(path, ignored);
 }
 
+// Whether both are files of the same bytes.
+bool is_copy(const fs::path& file, const fs::path& of) {
+  std::error_code ignored;
+  return is_file(file) && is_file(of) &&
+         fs::file_size(file, ignored) == fs::file_size(of, ignored) &&
+         read_file(file) == read_file(of);
+}
+
+// Whether a value of an auto_map is "module.Class", or lists it.
+bool names_module(const Json& value, std::string_view module) {
+  const auto names = [&](const Json& inner) { return names_module(inner, module); };
+  if (value.is_array()) return std::ranges::any_of(value.get_array(), names);
+  if (!value.is_string()) return false;
+  const std::string_view path(value.get_string());
+  const size_t dot = path.rfind('.');
+  return dot != std::string_view::npos && path.substr(0, dot) == module;
+}
+
 // Whether an earlier save in `directory`, maybe of another base, has this code by its auto_map.
 bool is_named(const fs::path& directory, const std::string& code) {
   const std::string_view module(code.data(), code.size() - std::string_view(".py").size());
-  const std::string begin = std::string("\"").append(module).append(".");  // "module.Class"
-  return std::ranges::any_of(std::to_array({"config.json", "tokenizer_config.json"}),
-                             [&](const char* file) {
-                               return is_file(directory / file) &&
-                                      read_file(directory / file).find(begin) != std::string::npos;
-                             });
+  for (const char* file : {"config.json", "tokenizer_config.json"}) {
+    if (!is_file(directory / file)) continue;
+    const std::optional<Json> fields = json_in(read_file(directory / file));
+    const Json* map = fields ? find(*fields, "auto_map") : nullptr;
+    if (!map) continue;
+    if (names_module(*map, module)) return true;  // older tokenizers have no more than the list
+    if (!map->is_object()) continue;
+    for (const auto& [key, value] : map->get_object())
+      if (names_module(value, module)) return true;
+  }
+  return false;
+}
+
+// A user's own script may have the name of one of the base's, and is not to go.
+bool is_own_code(const fs::path& directory, const std::string& name, const fs::path& base) {
+  return is_code(name) && (is_copy(directory / name, base / name) || is_named(directory, name));
 }
 
 bool belongs_to_a_checkpoint(const fs::path& directory, const std::string& name,
@@ -250,7 +280,7 @@ bool belongs_to_a_checkpoint(const fs::path& directory, const std::string& name,
   const auto is = [&](const char* known) { return name == known; };
   return std::any_of(std::begin(kOwn), std::end(kOwn), is) ||
          std::any_of(std::begin(kCarried), std::end(kCarried), is) ||
-         (is_code(name) && (is_file(base / name) || is_named(directory, name))) ||
+         is_own_code(directory, name, base) ||
          ((name.starts_with("model") || name.starts_with(kTrainingPart)) &&
           name.ends_with(".safetensors"));
 }

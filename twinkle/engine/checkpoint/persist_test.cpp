@@ -350,6 +350,64 @@ TEST(PersistErrors, TheBasesCodeIsCopiedAndAFolderWithOtherCodeIsNotReplaced) {
                [&] { engine.run<SaveResult>(Save{.tenant = "me", .directory = target}); });
 }
 
+// Two bases, each with code of its own.
+JsonObject coded(const char* module, JsonObject config = model::tiny_config()) {
+  const std::string name = std::string(module) + ".Tiny";
+  config["auto_map"] = JsonObject{{"AutoModel", name}, {"AutoTokenizer", JsonArray{name, nullptr}}};
+  return config;
+}
+
+void save_all(const std::string& base, const fs::path& target) {
+  Engine engine({.model = {.path = base, .mixed_precision = "no"}});
+  engine.run<Done>(Create{.tenant = "me"});
+  engine.run<SaveResult>(Save{.tenant = "me", .directory = target});
+}
+
+TEST(PersistErrors, ASaveOfAnotherBaseTakesThePlaceOfOneWithCodeThatItsAutoMapNames) {
+  const model::TinyModel first(coded("modeling_a")), second(coded("modeling_b")), plain;
+  write_text(fs::path(first.path()) / "modeling_a.py", "a\n");
+  write_text(fs::path(second.path()) / "modeling_b.py", "b\n");
+  const ScratchDir scratch;
+  const fs::path target = scratch / "checkpoint";
+  save_all(first.path(), target);
+  EXPECT_EQ(read_text(target / "modeling_a.py"), "a\n");
+  save_all(second.path(), target);
+  EXPECT_FALSE(fs::exists(target / "modeling_a.py"));
+  EXPECT_EQ(read_text(target / "modeling_b.py"), "b\n");
+  write_text(target / "modeling_b.py", "b, changed\n");
+  save_all(plain.path(), target);
+  EXPECT_FALSE(fs::exists(target / "modeling_b.py"));
+}
+
+TEST(PersistErrors, AUsersScriptStaysThoughTheBaseHasOneOfItsName) {
+  JsonObject config = coded("modeling_tiny");
+  config["_name_or_path"] = "train.v2";  // which names no module
+  const model::TinyModel model(config);
+  write_text(fs::path(model.path()) / "modeling_tiny.py", "a\n");
+  write_text(fs::path(model.path()) / "train.py", "the base's\n");
+  const ScratchDir scratch;
+  const fs::path target = scratch / "checkpoint";
+  save_all(model.path(), target);
+  save_all(model.path(), target);
+  write_text(target / "train.py", "its user's\n");
+  const auto before = files_of(scratch.path());
+  expect_error("holds 'train.py', which is not a checkpoint file",
+               [&] { save_all(model.path(), target); });
+  EXPECT_EQ(files_of(scratch.path()), before);
+}
+
+TEST(PersistErrors, AnAdaptersFolderHasNoCode) {
+  const model::TinyModel model(coded("modeling_tiny"));
+  write_text(fs::path(model.path()) / "modeling_tiny.py", "a\n");
+  write_text(fs::path(model.path()) / "tokenizer_config.json", "{}");
+  const ScratchDir scratch;
+  Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
+  engine.run<Done>(Create{.tenant = "me", .lora_json = kLora});
+  engine.run<SaveResult>(Save{.tenant = "me", .directory = scratch / "x"});
+  EXPECT_TRUE(fs::exists(scratch / "x/tokenizer_config.json"));
+  EXPECT_FALSE(fs::exists(scratch / "x/modeling_tiny.py"));
+}
+
 TEST(PersistErrors, ALoopOfLinksAmongTheBasesFilesIsNamed) {
   const model::TinyModel model;
   const fs::path loop = fs::path(model.path()) / "merges.txt";

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/file.h"
 #include "twinkle/base/json.h"
 #include "twinkle/engine/memory/text_of_error.h"
 #include "twinkle/io/folder/digest.h"
@@ -70,6 +71,8 @@ std::string digest_of(const Loaded& loaded, const fs::path& folder) {
     add(digest, *loaded.adapter);
   } else {
     digest.add(digest_of_files(folder));  // of all bytes a rank reads its part alone
+    const fs::path state = folder / "trainer_state.json";
+    if (is_there(state)) digest.add(read_file(state));
   }
   if (loaded.training) add(digest, *loaded.training, loaded.adapter.has_value());
   return std::to_string(digest.value());
@@ -84,8 +87,8 @@ std::vector<std::string> told(mesh::Comm& comm, const std::function<std::string(
     said = kRead + read();
   } catch (const Error& error) {
     said = static_cast<char>('0' + static_cast<int>(error.code)) + std::string(error.what());
-  } catch (const std::exception& error) {
-    said = kLost + std::string("can't go on: ") + text_of(error);
+  } catch (...) {
+    said = kLost + std::string("can't go on: ") + text_of(std::current_exception());
   }
   std::vector<std::string> all = comm.all_gather(said);
   const bool same = std::ranges::all_of(all, [&](const auto& each) { return each == all[0]; });

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/base/parallel.h"
 #include "twinkle/io/scratch_dir_for_test.h"
 #include "twinkle/mesh/thread_comm.h"
 
@@ -70,6 +71,7 @@ TEST(ReadAlike, FoldersOfAllWeightsAreComparedByTheirFiles) {
   const ScratchDir same, other;
   for (const ScratchDir* dir : {&same, &other}) {
     std::ofstream(dir->path() / "model.safetensors") << std::string(20'000, 'x');
+    std::ofstream(dir->path() / "trainer_state.json") << "{}";
     std::ofstream(dir->path() / "README.md") << dir->path();  // nobody reads it
   }
   const auto read = [](mesh::Comm& comm, const std::filesystem::path& of_1) {
@@ -78,17 +80,24 @@ TEST(ReadAlike, FoldersOfAllWeightsAreComparedByTheirFiles) {
   on_two([&](mesh::Comm& comm) {
     EXPECT_EQ(error_of([&] { read(comm, comm.rank() ? other.path() : same.path()); }), "no error");
   });
-  std::ofstream(other.path() / "model.safetensors", std::ios::in | std::ios::out | std::ios::ate)
-      .seekp(-1, std::ios::end)
-      .put('y');
-  on_two([&](mesh::Comm& comm) {
-    const std::string why =
-        invalid_of([&] { read(comm, comm.rank() ? other.path() : same.path()); });
-    EXPECT_NE(why.find("holds other values on rank 1 than on rank 0"), std::string::npos) << why;
-  });
+  const auto end_in = [&](const char* file, char with) {
+    std::ofstream(other.path() / file, std::ios::in | std::ios::out | std::ios::ate)
+        .seekp(-1, std::ios::end)
+        .put(with);
+  };
+  for (const char* file : {"model.safetensors", "trainer_state.json"}) {
+    const char same_end = *file == 'm' ? 'x' : '}';
+    end_in(file, ' ');
+    on_two([&](mesh::Comm& comm) {
+      const std::string why =
+          invalid_of([&] { read(comm, comm.rank() ? other.path() : same.path()); });
+      EXPECT_NE(why.find("holds other values on rank 1 than on rank 0"), std::string::npos) << why;
+    });
+    end_in(file, same_end);
+  }
 }
 
-TEST(ReadTogether, WhatOneRankLacksMemoryForAllAreTold) {
+TEST(ReadTogether, WhatOneRankLacksMemoryForOrIsInterruptedInAllAreTold) {
   on_two([](mesh::Comm& comm) {
     const auto fails = [&](const auto& raise) {
       return error_of([&] {
@@ -99,6 +108,8 @@ TEST(ReadTogether, WhatOneRankLacksMemoryForAllAreTold) {
     };
     constexpr const char* kTold =
         "engine: rank 1 can't go on: the machine has no memory left for this: make it smaller";
+    EXPECT_EQ(fails([] { throw Interrupted(); }),
+              std::string("engine: rank 1 can't go on: ") + Interrupted::kText);
     EXPECT_EQ(fails([] { throw std::bad_alloc(); }), kTold);
     EXPECT_EQ(fails([] { at::empty({int64_t{1} << 58}, at::kByte); }), kTold);
   });

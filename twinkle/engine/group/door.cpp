@@ -3,7 +3,6 @@
 #include <optional>
 
 #include "twinkle/base/error.h"
-#include "twinkle/base/parallel.h"
 #include "twinkle/engine/memory/text_of_error.h"
 
 namespace twinkle::engine {
@@ -33,12 +32,9 @@ Door::Entry Door::enter(const Operation& mine) {
     return {number_, name, joined(std::move(of_ranks), group_.rank(), number_)};
   } catch (const Error&) {
     std::rethrow_exception(named(std::current_exception(), name));
-  } catch (const std::exception& error) {
+  } catch (...) {
     // The others have this operation by its number, and this rank has not.
-    group_.close("engine: " + name + ": " + text_of(error));
-    throw;
-  } catch (const Interrupted&) {
-    group_.close("engine: " + name + ": its script was interrupted");
+    group_.close("engine: " + name + ": " + text_of(std::current_exception()));
     throw;
   }
 }
@@ -48,7 +44,7 @@ void Door::close() noexcept {
   try {
     for (const std::string& sent : meet(mesh::Watch::kEnd, std::string()))
       if (!sent.empty()) group_.close("engine: a rank has closed its engine");
-  } catch (const std::exception&) {
+  } catch (...) {
     // It has been closed by an error already.
   }
 }

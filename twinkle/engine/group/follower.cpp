@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
-#include "twinkle/base/parallel.h"
 #include "twinkle/engine/group/decided.h"
 #include "twinkle/engine/memory/text_of_error.h"
 
@@ -30,11 +29,8 @@ std::future<Result> Follower::submit(Door& door, const Operation& mine) {
   } catch (const Error& error) {
     if (error.code == Code::kInternal) absent(error.what());
     throw;  // the others are the same on all ranks
-  } catch (const std::exception& error) {
-    absent(text_of(error));
-    throw;
-  } catch (const Interrupted&) {
-    absent("engine: its script was interrupted");
+  } catch (...) {
+    absent(text_of(std::current_exception()));
     throw;
   }
 }

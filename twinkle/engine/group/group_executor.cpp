@@ -31,9 +31,9 @@ Command::Told told_of(int64_t number, const Outcome& outcome) {
     out.code = static_cast<int32_t>(is_cancelled ? Code::kInternal : e.code);
     out.error = is_cancelled ? "engine: rank 0 has cancelled it, as an interrupt of its script does"
                              : e.what();
-  } catch (const std::exception& e) {
+  } catch (...) {
     out.code = static_cast<int32_t>(Code::kInternal);
-    out.error = text_of(e);
+    out.error = text_of(outcome.error);
   }
   return out;
 }
@@ -62,7 +62,7 @@ void GroupExecutor::close() {
   }
   try {
     call({.kind = Command::kClose}, [] { return std::string(); });
-  } catch (const std::exception&) {
+  } catch (...) {
     // Broken: the followers have ended.
   }
 }
@@ -94,18 +94,18 @@ void GroupExecutor::release() {
     }
     try {
       group_.control->broadcast(to_bytes(news), 0);
-    } catch (const std::exception& error) {
-      broken(error);
+    } catch (...) {  // whatever it is: the next one waits for this one
+      broken(text_of(std::current_exception()));
     }
   }
 }
 
-void GroupExecutor::broken(const std::exception& error) {
+void GroupExecutor::broken(const std::string& why) {
   {
     const Lock lock(mutex_);
-    if (why_.empty()) why_ = text_of(error);
+    if (why_.empty()) why_ = why;
   }
-  group_.close(text_of(error));
+  group_.close(why);
 }
 
 void GroupExecutor::call(Command command, const std::function<std::string()>& run) {
@@ -119,8 +119,8 @@ void GroupExecutor::call(Command command, const std::function<std::string()>& ru
     }
     group_.control->broadcast(to_bytes(command), 0);
     if (command.kind != Command::kClose) failed = agree(*group_.control, run);
-  } catch (const std::exception& error) {
-    broken(error);
+  } catch (...) {
+    broken(text_of(std::current_exception()));
     release();
     throw;
   }
@@ -185,8 +185,8 @@ Result GroupExecutor::write(const Rest& rest, int64_t number) {
     std::vector<std::string> said;
     try {
       said = group_.saves->all_gather(std::string());
-    } catch (const std::exception& error) {
-      broken(error);
+    } catch (...) {
+      broken(text_of(std::current_exception()));
       throw;
     }
     for (size_t r = 0; r < said.size(); ++r) require_written(said[r], r);

@@ -58,7 +58,7 @@ class GroupExecutor : public Executor {
   void acquire();
   void release();
   void pass_on() REQUIRES(mutex_);
-  void broken(const std::exception& error);
+  void broken(const std::string& why);
 
   Executor& local_;
   const Group& group_;

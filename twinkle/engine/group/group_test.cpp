@@ -7,8 +7,10 @@
 #include <map>
 #include <optional>
 #include <sstream>
+#include <thread>
 
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/base/parallel.h"
 #include "twinkle/engine/exactness/schedules_for_test.h"
 #include "twinkle/engine/exactness/sent_for_test.h"
 
@@ -260,6 +262,67 @@ TEST(Groups, AreSentTheTokensOfASampleAtEachOfItsSteps) {
       }
     });
   }
+}
+
+// A channel of the leader that asks for an interrupt, as a group of torch does; its door, behind
+// which there is one.
+class Asking : public mesh::Channel {
+ public:
+  Asking(std::unique_ptr<mesh::Channel> channel, bool is_door)
+      : Channel(channel->rank(), channel->size()),
+        channel_(std::move(channel)),
+        is_door_(is_door) {}
+  std::vector<std::string> all_gather(const std::string& bytes) override {
+    Interrupt::check();
+    std::vector<std::string> out = channel_->all_gather(bytes);
+    if (is_door_) std::this_thread::sleep_for(2 * Interrupt::kSlice);
+    return out;
+  }
+  std::string broadcast(std::string bytes, int root) override {
+    Interrupt::check();
+    return channel_->broadcast(std::move(bytes), root);
+  }
+  void close(const std::string& why) noexcept override { channel_->close(why); }
+
+ private:
+  const std::unique_ptr<mesh::Channel> channel_;
+  const bool is_door_;
+};
+
+// Of what is refused there, and of a Load, whose files are read there.
+TEST(Groups, EndAnOperationWhoseLeaderIsInterruptedBehindTheDoorAsIfItWereNot) {
+  const model::TinyModel model(smallest_config());
+  const ScratchDir scratch;
+  const std::string saved = (scratch.path() / "saved").string();
+  std::vector<Group> of_ranks = groups({2}, 20);
+  of_ranks[0].door = std::make_unique<Asking>(std::move(of_ranks[0].door), true);
+  of_ranks[0].control = std::make_unique<Asking>(std::move(of_ranks[0].control), false);
+  const auto script = [&](Group group) {
+    const bool is_leader = group.rank() == 0;
+    Engine engine({.model = {.path = model.path()}}, in_letters, std::move(group));
+    const auto told = [&](const Operation& operation) -> std::string {
+      try {
+        std::optional<Interrupt> interrupt;
+        if (is_leader) interrupt.emplace([] { return true; });
+        engine.submit(operation).get();
+        return "no error";
+      } catch (const Interrupted&) {
+        return "interrupted";
+      } catch (const Error& error) {
+        return error.what();
+      }
+    };
+    engine.run<Done>(
+        Create{.tenant = "a", .lora_json = R"({"r": 2, "target_modules": ["q_proj"]})"});
+    engine.submit(Save{.tenant = "a", .directory = saved}).get();
+    EXPECT_EQ(told(Load{.tenant = "a", .directory = saved}), "no error");
+    EXPECT_EQ(told(ForwardBackward{.tenant = "a"}),
+              "engine: the batch is empty; give at least one sequence");
+    EXPECT_EQ(told(Step{.tenant = "a"}).find("interrupted"), std::string::npos);
+  };
+  std::thread follower([&] { script(std::move(of_ranks[1])); });
+  script(std::move(of_ranks[0]));
+  follower.join();
 }
 
 // Losses that need all rows of the operation, over several batches, and an adapter on the head,

@@ -199,26 +199,36 @@ TEST(Led, EveryRankWritesItsPartOfASaveAndOneThatCannotFailsTheSaveAlone) {
   });
 }
 
-// The door of a rank whose script is interrupted when it comes with its second operation: before
-// the others hear of it, or behind.
+// A channel of a rank whose script is interrupted at its `when`th call: before the others hear of
+// it, or behind.
 class Interrupting : public mesh::Channel {
  public:
-  Interrupting(std::unique_ptr<mesh::Channel> door, bool is_behind)
-      : Channel(door->rank(), door->size()), door_(std::move(door)), is_behind_(is_behind) {}
+  Interrupting(std::unique_ptr<mesh::Channel> channel, int when, bool is_behind)
+      : Channel(channel->rank(), channel->size()),
+        channel_(std::move(channel)),
+        when_(when),
+        is_behind_(is_behind) {}
   std::vector<std::string> all_gather(const std::string& bytes) override {
-    const bool is_now = ++num_ == 2;
-    if (is_now && !is_behind_) throw Interrupted();
-    std::vector<std::string> out = door_->all_gather(bytes);
+    const bool is_now = comes();
+    std::vector<std::string> out = channel_->all_gather(bytes);
     if (is_now) throw Interrupted();
     return out;
   }
   std::string broadcast(std::string bytes, int root) override {
-    return door_->broadcast(std::move(bytes), root);
+    comes();
+    return channel_->broadcast(std::move(bytes), root);
   }
-  void close(const std::string& why) noexcept override { door_->close(why); }
+  void close(const std::string& why) noexcept override { channel_->close(why); }
 
  private:
-  const std::unique_ptr<mesh::Channel> door_;
+  bool comes() {
+    const bool is_now = ++num_ == when_;
+    if (is_now && !is_behind_) throw Interrupted();
+    return is_now;
+  }
+
+  const std::unique_ptr<mesh::Channel> channel_;
+  const int when_;
   const bool is_behind_;
   int num_ = 0;
 };
@@ -229,7 +239,7 @@ TEST_P(Interrupts, OfARankAtTheDoorEndTheCallsOfTheOthersByName) {
   const auto [interrupted, is_behind] = GetParam();
   std::vector<Group> groups = groups_of(2);
   Group& its = groups.at(static_cast<size_t>(interrupted));
-  its.door = std::make_unique<Interrupting>(std::move(its.door), is_behind);
+  its.door = std::make_unique<Interrupting>(std::move(its.door), 2, is_behind);
   on_ranks(std::move(groups), [&, interrupted = interrupted](Rank& rank, int r) {
     rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
     if (r == interrupted) {
@@ -242,8 +252,33 @@ TEST_P(Interrupts, OfARankAtTheDoorEndTheCallsOfTheOthersByName) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Interrupts,
-                         testing::Combine(testing::Values(0, 1), testing::Bool()));
+INSTANTIATE_TEST_SUITE_P(All, Interrupts, testing::Combine(testing::Values(0, 1), testing::Bool()));
+
+TEST(Led, NewsThatTheLeaderCannotSendWhateverWasThrownLeaveNobodyWaiting) {
+  std::vector<Group> groups = groups_of(2);
+  groups[0].control = std::make_unique<Interrupting>(std::move(groups[0].control), 1, false);
+  NullExecutor own, others;
+  Follower follower(others, groups[1]);
+  GroupExecutor leader(own, groups[0]);
+  const Outcome refused{.error = std::make_exception_ptr(Error(Code::kInvalid, "refused"))};
+  EXPECT_NO_THROW(leader.tell(1, refused));
+  expect_error("its script was interrupted", [&] { leader.step(); });
+}
+
+TEST(Led, AnOperationThatHasEndedByAnInterruptIsToldAsThat) {
+  std::vector<Group> groups = groups_of(2);
+  NullExecutor own, others;
+  Door first(groups[0]), second(groups[1]);
+  Follower follower(others, groups[1]);
+  GroupExecutor leader(own, groups[0]);
+  std::thread enters([&] { first.enter(work_of(0)); });
+  std::future<Result> result = follower.submit(second, work_of(1));
+  enters.join();
+  EXPECT_NO_THROW(leader.tell(1, {.error = std::make_exception_ptr(Interrupted())}));
+  leader.close();
+  expect_error("operation 1, forward_backward of 'a': its script was interrupted",
+               [&] { result.get(); });
+}
 
 TEST(Led, ARankThatGoesEndsEveryCallOnEveryRank) {
   on_ranks(3, [](Rank& rank, int r) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/parallel.h"
 
 namespace twinkle::engine {
 namespace {
@@ -29,6 +30,13 @@ TEST(TextOfError, IsTheErrorsOwnWithoutABacktrace) {
   EXPECT_EQ(text_after([] { fail(Code::kInvalid, "lora: rank is 0"); }), "lora: rank is 0");
   const std::string torchs = text_after([] { TORCH_CHECK(false, "of torch"); });
   EXPECT_EQ(torchs, "of torch");
+}
+
+TEST(TextOfError, IsThereForWhateverWasThrown) {
+  EXPECT_EQ(text_of(nullptr), "");
+  EXPECT_EQ(text_of(std::make_exception_ptr(Error(Code::kInvalid, "lora: rank is 0"))),
+            "lora: rank is 0");
+  EXPECT_EQ(text_of(std::make_exception_ptr(Interrupted())), Interrupted::kText);
 }
 
 }  // namespace

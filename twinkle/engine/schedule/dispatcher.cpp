@@ -101,7 +101,7 @@ Stats Dispatcher::stats() const {
   const Lock lock(mutex_);
   Stats out = stats_;
   out.num_queued = num_queued_;
-  out.max_queued = options_.max_queued_total;
+  out.max_queued_total = options_.max_queued_total;
   out.queued_bytes = held_.in_all();
   for (const auto& [name, t] : tenants_)
     out.tenants[name] = {t.num_queued, scheduler_.num_tokens(name), t.num_sampled};

@@ -42,7 +42,7 @@ struct BatchStats {
 
 struct Stats {
   int64_t num_queued = 0;                   // operations of all tenants that have not ended
-  int64_t max_queued = 0;                   // of these, max_queued_total
+  int64_t max_queued_total = 0;             // of these, as the options have it
   int64_t queued_bytes = 0;                 // as max_queued_bytes_total counts them
   int64_t num_batches = 0, num_passes = 0;  // forwards over the decoder: more than one a batch
   BatchStats batches;                       // sums over all training batches

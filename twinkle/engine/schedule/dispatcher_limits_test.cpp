@@ -32,7 +32,7 @@ TEST_F(Dispatched, AFullQueueRefusesAllOfASubmissionAndSaysWhose) {
             "engine: tenant 'b' submits 4 operations while 2 of all tenants are queued, "
             "max_queued_total is 5; try again later");
   EXPECT_EQ(dispatcher_->stats().tenants.at("a").num_queued, 2) << "nothing of them is queued";
-  EXPECT_EQ(dispatcher_->stats().max_queued, 5);
+  EXPECT_EQ(dispatcher_->stats().max_queued_total, 5);
   go_on_.count_down();
   first.get();
   second.get();

@@ -7,6 +7,7 @@
 #include <system_error>
 #include <vector>
 
+#include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
 
 namespace twinkle {
@@ -19,7 +20,7 @@ bool is_of_weights(std::string_view name) {
 }
 
 bool is_read_whole(std::string_view name) {
-  return name == "config.json" || name == "trainer_state.json" || name.ends_with(".index.json");
+  return name == "config.json" || name.ends_with(".index.json");
 }
 
 void add_file(Digest& to, const fs::path& path) {
@@ -54,6 +55,8 @@ std::string digest_of_files(const fs::path& path) {
     add_file(digest, path);
   } else {
     std::vector<std::string> names = names_in(path, error);
+    require(!error, Code::kInvalid, "io: cannot read the folder ", path.string(), ": ",
+            error.message());
     std::ranges::sort(names);
     for (const std::string& name : names) {
       if (!is_of_weights(name) && !is_read_whole(name)) continue;

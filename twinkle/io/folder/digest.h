@@ -28,9 +28,9 @@ class Digest {
   uint64_t hash_ = 0;
 };
 
-// Of a model's or a checkpoint's folder, or of its one file: names (not of one file), sizes, and
-// beginnings, middles and ends of weights, since to read all takes long; all of config.json,
-// trainer_state.json and indexes. 16 digits. Error as of File.
+// Of a model's folder, or of its one file: names (not of one file), sizes, and beginnings, middles
+// and ends of weights, since to read all takes long; all of config.json and indexes. 16 digits.
+// Error as of File; kInvalid: the folder can't be read.
 std::string digest_of_files(const std::filesystem::path& path);
 
 }  // namespace twinkle

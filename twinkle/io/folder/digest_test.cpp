@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "twinkle/io/limit_for_test.h"
 #include "twinkle/io/scratch_dir_for_test.h"
 
 namespace twinkle {
@@ -47,10 +48,23 @@ TEST(DigestOfFiles, TellsSizesNamesAndWhatLiesAtTheBeginningTheMiddleAndTheEndOf
   }));
 }
 
-TEST(DigestOfFiles, TellsEveryByteOfWhatSaysWhereWeightsAreAndHowTrainingStands) {
-  for (const char* name : {"model.safetensors.index.json", "trainer_state.json"})
-    EXPECT_TRUE(is_told([&](const ScratchDir& dir) { put(dir / name, 6000); })) << name;
+TEST(DigestOfFiles, TellsEveryByteOfWhatSaysWhereWeightsAreAndNothingOfHowTrainingStands) {
+  const auto tells = [](const char* name) {
+    return is_told([&](const ScratchDir& dir) { put(dir / name, 6000); });
+  };
+  EXPECT_TRUE(tells("model.safetensors.index.json"));
+  EXPECT_FALSE(tells("trainer_state.json"));
   EXPECT_TRUE(is_told([](const ScratchDir& dir) { write_text(dir / "config.json", "[]"); }));
+}
+
+TEST(DigestOfFiles, RefusesAFolderThatCannotBeRead) {
+  const ScratchDir dir;
+  write_model(dir);
+  const std::string error = [&] {
+    const LimitForTest none(RLIMIT_NOFILE, 0);
+    return invalid_of([&] { digest_of_files(dir.path()); });
+  }();
+  EXPECT_EQ(error, "io: cannot read the folder " + dir.path().string() + ": Too many open files");
 }
 
 TEST(DigestOfFiles, OfOneFileKnowsNothingOfItsName) {

@@ -111,15 +111,16 @@ TEST(Route, OfEqualGroupsTheFirstAreChosen) {
 }
 
 TEST(Route, OfOtherGroupsNoneIsChosenWhateverTheScoresOfTheChosenOnes) {
-  // Those of the first, which holds the largest, are 0 in their type.
+  // Those of the second, which holds the largest, are 0 in their type, as what a dropped group has
+  // may be, whose ids are smaller.
   const at::Tensor scores = route_scores(
-      at::tensor({-200.0f, -200.0f, 0.0f, -200.0f, -1.0f, -1.0f, -1.0f, -1.0f}).unsqueeze(0),
+      at::tensor({-1.0f, -1.0f, -1.0f, -1.0f, -200.0f, -200.0f, 0.0f, -200.0f}).unsqueeze(0),
       RouteScore::kSoftmax);
   for (const bool by_two : {false, true}) {
     const RouteOptions o{.top_k = 3, .groups = 2, .top_groups = 1, .group_by_two = by_two};
     const at::Tensor ids = route_top_k(scores, {}, o);
     const int32_t* const first = ids.const_data_ptr<int32_t>();
-    EXPECT_EQ(Ids(first, first + 3), (Ids{0, 1, 2}));
+    EXPECT_EQ(Ids(first, first + 3), (Ids{4, 5, 6}));
     EXPECT_EQ(route_weights(scores, ids, o).eq(0).sum().item<int64_t>(), 2);
   }
   const std::vector<float> negative{3, -1, -1, 0.5, 2, -1, -1, 0.5};

@@ -3,11 +3,15 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <optional>
+#include <string_view>
 
+#include "twinkle/base/error_for_test.h"
 #include "twinkle/model/family.h"
-#include "twinkle/model/tiny_model.h"
+#include "twinkle/model/tiny_families.h"
 
 namespace twinkle::model {
 namespace {
@@ -102,6 +106,49 @@ TEST(Layer, SamplingKeepsAKeyAndAValueOfEveryTokenForEachKeyHead) {
   EXPECT_EQ(state.num_heads, 2);
   EXPECT_EQ(state.head_dim, 12);
   EXPECT_EQ(state.token_size(), 2 * 2 * 12);
+}
+
+JsonObject some_config(const std::string& family) {
+  JsonObject config = tiny_family(family);
+  if (error_of([&] { read_spec(config); }) != "no error") config = tiny_config(family);
+  if (family != "chatglm") return config;
+  for (const auto& [key, same] :
+       {std::pair{"padded_vocab_size", "vocab_size"}, std::pair{"num_layers", "num_hidden_layers"},
+        std::pair{"ffn_hidden_size", "intermediate_size"}, std::pair{"kv_channels", "head_dim"},
+        std::pair{"seq_length", "max_position_embeddings"}})
+    config[key] = Json(config.at(same));
+  return config;
+}
+
+// "no error", or that of any layer, made of weights without numbers on another device.
+std::string refusal_on_a_device(const DecoderSpec& spec) {
+  Parts parts(
+      [](const std::string&, const std::vector<int64_t>& shape) {
+        return at::empty(shape, at::device(at::kMeta));
+      },
+      spec.layout);
+  return error_of([&] {
+    for (const LayerSpec& layer : spec.layers) Layer(spec, layer, parts);
+  });
+}
+
+// tests/parity/families/recipes.py reads this list, and README.md's table is written by it.
+constexpr std::string_view kOnTheCpuAlone[] = {
+    "qwen3_moe",  "qwen2_moe",   "mixtral",     "deepseek", "glm4_moe", "qwen3_5", "qwen3_5_moe",
+    "qwen3_next", "deepseek_v2", "deepseek_v3", "gpt_oss",  "gemma2",   "gemma3"};
+
+TEST(Layer, TheFamiliesOfTheCpuAloneAreRefusedOnAnotherDeviceByNameAndOthersAreNot) {
+  for (const Family& family : families()) {
+    const std::string text = refusal_on_a_device(read_spec(some_config(family.name)));
+    if (std::ranges::find(kOnTheCpuAlone, family.name) != std::end(kOnTheCpuAlone)) {
+      EXPECT_TRUE(text.starts_with("model: device is meta, but ")) << family.name << ": " << text;
+      EXPECT_NE(text.find("(" + family.name + ") run"), text.npos) << text;
+      EXPECT_TRUE(text.ends_with(" on the CPU only in this version; set the device to cpu"))
+          << text;
+    } else {
+      EXPECT_EQ(text, "no error") << family.name;
+    }
+  }
 }
 
 }  // namespace

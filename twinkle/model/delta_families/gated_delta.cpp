@@ -51,12 +51,21 @@ Json without_mrope(const Json& config) {
   return out;
 }
 
+// Of the rule's output. In transformers it is hidden_act, by which llama_like() reads silu.
+void check_output_gate(const Json& config) {
+  const auto type = get_or<std::string>(config, "output_gate_type", "silu");
+  require(type == "silu" || type == "swish", Code::kInvalid,
+          "model: config field 'output_gate_type' is \"", type,
+          "\"; known: \"silu\", \"swish\", which are one");
+}
+
 }  // namespace
 
 DecoderSpec delta_like(const Json& config) {
   require_value(config, "attn_output_gate", true);
   require_value<int64_t>(config, "linear_conv_kernel_dim", 4);
   require_value<std::string>(config, "mamba_ssm_dtype", "float32");
+  check_output_gate(config);
   DecoderSpec spec = llama_like(without_mrope(config));
   spec.norm.zero_centred = true;
   rotate_share(spec, read_rotary_share(config, 0.25));

@@ -82,6 +82,11 @@ TEST(Qwen35, FieldsThatWouldChangeTheArithmeticAreRefused) {
             "model: config field 'linear_conv_kernel_dim' is 3; known: 4");
   EXPECT_EQ(refusal("mamba_ssm_dtype", "bfloat16"),
             "model: config field 'mamba_ssm_dtype' is \"bfloat16\"; known: \"float32\"");
+  EXPECT_EQ(refusal("output_gate_type", "sigmoid"),
+            "model: config field 'output_gate_type' is \"sigmoid\"; known: \"silu\", \"swish\", "
+            "which are one");
+  for (const char* silu : {"silu", "swish"})
+    EXPECT_EQ(refusal("output_gate_type", silu), "no error") << silu;
   EXPECT_EQ(refusal("linear_num_value_heads", 3),
             "model: linear_num_value_heads is 3, it must be a multiple of linear_num_key_heads, 2");
   EXPECT_EQ(refusal("layer_types", JsonArray{"full_attention"}),

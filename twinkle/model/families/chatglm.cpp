@@ -41,8 +41,12 @@ Family chatglm() {
           .architectures = {"ChatGLMModel", "ChatGLMForConditionalGeneration"},
           .spec = [](const Json& config) {
             DecoderSpec spec = glm_like(as_glm(config));
-            for (LayerSpec& layer : spec.layers)
-              layer.attention().projections = Projections::kStacked;
+            // Where every head has keys of its own its code splits the linear's rows by head.
+            const bool stacked = get_or(config, "multi_query_attention", false);
+            for (LayerSpec& layer : spec.layers) {
+              layer.attention().projections =
+                  stacked ? Projections::kStacked : Projections::kGrouped;
+            }
             spec.layout.model = {{"model.embed_tokens", "transformer.embedding.word_embeddings"},
                                  {"model.layers", "transformer.encoder.layers"},
                                  {"model.norm", "transformer.encoder.final_layernorm"},

@@ -41,7 +41,9 @@ TEST(ChatGlm, ItsFieldsSayWhatGlmsDo) {
   EXPECT_EQ(spec.layout.name("model.layers.2.self_attn.qkv_proj.bias"),
             "transformer.encoder.layers.2.self_attention.query_key_value.bias");
   config["multi_query_attention"] = false;
-  EXPECT_EQ(read_spec(config).layers.back().attention().num_kv_heads, 4);
+  const DecoderSpec own = read_spec(config);  // keys of every head's own, by head
+  EXPECT_EQ(own.layers.back().attention().num_kv_heads, 4);
+  EXPECT_EQ(own.layers.back().attention().projections, Projections::kGrouped);
 }
 
 TEST(ChatGlm, WhatChangesItsArithmeticIsRefused) {

@@ -6,9 +6,10 @@ namespace twinkle::model {
 Family qwen3() {
   return {.name = "qwen3",
           .architectures = {"Qwen3ForCausalLM"},
-          .keys = {"use_sliding_window"},
+          .keys = {"use_sliding_window", "use_qk_norm"},
           .spec =
               [](const Json& config) {
+                require_value(config, "use_qk_norm", true);
                 DecoderSpec spec = llama_like(config);
                 for (LayerSpec& layer : spec.layers) {
                   AttentionSpec& a = layer.attention();

@@ -20,7 +20,7 @@ ExpertsSpec experts_of(const Json& config) {
   }
   // transformers leaves it out; in DeepSeek's own code it takes the place of the scale.
   require_value(config, "norm_topk_prob", false);
-  route.scale = get_or(config, "routed_scaling_factor", 1.0);
+  route.scale = read_route_scale(config, 1.0);
   experts.aux_loss = nn::AuxLoss::kEachLayer;
   share_experts(config, 2, experts);
   return experts;

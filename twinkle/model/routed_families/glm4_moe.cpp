@@ -19,6 +19,7 @@ Family glm4_moe() {
                   a.qk_norm = get_or(config, "use_qk_norm", false);
                 }
                 rotate_share(spec, read_rotary_share(config, 0.5));
+                require_value<int64_t>(config, "moe_layer_freq", 1);  // transformers reads none
                 route_layers(spec, corrected_experts(config), deepseek_routed(config, 1));
                 spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
                 spec.layout.skipped = layers_behind(config, spec.num_layers());

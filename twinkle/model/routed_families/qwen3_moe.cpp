@@ -6,9 +6,10 @@ namespace twinkle::model {
 Family qwen3_moe() {
   return {.name = "qwen3_moe",
           .architectures = {"Qwen3MoeForCausalLM"},
-          .keys = {"num_experts", "num_local_experts", "use_sliding_window"},
+          .keys = {"num_experts", "num_local_experts", "use_sliding_window", "use_qk_norm"},
           .spec =
               [](const Json& config) {
+                require_value(config, "use_qk_norm", true);  // of Qwen3-Coder's config.json
                 DecoderSpec spec = llama_like(config);
                 // Of every layer, whatever max_window_layers and layer_types say.
                 const bool windowed = get_or(config, "use_sliding_window", false);

@@ -5,6 +5,33 @@
 #include "twinkle/base/error.h"
 
 namespace twinkle::model {
+namespace {
+
+// As kernels::check_route, by the keys of config.json.
+void check_groups(const kernels::RouteOptions& route, int64_t num_experts) {
+  require(num_experts % route.groups == 0, Code::kInvalid, "model: config field 'n_group' is ",
+          route.groups, ", it must divide the number of experts, ", num_experts);
+  require(route.top_groups <= route.groups, Code::kInvalid, "model: config field 'topk_group' is ",
+          route.top_groups, ", it must be at most n_group, ", route.groups);
+  const int64_t size = num_experts / route.groups;
+  require(route.top_k <= size * route.top_groups, Code::kInvalid,
+          "model: config field 'num_experts_per_tok' is ", route.top_k, ", it must be at most ",
+          size * route.top_groups, ", the experts of topk_group, ", route.top_groups,
+          ", of n_group, ", route.groups, ", groups");
+  require(route.groups == 1 || !route.group_by_two || size >= 2, Code::kInvalid,
+          "model: config field 'n_group' is ", route.groups, ", it must be at most ",
+          num_experts / 2, ": a group is worth what its two best experts are");
+}
+
+}  // namespace
+
+double read_route_scale(const Json& config, double absent) {
+  const double scale = get_or(config, "routed_scaling_factor", absent);
+  require(scale > 0 && scale <= 1e6, Code::kInvalid,
+          "model: config field 'routed_scaling_factor' is ", scale,
+          ", it must be above 0 and at most 1000000");
+  return scale;
+}
 
 ExpertsSpec read_experts(const Json& config) {
   ExpertsSpec experts;
@@ -16,8 +43,10 @@ ExpertsSpec read_experts(const Json& config) {
   experts.intermediate_size =
       read_size(config, own ? "moe_intermediate_size" : "intermediate_size");
   experts.route.top_k = read_size(config, "num_experts_per_tok");
+  require(experts.route.top_k <= experts.num_experts, Code::kInvalid,
+          "model: config field 'num_experts_per_tok' is ", experts.route.top_k,
+          ", it must be at most the number of experts, ", experts.num_experts);
   experts.aux_loss = nn::AuxLoss::kAllLayers;
-  kernels::check_route(experts.route, experts.num_experts);
   return experts;
 }
 
@@ -43,7 +72,7 @@ ExpertsSpec corrected_experts(const Json& config, const kernels::RouteOptions& a
   route.group_by_two = true;
   route.normalise = get_or(config, "norm_topk_prob", true);
   route.norm_eps = 1e-20;
-  route.scale = get_or(config, "routed_scaling_factor", absent.scale);
+  route.scale = read_route_scale(config, absent.scale);
   experts.correction = true;
   experts.aux_loss = nn::AuxLoss::kNone;  // the correction is in its place
   share_experts(config, 1, experts);
@@ -52,7 +81,7 @@ ExpertsSpec corrected_experts(const Json& config, const kernels::RouteOptions& a
 
 void route_layers(DecoderSpec& spec, const ExpertsSpec& experts,
                   const std::function<bool(int64_t)>& is_routed) {
-  kernels::check_route(experts.route, experts.num_experts);
+  check_groups(experts.route, experts.num_experts);
   for (int64_t i = 0; i < spec.num_layers(); ++i) {
     if (is_routed(i)) spec.layers[static_cast<size_t>(i)].mlp = experts;
   }

@@ -20,7 +20,11 @@ void share_experts(const Json& config, int64_t absent, ExpertsSpec& experts);
 // and routed_scaling_factor may be absent. Error kInvalid: scoring_func or topk_method are others.
 ExpertsSpec corrected_experts(const Json& config, const kernels::RouteOptions& absent = {});
 
-// Gives the layers for which `is_routed` is true these experts.
+// `routed_scaling_factor`. Error kInvalid: it is not above 0, or beyond 10^6.
+double read_route_scale(const Json& config, double absent);
+
+// Gives the layers for which `is_routed` is true these experts. Error kInvalid: n_group or
+// topk_group leave no room for num_experts_per_tok.
 void route_layers(DecoderSpec& spec, const ExpertsSpec& experts,
                   const std::function<bool(int64_t layer)>& is_routed);
 

@@ -84,7 +84,21 @@ TEST(Qwen3Moe, MoreExpertsATokenThanThereAreAreRefused) {
   JsonObject c = qwen3_moe_config();
   c["num_experts_per_tok"] = 9;
   EXPECT_EQ(invalid_of([&] { read_spec(c); }),
-            "kernels: 9 experts a token, it must be from 1 to the number of experts, 8");
+            "model: config field 'num_experts_per_tok' is 9, it must be at most the number of "
+            "experts, 8");
+}
+
+// As Qwen3-Coder-30B-A3B's, but for sizes: it says what is so of every qwen3_moe.
+TEST(Qwen3Moe, TheCodersConfigIsThatOfAnyOther) {
+  JsonObject c = qwen3_moe_config();
+  const JsonObject coder{
+      {"attention_bias", false},        {"decoder_sparse_step", 1}, {"hidden_act", "silu"},
+      {"max_window_layers", 28},        {"qkv_bias", false},        {"rope_scaling", nullptr},
+      {"mlp_only_layers", JsonArray{}}, {"use_qk_norm", true},      {"sliding_window", nullptr},
+      {"use_sliding_window", false}};
+  const DecoderSpec before = read_spec(c);
+  for (const auto& [key, value] : coder) c[key] = value;
+  EXPECT_EQ(difference(before, read_spec(c)), "");
 }
 
 TEST(Qwen3Moe, ItsExpertsAreStackedOrOneByOneInFiles) {
@@ -238,6 +252,35 @@ TEST(Glm4Moe, SkipsTheLayerThatPredictsFurtherTokens) {
   const Layout layout = read_spec(glm4_moe_config()).layout;
   EXPECT_TRUE(layout.skips("model.layers.4.eh_proj.weight"));
   EXPECT_FALSE(layout.skips("model.layers.3.mlp.gate.weight"));
+}
+
+TEST(Glm4Moe, GroupsThatCannotBeAreRefusedByTheConfigsKeys) {
+  const auto refusal = [](const JsonObject& fields) {
+    JsonObject c = glm4_moe_config();
+    for (const auto& [key, value] : fields) c[key] = value;
+    return invalid_of([&] { read_spec(c); });
+  };
+  EXPECT_EQ(refusal({{"n_group", 3}}),
+            "model: config field 'n_group' is 3, it must divide the number of experts, 8");
+  EXPECT_EQ(refusal({{"n_group", 4}, {"topk_group", 5}}),
+            "model: config field 'topk_group' is 5, it must be at most n_group, 4");
+  EXPECT_EQ(refusal({{"n_group", 4}, {"topk_group", 1}}),
+            "model: config field 'num_experts_per_tok' is 3, it must be at most 2, the experts of "
+            "topk_group, 1, of n_group, 4, groups");
+  EXPECT_EQ(
+      refusal({{"n_group", 8}, {"topk_group", 4}}),
+      "model: config field 'n_group' is 8, it must be at most 4: a group is worth what its two "
+      "best experts are");
+  for (const double scale : {0.0, -1.0, 1e7}) {
+    EXPECT_TRUE(refusal({{"routed_scaling_factor", scale}})
+                    .starts_with("model: config field 'routed_scaling_factor' is "))
+        << scale;
+  }
+  EXPECT_EQ(refusal({{"routed_scaling_factor", 0}}),
+            "model: config field 'routed_scaling_factor' is 0, it must be above 0 and at most "
+            "1000000");
+  EXPECT_EQ(refusal({{"moe_layer_freq", 2}}),
+            "model: config field 'moe_layer_freq' is 2; known: 1");
 }
 
 TEST(Glm4Moe, AnotherKindOfChoiceIsRefused) {

@@ -97,6 +97,15 @@ TEST_F(HandlersTest, ARefusedRequestUsesItsNumberUpAndBreaksItsWindow) {
             "optim_step: a request of its window failed,");
 }
 
+TEST_F(HandlersTest, ARefusedNumberThatComesAgainIsToldWhyUntilAllBeforeItHasEnded) {
+  const std::string id = run();
+  const std::string why = text(train(id, 2, "no loss"), "detail");
+  const std::string begin = "server: seq_id 2 of '" + id + "' was refused";
+  EXPECT_EQ(text(train(id, 2), "detail"), begin + ": " + why);
+  result(train(id, 1));
+  EXPECT_EQ(text(train(id, 2), "detail"), begin);
+}
+
 TEST_F(HandlersTest, ARequestThatCannotBeReadUsesItsNumberUpAndBreaksItsWindow) {
   const std::string id = run();
   Request broken = request("/api/v1/forward_backward",

@@ -84,6 +84,8 @@ class History {
   void on_done(std::function<void()> told) { on_done_ = std::move(told); }
   // Of records that were behind the state file at the start, and came since.
   int64_t bytes() const { return bytes_; }
+  // Of a torn tail, which open() has cut off: of a record that was being written.
+  int64_t cut_bytes() const { return journal_ ? journal_->report().cut_bytes : 0; }
 
   // So that a state can be taken: the next record begins a segment.
   void begin_segment() { journal_->begin_segment(); }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,15 +28,9 @@ class StateWriter {
       : out_(state_file(journal)), ends_(ends) {}
 
   void write(const store::Record& record) {
-    require_goes_on();
     const store::Header header = store::header_of(record);
-    out_.write({header.data(), header.size()});
-    out_.write(record.payload);
-    unsynced_ += header.size() + record.payload.size();
-    if (unsynced_ < kSyncedBytes) return;
-    require_goes_on();
-    out_.sync();
-    unsynced_ = 0;
+    write({header.data(), header.size()});
+    write(record.payload);
   }
   void commit() {
     fault("before state rename");
@@ -48,6 +43,20 @@ class StateWriter {
   }
 
  private:
+  void write(std::string_view bytes) {
+    for (std::string_view rest = bytes; !rest.empty();) {
+      require_goes_on();
+      const std::string_view piece = rest.substr(0, kSyncedBytes - unsynced_);
+      out_.write(piece);
+      rest.remove_prefix(piece.size());
+      unsynced_ += piece.size();
+      if (unsynced_ < kSyncedBytes) continue;
+      fault("before a state's sync");
+      out_.sync();
+      unsynced_ = 0;
+    }
+  }
+
   AtomicFile out_;
   const std::function<bool()>& ends_;
   size_t unsynced_ = 0;  // bytes

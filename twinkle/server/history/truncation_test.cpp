@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 
@@ -15,22 +17,24 @@
 #include "twinkle/server/history/truncation_for_test.h"
 
 namespace {
+using AtFaultPoint = std::function<void(std::string_view name)>;
 std::mutex mutex;
-std::function<void(std::string_view name)> at_fault_point;
+std::shared_ptr<AtFaultPoint> at_fault_point;
 }  // namespace
 
 void twinkle::reach_fault_point(std::string_view name) {
-  std::function<void(std::string_view name)> now;
+  std::shared_ptr<AtFaultPoint> now;
   {
     const std::lock_guard lock(mutex);
     now = at_fault_point;
   }
-  if (now) now(name);  // may wait, while other threads come to other points
+  if (now && *now) (*now)(name);  // may wait, while other threads come to other points
 }
 
 void twinkle::server::set_fault_point(std::function<void(std::string_view)> then) {
+  const auto made = std::make_shared<AtFaultPoint>(std::move(then));
   const std::lock_guard lock(mutex);
-  at_fault_point = std::move(then);
+  at_fault_point = made;
 }
 
 namespace twinkle::server {
@@ -251,6 +255,25 @@ TEST_F(TruncationTest, AStateThatIsBeingWrittenWhenTheServerEndsIsGivenUp) {
   EXPECT_FALSE(is_there(state_file(dir_ / "journal")));
   restart();
   EXPECT_EQ(done(id).size(), 1U);
+}
+
+// It ends between two syncs, of which none has more than 64 MiB to write.
+TEST_F(TruncationTest, ALongStateIsSyncedInPartsAndGivenUpBetweenThem) {
+  State state;
+  state.sessions.push_back({.id = std::string(size_t{150} << 20, 'x')});
+  const fs::path folder = dir_ / "long";
+  fs::create_directory(folder);
+  int num_syncs = 0, most = 3;
+  set_fault_point([&](std::string_view name) { num_syncs += name == "before a state's sync"; });
+  const auto write = [&] { write_state(folder, state, [&] { return num_syncs == most; }); };
+  write();
+  EXPECT_EQ(num_syncs, 2);
+  EXPECT_EQ(StateReader(folder).state().sessions.at(0).id, state.sessions[0].id);
+  fs::remove(state_file(folder));
+  num_syncs = 0, most = 1;
+  EXPECT_THROW(write(), Error);
+  EXPECT_EQ(num_syncs, 1);
+  EXPECT_FALSE(is_there(state_file(folder)));
 }
 
 // Segments of one record each are shorter than the limit, a state of many results is longer.

@@ -33,7 +33,10 @@ class Anything : public TruncationTest {
         fail(Code::kInvalid, "killed here");
     });
   }
-  ~Anything() override { set_fault_point({}); }
+  ~Anything() override {
+    close();  // whose threads come to these points
+    set_fault_point({});
+  }
 
   struct RunOf {
     std::string id, session;

@@ -81,8 +81,8 @@ bool Lines::remove(int64_t number, const Pending& pending) {
   hungry_.remove(pending.owner, pending.source.bytes, number);
   rates_.leave(pending.request_id);
   if (waiting.empty() && line->second.given.num == 0) lines_.erase(line);
-  go_on(key);
   wake_others();  // its room, or what it held up as one that is passed no more
+  go_on(key);
   return true;
 }
 
@@ -92,8 +92,8 @@ void Lines::ended(const Pending& pending) {
   count(line, pending, -1);
   line.is_refused = false;
   if (line.waiting.empty() && line.given.num == 0) lines_.erase(key);
+  wake_others();  // first: they have waited for room longer than this line's next
   go_on(key);
-  wake_others();
 }
 
 void Lines::require_free(const Pending& pending) const {
@@ -108,9 +108,9 @@ void Lines::require_free(const Pending& pending) const {
   const Share own = share_of(owner);
   const auto left = [](int64_t most, int64_t given) { return std::max<int64_t>(0, most - given); };
   require(leaves_places(own, all_), Code::kBusy, "server: the engine has ", own.num,
-          " operations of this tenant, and a tenant has at most as many as are left of "
-          "max_queued_total, ",
-          left(max_places_, all_.num), "; come again");
+          " operations of this tenant, and a tenant has at most as many as are left of the ",
+          max_places_, " that tenants share of max_queued_total, ", left(max_places_, all_.num),
+          "; come again");
   require(leaves_bytes(own, all_, bytes), Code::kBusy, "server: the engine has ", own.bytes,
           " bytes of this tenant's requests, this one has ", bytes,
           ", and a tenant has at most as many as are left of max_given_bytes_total, ",
@@ -265,11 +265,13 @@ void Lines::give_room_back(Line& line, const Pending& pending) {
 }
 
 void Lines::ask_again(const std::string& key, std::chrono::milliseconds pause) {
-  lines_.at(key).is_refused = true;
+  Line& line = lines_.at(key);
+  line.is_refused = true;
+  if (std::exchange(line.is_timed, true)) return;  // an end has asked since then
   loop_.after(pause, [this, key] {
     const auto found = lines_.find(key);
     if (found == lines_.end()) return;
-    found->second.is_refused = false;
+    found->second.is_refused = found->second.is_timed = false;
     go_on(key);
   });
 }

@@ -77,7 +77,7 @@ class Lines {
         give_(std::move(told.give)),
         fail_(std::move(told.fail)),
         unread_(std::move(told.unread)),
-        max_places_(places_of(backend.stats().max_queued)),
+        max_places_(places_of(backend.stats().max_queued_total)),
         hungry_(
             [this](const std::string& owner, int64_t bytes) {
               const Share own = share_of(owner);
@@ -114,6 +114,7 @@ class Lines {
     Share given;
     bool is_reading = false;  // the first, from the journal, or what it reads
     bool is_refused = false;  // the first just now, by an engine without room, or by the disk
+    bool is_timed = false;    // it is asked for again, in a while
     bool has_room = false;    // the first: it is being read, or in memory
   };
 
@@ -122,7 +123,9 @@ class Lines {
     return pending.samples ? samples_of(pending.tenant) : "train " + pending.tenant;
   }
   // The rest is for what comes by other ways: snapshots, samplers' weights, runs that are parked.
-  static int64_t places_of(int64_t max_queued) { return max_queued - max_queued / 8; }
+  static int64_t places_of(int64_t max_queued_total) {
+    return max_queued_total - max_queued_total / 8;
+  }
   static bool publishes_again(const Waiting& w) { return w.is_again && w.pending->publishes; }
   void ask_rates(const std::string& key, const std::shared_ptr<Pending>& pending);
   bool has_room(const Line& line, int64_t bytes) const;

@@ -103,7 +103,7 @@ TEST_F(LinesTest, ATenantWithManyRunsLeavesPlacesForOthers) {
   EXPECT_EQ(num_waiting(), 20);
   expect_busy(sample(of_a, 3),
               " has 4 operations of this tenant, and a tenant has at most as many as are left of "
-              "max_queued_total, 1");
+              "the 7 that tenants share of max_queued_total, 1");
   go_ = true;
   for (const auto& [ack, key] : acks) result(ack, key);
 }
@@ -185,6 +185,32 @@ TEST_F(LinesTest, AnEngineWithoutRoomIsAskedAgainAfterSoManySecondsAndNotBefore)
   EXPECT_EQ(asked, 3);
 }
 
+TEST_F(LinesTest, AnEngineWithoutRoomIsAskedOnceInSoManySecondsHoweverManyOfTheLineEnd) {
+  const std::string id = run();
+  int asked = 0;
+  bool has_room = true;
+  backend_->on_check = [&](const engine::Operation& o) {
+    if (!std::holds_alternative<engine::ForwardBackward>(o)) return;
+    ++asked;
+    require(has_room, Code::kBusy, "no room");
+  };
+  std::vector<Response> acks;
+  for (int64_t seq_id = 1; seq_id <= 4; ++seq_id) acks.push_back(train(id, seq_id));
+  has_room = false;
+  const Response last = train(id, 5);
+  EXPECT_EQ(asked, 5);
+  go_ = true;
+  for (const Response& ack : acks) result(ack);
+  for (int i = 0; i < 3; ++i) {
+    const int before = asked;
+    loop_->pass(options_.lines.again);
+    EXPECT_EQ(asked, before + 1);
+  }
+  has_room = true;
+  loop_->pass(options_.lines.again);
+  result(last);
+}
+
 TEST_F(LinesTest, WhatAnEngineWithoutRoomWasAskedForIsMadeOnceAndNotEachTimeItIsAsked) {
   go_ = true;
   const std::string id = run();
@@ -244,6 +270,44 @@ TEST_F(LinesTest, WhatTheEngineHasRefusedTakesRoomOfAll) {
   has_room = true;
   loop_->pass(options_.lines.again);
   for (const Response& ack : acks) result(ack);
+}
+
+// Else a run that has some would go on for as long as it sends.
+TEST_F(LinesTest, ARunOfATenantThatWaitsForRoomIsNextBeforeTheOneWhoseRequestHasEnded) {
+  options_.lines = {.max_given = 1, .max_bytes_total = 3 << 10};  // one request of a tenant
+  open_held();
+  const std::string first = run(), second = run();
+  std::vector<std::string> given;
+  backend_->on_check = [&](const engine::Operation& o) {
+    if (std::holds_alternative<engine::ForwardBackward>(o)) given.push_back(engine::tenant_of(o));
+  };
+  std::vector<Response> acks;
+  for (int64_t seq_id = 1; seq_id <= 3; ++seq_id) acks.push_back(send(first, seq_id, "tml-a"));
+  acks.push_back(send(second, 1, "tml-a"));
+  go_ = true;
+  for (const Response& ack : acks) result(ack);
+  EXPECT_EQ(given, (std::vector{first, second, first, first}));
+}
+
+TEST_F(LinesTest, WhoHasLessThanTheTenantOfOneThatIsPassedNoMoreGoesOn) {
+  options_.lines = {.max_bytes = 1 << 20, .max_bytes_total = 1 << 20};
+  open_held();
+  const std::vector<std::string> of_a{run("tml-a"), run("tml-a"), run("tml-a"), run("tml-a")};
+  const std::string of_b = run("tml-b"), more_of_b = run("tml-b");
+  const std::string sampler_a = sampler("tml-a"), sampler_c = sampler("tml-c");
+  std::vector<std::pair<Response, std::string>> acks;
+  acks.emplace_back(send(of_b, 1, "tml-b", 100 << 10), "tml-b");
+  acks.emplace_back(send(of_a[3], 1, "tml-a", 200 << 10), "tml-a");
+  acks.emplace_back(send(more_of_b, 1, "tml-b", 700 << 10), "tml-b");
+  for (int64_t seq_id = 1; seq_id <= Hungry::kMostPasses / 3; ++seq_id)
+    for (size_t i = 0; i < 3; ++i) acks.emplace_back(send(of_a[i], seq_id, "tml-a", 0), "tml-a");
+  acks.emplace_back(send(of_a[3], 2, "tml-a", 0), "tml-a");
+  EXPECT_EQ(num_waiting(), 1) << "all 256 of them pass it";
+  expect_busy(sample(sampler_a, 3), "'s room is kept for a request that has waited longer");
+  acks.emplace_back(sample(sampler_c, 3, "tml-c"), "tml-c");
+  EXPECT_EQ(acks.back().first.status, 200) << acks.back().first.body;
+  go_ = true;
+  for (const auto& [ack, key] : acks) result(ack, key);
 }
 
 TEST_F(LinesTest, WhatIsTooLargeForWhatIsLeftIsPassedSoOftenAndThenHasItsTurn) {

@@ -30,34 +30,27 @@ std::optional<Hungry::One> Hungry::counted() const {
   return One{owner_, found->second, found->first};
 }
 
-// Of those for which there is room, and which pass nobody of their owner that is passed no more.
-std::optional<Hungry::One> Hungry::oldest(const HasRoom& has_room) const {
+// The same if all have passed it often enough.
+std::optional<Hungry::One> Hungry::passed_no_more() const {
+  return counted_.is_last() ? counted() : std::nullopt;
+}
+
+// The first of each size, as long as there is room: of the same size who came later may go as little.
+std::optional<Hungry::One> Hungry::oldest(const HasRoom& has_room, const MayGo& may_go) const {
   std::optional<One> out;
-  const auto offer = [&](const One& one) {
-    if (!out || one.number < out->number) out = one;
-  };
   for (const auto& [name, owner] : waiting_) {
-    if (owner.is_reserved()) {
-      const int64_t number = owner.counted.number, bytes = owner.bytes.at(number);
-      if (has_room(name, bytes)) offer({name, bytes, number});
-      continue;
-    }
     for (const auto& [bytes, keys] : owner.keys) {
       if (!has_room(name, bytes)) break;
-      offer({name, bytes, keys.begin()->first});
+      const One one{name, bytes, keys.begin()->first};
+      if ((!out || one.number < out->number) && may_go(one)) out = one;
     }
   }
   return out;
 }
 
 std::string Hungry::take(const HasRoom& has_room) {
-  const std::optional<One> last = counted_.is_last() ? counted() : std::nullopt;
-  const auto passes = [&](const std::string& owner, int64_t bytes) {
-    return has_room(owner, bytes) && has_less_(owner, bytes, last->owner);
-  };
-  const std::optional<One> first = !last                                ? oldest(has_room)
-                                   : has_room(last->owner, last->bytes) ? last
-                                                                        : oldest(passes);
+  const std::optional<One> last = passed_no_more();
+  const auto first = oldest(has_room, [&](const One& one) { return may_pass(one, last); });
   if (!first) return "";
   const std::string key = waiting_.at(first->owner).keys.at(first->bytes).at(first->number);
   remove(first->owner, first->bytes, first->number);
@@ -66,7 +59,7 @@ std::string Hungry::take(const HasRoom& has_room) {
 
 void Hungry::passed(const std::string& owner, int64_t number) {
   if (!counted()) {
-    const auto first = oldest(has_room_alone_);
+    const auto first = oldest(has_room_alone_, [&](const One& one) { return may_pass_own(one); });
     owner_ = first ? first->owner : "";
     counted_ = {.number = first ? first->number : -1};
   }
@@ -78,13 +71,20 @@ void Hungry::passed(const std::string& owner, int64_t number) {
   own.counted.pass(number);
 }
 
+// Whether it passes nobody of its owner that is passed no more.
+bool Hungry::may_pass_own(const One& one) const {
+  const auto own = waiting_.find(one.owner);
+  return own == waiting_.end() || !own->second.is_reserved() ||
+         one.number <= own->second.counted.number;
+}
+
+bool Hungry::may_pass(const One& one, const std::optional<One>& last) const {
+  return may_pass_own(one) &&
+         (!last || one.number <= last->number || has_less_(one.owner, one.bytes, last->owner));
+}
+
 bool Hungry::may_pass(const std::string& owner, int64_t bytes, int64_t number) const {
-  const auto own = waiting_.find(owner);
-  if (own != waiting_.end() && own->second.is_reserved() && number > own->second.counted.number)
-    return false;
-  if (!counted_.is_last() || number <= counted_.number) return true;
-  const std::optional<One> last = counted();
-  return !last || has_less_(owner, bytes, last->owner);
+  return may_pass({owner, bytes, number}, passed_no_more());
 }
 
 }  // namespace twinkle::server

@@ -58,9 +58,13 @@ class Hungry {
     std::string owner;
     int64_t bytes, number;
   };
+  using MayGo = std::function<bool(const One& one)>;
 
   std::optional<One> counted() const;
-  std::optional<One> oldest(const HasRoom& has_room) const;
+  std::optional<One> passed_no_more() const;
+  std::optional<One> oldest(const HasRoom& has_room, const MayGo& may_go) const;
+  bool may_pass_own(const One& one) const;
+  bool may_pass(const One& one, const std::optional<One>& last) const;
 
   const HasRoom has_room_alone_;
   const HasLess has_less_;

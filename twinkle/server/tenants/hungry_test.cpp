@@ -76,6 +76,24 @@ TEST(Hungry, WhoHasLessThanTheOwnerOfOneThatIsPassedNoMorePassesIt) {
   EXPECT_FALSE(hungry.may_pass("c", 1, 1002)) << "nobody passes it now";
 }
 
+// It waited for what its owner had, so that the other was counted, and finds room now.
+TEST(Hungry, WhoCameBeforeOneThatIsPassedNoMoreGoesFirst) {
+  bool has_much = true;
+  Hungry hungry([&](const std::string& owner, int64_t) { return owner != "a" || !has_much; },
+                kNobody);
+  hungry.add("a", 60, 1, "older");
+  hungry.add("b", 100, 2, "large");
+  for (int64_t i = 0; i < Hungry::kMostPasses; ++i) hungry.passed("c", 1000 + i);
+  EXPECT_FALSE(hungry.may_pass("c", 1, 3000));
+  has_much = false;
+  hungry.add("a", 50, 3, "newer");
+  const auto has_room = [](const std::string&, int64_t bytes) { return bytes <= 60; };
+  EXPECT_EQ(hungry.take(has_room), "older");
+  EXPECT_EQ(hungry.take(has_room), "") << "the rest is kept";
+  EXPECT_EQ(hungry.take(kAll), "large");
+  EXPECT_EQ(hungry.take(kAll), "newer");
+}
+
 TEST(Hungry, WhoWaitsForWhatItsOwnerHasIsPassedNoMoreByThatOwnersAlone) {
   bool has_much = true;
   Hungry hungry([&](const std::string& owner,

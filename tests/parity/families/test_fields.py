@@ -1,0 +1,128 @@
+"""Every field that a family's class has in transformers is read here or refused: with another value
+the model is refused or says something else. REVIEWED has the others, each with why; and some fields
+that published files have besides, which no class reads, change nothing."""
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from parity import models, ours
+from parity.families import recipes as families
+from parity.families.test_bad_files import changed
+from parity.families.test_families import NATIVE, expect_scores
+
+from twinkle.errors import TwinkleError
+
+# transformers reads these two, too, as text models: their twins' files.
+OWN = [*NATIVE, "qwen3_5", "qwen3_5_moe"]
+WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
+OF_NO_LAYER = {"intermediate_size"}  # that of dense layers, of which there are none
+OF_NO_GROUPS = {"n_group", "topk_group"}  # topk_method is greedy
+REVIEWED = {  # what a family's recipe leaves without effect, in transformers, too
+    "qwen3_moe": OF_NO_LAYER,
+    "qwen3_moe_windowed": OF_NO_LAYER,
+    "qwen3_next": OF_NO_LAYER,
+    "deepseek_v2_lite": OF_NO_GROUPS,
+    "gemma3": {"attn_logit_softcapping"},  # its class does not read it
+}
+OF_NO_FORWARD = {
+    "initializer_range",
+    "use_cache",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "output_router_logits",
+    "router_aux_loss_coef",  # forward_backward's own argument: test_aux_loss.py
+    "num_mtp_layers",  # which layers' tensors are kept unread
+    "tie_word_embeddings",  # files with a head of its own keep it: test_configs.py
+}
+
+
+def fields_of(kind):
+    """Those that a class of transformers names besides the ones of all models."""
+    mine = (base for base in kind.__mro__ if base.__module__.startswith("transformers.models."))
+    return set().union(*map(inspect.get_annotations, mine))
+
+
+def others(value):
+    """Some that are not this one."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [3, 2 * value + 1]
+    if isinstance(value, float):
+        return [0.75]
+    if isinstance(value, list):
+        return [[0], [1], value[1:] + value[:1]]
+    return [{"rope_type": "unusual"}] if isinstance(value, dict) else [3, True, "unusual"]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_every_field_of_the_class_in_transformers_is_read_or_refused(name, tmp_path):
+    case = families.case(name)
+    known = fields_of(families.FAMILIES[name].config)
+    fields = json.loads((Path(case.twin) / "config.json").read_text())
+    bases = [fields]
+    if "use_sliding_window" in known:  # which the rest of them needs
+        windowed = {k: v for k, v in fields.items() if k != "layer_types"} | WINDOWS
+        bases += [windowed | {"max_window_layers": layers} for layers in (1, 0)]
+    (tmp_path / "model.safetensors").symlink_to(Path(case.twin) / "model.safetensors")
+
+    def said(config):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        made = ours.engine(str(tmp_path), frozen=True)
+        return ours.scores(made, case.sequences[1:2])[0][0]
+
+    def is_noticed(base, before, field, value):
+        try:
+            return not torch.equal(said(base | {field: value}), before)
+        except TwinkleError:
+            return True
+
+    told = [(base, said(base)) for base in bases]
+    unnoticed = {
+        field
+        for field in known - OF_NO_FORWARD
+        if not any(
+            is_noticed(base, before, field, value)
+            for base, before in told
+            for value in others(base.get(field))
+        )
+    }
+    assert unnoticed == REVIEWED.get(name, set())
+
+
+PUBLISHED = {
+    "Qwen3-Coder": ("qwen3_moe", {"use_qk_norm": True, "qkv_bias": False}),
+    "Qwen3.5": ("qwen3_5", {"output_gate_type": "swish"}),
+    "Qwen3.5 with experts": ("qwen3_5_moe", {"output_gate_type": "silu"}),
+}
+
+
+@pytest.mark.parametrize("what", PUBLISHED)
+def test_fields_of_published_files_that_no_class_reads_change_nothing(what, tmp_path):
+    name, fields = PUBLISHED[what]
+    case = families.case(name)
+    folder = changed(name, tmp_path, fields=fields)
+    expect_scores(ours.engine(folder, frozen=True), case.reference, case)
+    if name in NATIVE:
+        expect_scores(ours.engine(folder, frozen=True), models.load_reference(folder), case)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "known"),
+    [
+        ("qwen3", "use_qk_norm", False, "true"),
+        ("qwen3_moe", "use_qk_norm", False, "true"),
+        ("qwen3_5", "output_gate_type", "sigmoid", '"silu", "swish"'),
+        ("qwen3_5_moe", "output_gate_type", "sigmoid", '"silu", "swish"'),
+    ],
+)
+def test_with_other_values_they_are_refused(name, field, value, known, tmp_path):
+    folder = changed(name, tmp_path, fields={field: value})
+    with pytest.raises(TwinkleError) as refused:
+        ours.engine(folder, frozen=True)
+    for word in (folder, f"'{field}' is {json.dumps(value)}; known: {known}"):
+        assert word in str(refused.value)
