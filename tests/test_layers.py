@@ -141,6 +141,7 @@ CATCHES = {
     "twinkle/server/tenants/amounts.cpp": "goes on; who comes next measures anew",
     "twinkle/server/tenants/silence.cpp": "is a run that stays in memory for now",
     "twinkle/server/tinker/forward_backward_request.cpp": "protozero tells of broken bytes by it",
+    "twinkle/store/journal.cpp": "is trouble with the disk, or memory, and is tried again",
     "twinkle/text/rows.cpp": "gets the row's number, likewise",
     "twinkle/text/template.cpp": "is the answer of check(), which asks why a row cannot be encoded",
     "twinkle/lora/saved_adapter.cpp": "gets the folder's name",
