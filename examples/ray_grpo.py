@@ -39,7 +39,8 @@ prompts = [{"messages": [{"role": "user", "content": f"What is {a} + {b}?"}]} fo
 params = {"num_samples": 4, "max_tokens": args.max_tokens, "logprobs": 1}
 print(
     f"each step: {len(sums)} sums, {params['num_samples']} replies to each, sampled and trained by "
-    f"{args.workers} workers; right replies are rewarded, and short ones"
+    f"{args.workers} workers; right replies are rewarded, and short ones. "
+    "So few steps show that it runs, not that it learns"
 )
 for step in range(1, args.steps + 1):
     began = time.monotonic()

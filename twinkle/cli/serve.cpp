@@ -56,6 +56,9 @@ class EngineBackend : public server::Backend {
   engine::ParkingStats parking() const override { return engine_.parking(); }
   engine::SamplingStats sampling() const override { return engine_.sampling(); }
   void validate(const engine::Operation& operation) const override { engine_.validate(operation); }
+  int64_t bytes_of(const engine::Operation& operation) const override {
+    return engine_.bytes_of(operation);
+  }
   engine::Accepted check(engine::Operation&& operation, engine::Beyond beyond) override {
     return engine_.check(std::move(operation), {}, beyond);
   }

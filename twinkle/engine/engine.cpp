@@ -152,6 +152,10 @@ void Engine::validate(const Operation& operation) const {
   state_->own_queue().require_possible(operation);
 }
 
+int64_t Engine::bytes_of(const Operation& operation) const {
+  return state_->own_queue().bytes_of(operation);
+}
+
 int64_t Engine::submit(Accepted accepted, OnDone on_done) {
   state_->require_own_process();
   std::vector<Accepted> one;

@@ -54,6 +54,8 @@ class Engine {
   // Error kInvalid where check would refuse the operation however much room there was, and whatever
   // its files hold. Never waits for the disk.
   void validate(const Operation& operation) const;
+  // That max_queued_bytes counts of it and of its result, as far as is known without its files.
+  int64_t bytes_of(const Operation& operation) const;
   // Queues what was checked, and returns its id; operations of one tenant in the order of these
   // calls. Error kBusy: closed; then nothing is told.
   int64_t submit(Accepted accepted, OnDone on_done);

@@ -350,6 +350,7 @@ DecoderSpec read_spec(const Json& config, bool value_head) {
     spec.tied_head = spec.tied_head && !value_head;
     return spec;
   }
+  require(!type.empty(), Code::kInvalid, "model: model_type is missing; known: ", known);
   fail(Code::kInvalid, "model: model_type '", type, "' is not known; known: ", known);
 }
 

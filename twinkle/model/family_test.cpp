@@ -154,7 +154,7 @@ TEST(Family, UnknownTypesArchitecturesAndActivationsAreRefusedWithWhatThereIs) {
             "model: model_type 'mamba' is not known; known: " + known());
   JsonObject none = tiny_config();
   none.erase("model_type");
-  EXPECT_EQ(refusal(none), "model: model_type '' is not known; known: " + known());
+  EXPECT_EQ(refusal(none), "model: model_type is missing; known: " + known());
   EXPECT_EQ(refusal(with("architectures", JsonArray{"LlamaForMaskedLM"})),
             "model: architecture \"LlamaForMaskedLM\" of model_type 'llama' is not "
             "known; known: LlamaForCausalLM");

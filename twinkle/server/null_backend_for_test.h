@@ -28,6 +28,9 @@ class NullBackend : public Backend {
     dispatcher_.require_possible(operation);
     on_validate();
   }
+  int64_t bytes_of(const engine::Operation& operation) const override {
+    return dispatcher_.bytes_of(operation);
+  }
   engine::Accepted check(engine::Operation&& operation, engine::Beyond beyond) override {
     if (on_check) on_check(operation);
     return std::move(dispatcher_.accept({&operation, 1}, {}, beyond)[0]);

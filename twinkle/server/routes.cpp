@@ -9,6 +9,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
+#include "twinkle/server/auth/audit_line.h"
 #include "twinkle/server/bodies/body_limit.h"
 #include "twinkle/server/bodies/num_values.h"
 #include "twinkle/server/replay/brief.h"
@@ -171,24 +172,6 @@ std::string key_of(const Head& head) {
   return is_bearer ? bearer.substr(7) : head.header("x-api-key");
 }
 
-JsonObject audit_line(const Asked& asked, const Caller& caller) {
-  constexpr size_t kMostBytes = 255;  // of a text
-  const std::string_view path = asked.route->path;
-  JsonObject line{{"action", path.substr(path.rfind('/') + 1)},
-                  {"tenant", caller.owner},
-                  {"key", caller.key_id},
-                  {"peer", asked.request.peer}};
-  for (const char* name :
-       {"session_id", "model_seq_id", "model_id", "seq_id", "base_model", "path", "model_path"}) {
-    const Json* value = find(asked.body, name);
-    if (value && value->is_string())
-      line[name] = beginning(value->get_string(), kMostBytes);
-    else if (value && value->is_int64())
-      line[name] = *value;
-  }
-  return line;
-}
-
 // Who asks, or its refusal, before anything of the request is read or written down.
 std::variant<Caller, Response> enter(const Route& route, const Head& head, Services& services) {
   auto out = services.access.enter(key_of(head), route.scope);
@@ -197,21 +180,44 @@ std::variant<Caller, Response> enter(const Route& route, const Head& head, Servi
   return out;
 }
 
+// Whose request of which number it is.
+tinker::Address address_of(const Request& request) {
+  if (is_protobuf(request)) return tinker::address_of(request.body);
+  const auto finder = tinker::address_finder(tinker::Form::kJson, tinker::Form::kProtobuf);
+  finder->read(request.body);
+  return tinker::address_of(finder->found());
+}
+
+// A request that is refused may name a number of a run which it does not touch, as the SDK's
+// load_state does: it is used up, too, or that run would wait for it for ever.
+void use_up(const Asked& asked, const Caller& caller, const Response& refused, Services& services) {
+  if (refused.status < 400 || refused.status == 429 || refused.status >= 500) return;
+  const tinker::Address to = address_of(asked.request);
+  Run* const run = services.runs.find(to.model_id);
+  if (run && run->owner == caller.owner)
+    services.runs.refuse(*run, to.seq_id, "it was refused", false);
+}
+
 // `command`, but for its body, and `sequence`, of its record: of a journalled request.
 std::optional<Response> run(Asked& asked, const Caller& caller, const Command& command,
                             uint64_t sequence, Services& services, const Reply& reply) {
-  try {
-    read_body(asked);
-    Call call{asked.request,  asked.path, asked.body, caller.owner,
-              command.chance, sequence,   services,   reply};
-    call.key_id = command.key_id;
-    call.time_ms = command.time_ms;
-    call.refused = command.refused;
-    if (auto refused = touch(call, asked.route->touches, caller)) return refused;
-    return asked.route->run(call);
-  } catch (...) {
-    return response_of(std::current_exception());
-  }
+  const auto told = [&]() -> std::optional<Response> {
+    try {
+      read_body(asked);
+      Call call{asked.request,  asked.path, asked.body, caller.owner,
+                command.chance, sequence,   services,   reply};
+      call.key_id = command.key_id;
+      call.time_ms = command.time_ms;
+      call.refused = command.refused;
+      if (auto refused = touch(call, asked.route->touches, caller)) return refused;
+      return asked.route->run(call);
+    } catch (...) {
+      return response_of(std::current_exception());
+    }
+  };
+  std::optional<Response> out = told();
+  if (out && asked.route->run == load_weights) use_up(asked, caller, *out, services);
+  return out;
 }
 
 // Of a long request: the refusal if it names nothing of the caller's. It takes no room in the
@@ -279,14 +285,6 @@ void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& ser
   } catch (...) {
     reply(response_of(std::current_exception()));
   }
-}
-
-// Whose request of which number it is.
-tinker::Address address_of(const Request& request) {
-  if (is_protobuf(request)) return tinker::address_of(request.body);
-  const auto finder = tinker::address_finder(tinker::Form::kJson, tinker::Form::kProtobuf);
-  finder->read(request.body);
-  return tinker::address_of(finder->found());
 }
 
 // What uses up a number that does not come: a request that is refused, as is any that can be told
@@ -464,7 +462,7 @@ void route(Request request, Services& services, Reply answer) {
       return;
     }
     if (!(a->route->touches & kAudited)) return prepare(a, caller, services, reply);
-    const JsonObject line = audit_line(*a, caller);
+    const JsonObject line = audit_line(a->request, a->body, caller);
     let_go_of_long(a->body, a->request);
     services.disk.run(
         [line, &services] { store::append_audit(services.state, line); }, services.loop,

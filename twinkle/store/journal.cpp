@@ -54,9 +54,6 @@ fs::path made(const fs::path& folder) {
   return out;
 }
 
-// There while acknowledged records are lost; its text says which.
-fs::path lost_file(const fs::path& folder) { return folder / "lost"; }
-
 std::chrono::nanoseconds seconds(double value) {
   return std::chrono::nanoseconds(static_cast<int64_t>(value * 1e9));
 }
@@ -77,9 +74,7 @@ Journal::~Journal() {
 
 const Journal::Report& Journal::open(const Visitor& replay) {
   std::vector<Segment> segments = segments_in(folder_);
-  if (const fs::path lost = lost_file(folder_); is_there(lost))
-    fail(Code::kInvalid, read_file(lost, "store"), ", or, to go on with what is left, remove ",
-         lost.string());
+  require_none_lost(folder_);
   {
     const Lock lock(mutex_);
     segments_ = segments;
@@ -374,8 +369,8 @@ bool Journal::write_again() {
   return true;
 }
 
-// It goes on refusing: what would be appended behind a hole could not be read back. The next process
-// would take the hole for a torn tail: it is told, if the disk takes that much.
+// It goes on refusing: what would be appended behind a hole could not be read back. The next
+// process would take the hole for a torn tail: it is told, if the disk takes that much.
 void Journal::lose(uint64_t sequence) {
   const std::string why = "store: " + path_.string() + " has lost record " +
                           std::to_string(sequence) +

@@ -141,6 +141,14 @@ std::vector<Segment> segments_in(const fs::path& folder) {
   return out;
 }
 
+fs::path lost_file(const fs::path& folder) { return folder / "lost"; }
+
+void require_none_lost(const fs::path& folder) {
+  if (const fs::path lost = lost_file(folder); is_there(lost))
+    fail(Code::kInvalid, read_file(lost, "store"), ", or, to go on with what is left, remove ",
+         lost.string());
+}
+
 End read_segment(const Segment& segment, bool last,
                  const std::function<void(const Record&)>& visit) {
   const std::string bytes = read_file(segment.path, "store");

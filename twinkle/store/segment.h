@@ -58,6 +58,11 @@ std::filesystem::path segment_path(const std::filesystem::path& folder, uint64_t
 // Those of a folder, in order. Error kInvalid: the folder can't be read.
 std::vector<Segment> segments_in(const std::filesystem::path& folder);
 
+// There, in a journal's folder, while records that were acknowledged are lost; its text says which.
+std::filesystem::path lost_file(const std::filesystem::path& folder);
+// Error kInvalid, with that text: it is there.
+void require_none_lost(const std::filesystem::path& folder);
+
 // Where a segment's whole records end.
 struct End {
   uint64_t next = 1;  // the sequence after its last record

@@ -211,8 +211,9 @@ class Interrupting : public mesh::Channel {
   std::vector<std::string> all_gather(const std::string& bytes) override {
     const bool is_now = comes();
     std::vector<std::string> out = channel_->all_gather(bytes);
-    if (is_now) throw Interrupted();
-    return out;
+    if (!is_now) return out;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the others have begun
+    throw Interrupted();
   }
   std::string broadcast(std::string bytes, int root) override {
     comes();
@@ -242,12 +243,12 @@ TEST_P(Interrupts, OfARankAtTheDoorEndTheCallsOfTheOthersByName) {
   its.door = std::make_unique<Interrupting>(std::move(its.door), 2, is_behind);
   on_ranks(std::move(groups), [&, interrupted = interrupted](Rank& rank, int r) {
     rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
-    if (r == interrupted) {
+    if (r == interrupted) {  // and ends
       EXPECT_THROW(rank.submit(work_of(r)), Interrupted);
-    } else {
-      const std::string why = error_of([&] { rank.submit(work_of(r)).get(); });
-      EXPECT_NE(why.find("its script was interrupted"), std::string::npos) << why;
+      return;
     }
+    const std::string why = error_of([&] { rank.submit(work_of(r)).get(); });
+    EXPECT_NE(why.find("its script was interrupted"), std::string::npos) << why;
     EXPECT_THROW(rank.submit(work_of(r)).get(), Error) << "nothing is done any more";
   });
 }

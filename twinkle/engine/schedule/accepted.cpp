@@ -56,9 +56,12 @@ std::vector<Accepted> Dispatcher::with_memory(std::span<const Operation> operati
   return out;
 }
 
+int64_t Dispatcher::bytes_of(const Operation& operation) const {
+  return num_bytes(operation) + executor_.max_result_bytes(operation, false);
+}
+
 void Dispatcher::require_possible(const Operation& operation) const {
-  held_.require_possible(tenant_of(operation),
-                         num_bytes(operation) + executor_.max_result_bytes(operation, false));
+  held_.require_possible(tenant_of(operation), bytes_of(operation));
 }
 
 void Dispatcher::require_room(std::span<const Operation> operations) const {

@@ -103,6 +103,7 @@ Stats Dispatcher::stats() const {
   out.num_queued = num_queued_;
   out.max_queued_total = options_.max_queued_total;
   out.queued_bytes = held_.in_all();
+  out.max_queued_bytes_total = options_.max_queued_bytes_total;
   for (const auto& [name, t] : tenants_)
     out.tenants[name] = {t.num_queued, scheduler_.num_tokens(name), t.num_sampled};
   return out;

@@ -43,7 +43,8 @@ struct BatchStats {
 struct Stats {
   int64_t num_queued = 0;                   // operations of all tenants that have not ended
   int64_t max_queued_total = 0;             // of these, as the options have it
-  int64_t queued_bytes = 0;                 // as max_queued_bytes_total counts them
+  int64_t queued_bytes = 0;                 // as max_queued_bytes_total counts them, ...
+  int64_t max_queued_bytes_total = 0;       // ... which is this
   int64_t num_batches = 0, num_passes = 0;  // forwards over the decoder: more than one a batch
   BatchStats batches;                       // sums over all training batches
   std::vector<BatchStats> last_batches;     // the newest kLastBatches, oldest first
@@ -66,8 +67,10 @@ class Dispatcher {
   // refused.
   std::vector<Accepted> accept(std::span<Operation> operations, const SampleHooks& hooks = {},
                                Beyond beyond = Beyond::kRefused);
-  // Error kInvalid: the operation takes more than max_queued_bytes alone, as far as is known
-  // without its files.
+  // That max_queued_bytes counts of the operation, and of its result, as far as is known without
+  // its files.
+  int64_t bytes_of(const Operation& operation) const;
+  // Error kInvalid: these alone are more than that.
   void require_possible(const Operation& operation) const;
   // All enter the queue together; returns their ids. `on_done` has one for each. Error kBusy:
   // closed; then none is called.

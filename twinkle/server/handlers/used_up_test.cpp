@@ -72,6 +72,32 @@ TEST_F(UsedUpTest, LongJsonThatIsNotTakenUsesItsNumberUp) {
   EXPECT_EQ(text(step(id, 2), "detail"), "server: seq_id 2 of '" + id + "' was refused");
 }
 
+// As the SDK's load_state does: it names a run that its route does not touch.
+TEST_F(UsedUpTest, ALoadIntoARunIsRefusedAndUsesItsNumberUp) {
+  go_on();
+  const std::string id = run(), of = session();
+  result(post("/api/v1/save_weights", {{"model_id", id}, {"seq_id", 1}, {"path", "a"}}));
+  const std::string path = "tinker://" + id + "/weights/";
+  const auto load = [&](int64_t seq_id, const std::string& name, const char* key = "tml-a") {
+    return post("/api/v1/load_weights",
+                {{"session_id", of}, {"model_id", id}, {"seq_id", seq_id}, {"path", path + name}},
+                key)
+        .status;
+  };
+  EXPECT_EQ(load(2, "a", "tml-b"), 404) << "another's run";
+  result(train(id, 2));
+  EXPECT_EQ(load(3, "b"), 404) << "no such path";
+  EXPECT_EQ(load(4, "a"), 422) << "it is not a new run";
+  const Response stepped = step(id, 5);
+  EXPECT_TRUE(parse(result(stepped)).contains("metrics"));
+  EXPECT_EQ(load(5, "b"), 404) << "which has come";
+  close();
+  open();
+  go_on();
+  result(train(id, 6));
+  EXPECT_EQ(text(train(id, 3), "detail"), "server: seq_id 3 of '" + id + "' was refused");
+}
+
 TEST_F(UsedUpTest, JsonThatCannotBeReadUsesItsNumberUpThroughAStartToo) {
   go_on();
   const std::string id = run(), model = R"({"model_id": ")" + id + R"(", "seq_id": )";

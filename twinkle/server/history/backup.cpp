@@ -219,7 +219,9 @@ Copied backup(const fs::path& state, const fs::path& to) {
     Copied copied;
     // The journal first: what it names is there, and stays but for snapshots that were replaced.
     const fs::path journal = copy.staging() / kJournal;
-    if (!copy_journal(state / kJournal, journal, copied)) continue;
+    const bool is_whole = copy_journal(state / kJournal, journal, copied);
+    store::require_none_lost(state / kJournal);  // of which the copy would not tell
+    if (!is_whole) continue;
     if (tries + 1 < kMaxTries && !is_whole_journal(journal)) continue;
     copy_tree(state / kSnapshots, copy.staging() / kSnapshots, copied, {}, How::kLinked);
     const History::Summary copied_journal = summary_of(journal);

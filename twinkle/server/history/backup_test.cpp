@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "twinkle/base/error.h"
+#include "twinkle/io/atomic.h"
 #include "twinkle/io/limit_for_test.h"
 #include "twinkle/server/history/truncation_for_test.h"
 #include "twinkle/server/service_for_test.h"
@@ -125,6 +126,20 @@ TEST_F(BackupTest, AJournalThatGivesWayToAStateMeanwhileLosesNothingThatWasAckno
       EXPECT_EQ(post("/api/v1/session_heartbeat", {{"session_id", id}}).status, 200) << at;
     close();
   }
+}
+
+TEST_F(BackupTest, AJournalThatHasLostRecordsIsNeitherCopiedNorRestored) {
+  session();
+  close();
+  backup(dir_.path(), beside("before"));
+  write_file_atomically(store::lost_file(dir_ / "journal"), "store: it has lost record 2");
+  for (const auto& copied : {backup, restore}) {
+    const std::string why = refusal_of([&] { copied(dir_.path(), beside("b")); });
+    EXPECT_EQ(why, "store: it has lost record 2, or, to go on with what is left, remove " +
+                       (dir_ / "journal" / "lost").string());
+    EXPECT_FALSE(is_there(beside("b")));
+  }
+  restore(beside("before"), beside("b"));
 }
 
 TEST_F(BackupTest, WhatIsThereIsNotReplacedAndWhatIsNoStateIsNamed) {

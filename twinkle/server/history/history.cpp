@@ -78,6 +78,7 @@ void add(History::Summary& out, const store::Record& record) {
 History::Summary summary_of(const std::filesystem::path& folder) {
   History::Summary out;
   if (!std::filesystem::is_directory(folder)) return out;
+  store::require_none_lost(folder);
   uint64_t last = 0;
   if (is_there(state_file(folder))) {
     const StateReader reader(folder);

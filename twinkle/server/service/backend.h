@@ -30,6 +30,7 @@ class Backend {
   virtual engine::SamplingStats sampling() const = 0;
   virtual engine::ParkingStats parking() const = 0;
   virtual void validate(const engine::Operation& operation) const = 0;
+  virtual int64_t bytes_of(const engine::Operation& operation) const = 0;
   // An error leaves the operation as it is.
   virtual engine::Accepted check(engine::Operation&& operation,
                                  engine::Beyond beyond = engine::Beyond::kRefused) = 0;

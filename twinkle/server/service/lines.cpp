@@ -1,6 +1,7 @@
 #include "twinkle/server/service/lines.h"
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <limits>
 #include <memory>
@@ -59,6 +60,14 @@ void Lines::add(int64_t number, std::shared_ptr<Pending> pending, bool is_again)
   if (line->second.waiting.back().number == number) pending->let_go();  // it waits
 }
 
+// In bytes of max_bytes_total: what is little of that may be much of the engine's memory, as a
+// short request for many samples is, whose result counts until it is there.
+int64_t Lines::size_of(const Pending& pending) const {
+  const double part = static_cast<double>(pending.held) / static_cast<double>(max_held_);
+  const double as_bytes = std::ceil(part * static_cast<double>(options_.max_bytes_total));
+  return std::max(pending.source.bytes, static_cast<int64_t>(as_bytes));
+}
+
 void Lines::ask_rates(const std::string& key, const std::shared_ptr<Pending>& pending) {
   const auto go = [this, key, pending] {
     pending->may_go = true;
@@ -78,7 +87,7 @@ bool Lines::remove(int64_t number, const Pending& pending) {
   if (line->second.has_room && found == waiting.begin()) give_room_back(line->second, pending);
   waiting.erase(found);
   --num_waiting_;
-  hungry_.remove(pending.owner, pending.source.bytes, number);
+  hungry_.remove(pending.owner, size_of(pending), number);
   rates_.leave(pending.request_id);
   if (waiting.empty() && line->second.given.num == 0) lines_.erase(line);
   wake_others();  // its room, or what it held up as one that is passed no more
@@ -98,12 +107,12 @@ void Lines::ended(const Pending& pending) {
 
 void Lines::require_free(const Pending& pending) const {
   const std::string& owner = pending.owner;
-  const int64_t bytes = pending.source.bytes;
+  const int64_t bytes = size_of(pending);
   const auto found = lines_.find(key_of(pending));
   const Line none;
   const Line& line = found == lines_.end() ? none : found->second;
   const bool is_held = !line.waiting.empty() && !line.waiting.front().pending->may_go;
-  require((line.waiting.empty() || is_held) && has_room(line, bytes), Code::kBusy,
+  require((line.waiting.empty() || is_held) && has_room(line, pending.source.bytes), Code::kBusy,
           "server: the engine's queue of '", pending.tenant, "' is full; come again");
   const Share own = share_of(owner);
   const auto left = [](int64_t most, int64_t given) { return std::max<int64_t>(0, most - given); };
@@ -111,10 +120,12 @@ void Lines::require_free(const Pending& pending) const {
           " operations of this tenant, and a tenant has at most as many as are left of the ",
           max_places_, " that tenants share of max_queued_total, ", left(max_places_, all_.num),
           "; come again");
-  require(leaves_bytes(own, all_, bytes), Code::kBusy, "server: the engine has ", own.bytes,
-          " bytes of this tenant's requests, this one has ", bytes,
-          ", and a tenant has at most as many as are left of max_given_bytes_total, ",
-          left(options_.max_bytes_total, all_.bytes), "; come again");
+  require(
+      leaves_bytes(own, all_, bytes), Code::kBusy, "server: the engine has ", own.bytes,
+      " bytes of this tenant's requests, this one has ", bytes,
+      bytes > pending.source.bytes ? ", its part of max_queued_bytes_total with its result" : "",
+      ", and a tenant has at most as many as are left of max_given_bytes_total, ",
+      left(options_.max_bytes_total, all_.bytes), "; come again");
   require(hungry_.may_pass(owner, bytes, std::numeric_limits<int64_t>::max()), Code::kBusy,
           "server: the engine's room is kept for a request that has waited longer; come again");
 }
@@ -156,10 +167,8 @@ bool Lines::has_room_in_all(const std::string& owner, int64_t bytes) const {
 // `num`: 1, or -1 of one that has its room no more.
 void Lines::count(Line& line, const Pending& pending, int64_t num) {
   const auto of = shares_.try_emplace(pending.owner).first;
-  for (Share* share : {&line.given, &all_, &of->second}) {
-    share->num += num;
-    share->bytes += num * pending.source.bytes;
-  }
+  line.given.add(num, pending.source.bytes);
+  for (Share* share : {&all_, &of->second}) share->add(num, size_of(pending));
   if (of->second.num == 0) shares_.erase(of);
 }
 
@@ -183,8 +192,8 @@ bool Lines::take_room(const std::string& key) {
   Line& line = lines_.at(key);
   const Waiting& first = line.waiting.front();
   const std::string& owner = first.pending->owner;
-  const int64_t bytes = first.pending->source.bytes;
-  if (!has_room(line, bytes)) return false;  // until one of its own ends
+  const int64_t bytes = size_of(*first.pending);
+  if (!has_room(line, first.pending->source.bytes)) return false;  // until one of its own ends
   if (!has_room_in_all(owner, bytes) || !hungry_.may_pass(owner, bytes, first.number)) {
     hungry_.add(owner, bytes, first.number, key);
     return false;

@@ -44,7 +44,8 @@ struct LineOptions {
         option(
             "max_given_bytes_total", &O::max_bytes_total, between(1, kMostBytes),
             "the same of all runs, in bytes, of which one tenant is given at most as many as are "
-            "left"),
+            "left; what takes a larger part of max_queued_bytes_total, with its result, counts as "
+            "that part"),
         option("give_again_seconds", &O::again, between(0.001, 60),
                "seconds after which the engine is asked again when it had no room")};
   }
@@ -77,7 +78,8 @@ class Lines {
         give_(std::move(told.give)),
         fail_(std::move(told.fail)),
         unread_(std::move(told.unread)),
-        max_places_(places_of(backend.stats().max_queued_total)),
+        max_places_(most_of(backend.stats().max_queued_total)),
+        max_held_(most_of(backend.stats().max_queued_bytes_total)),
         hungry_(
             [this](const std::string& owner, int64_t bytes) {
               const Share own = share_of(owner);
@@ -108,6 +110,7 @@ class Lines {
  private:
   struct Share {  // that the engine has, or that have room
     int64_t num = 0, bytes = 0;
+    void add(int64_t more, int64_t of_each) { num += more, bytes += more * of_each; }
   };
   struct Line {
     std::deque<Waiting> waiting;
@@ -123,10 +126,9 @@ class Lines {
     return pending.samples ? samples_of(pending.tenant) : "train " + pending.tenant;
   }
   // The rest is for what comes by other ways: snapshots, samplers' weights, runs that are parked.
-  static int64_t places_of(int64_t max_queued_total) {
-    return max_queued_total - max_queued_total / 8;
-  }
+  static int64_t most_of(int64_t total) { return total - total / 8; }
   static bool publishes_again(const Waiting& w) { return w.is_again && w.pending->publishes; }
+  int64_t size_of(const Pending& pending) const;
   void ask_rates(const std::string& key, const std::shared_ptr<Pending>& pending);
   bool has_room(const Line& line, int64_t bytes) const;
   Share share_of(const std::string& owner) const;
@@ -155,7 +157,7 @@ class Lines {
   Rates& rates_;
   const Give give_;
   const Fail fail_, unread_;
-  const int64_t max_places_;                   // of the engine's for all lines
+  const int64_t max_places_, max_held_;        // of the engine's for all lines; bytes
   std::map<std::string, Line> lines_;          // with something that waits or was given
   Hungry hungry_;                              // lines whose first waits for room in all
   std::map<std::string, int64_t> publishing_;  // Publishes that wait to be done again, by tenant

@@ -22,6 +22,7 @@ class LinesTest : public ServiceTest {
   void open_held(const engine::DispatcherOptions& options = {}) {
     open(options);
     executor_->on_batch = [this] {
+      is_at_work_ = true;
       while (!go_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     };
     go_on();
@@ -61,7 +62,7 @@ class LinesTest : public ServiceTest {
   }
   int64_t num_waiting() const { return services_->operations.num_waiting(); }
 
-  std::atomic<bool> go_ = false;
+  std::atomic<bool> go_ = false, is_at_work_ = false;
   int64_t num_samples_ = 0;
 };
 
@@ -108,11 +109,34 @@ TEST_F(LinesTest, ATenantWithManyRunsLeavesPlacesForOthers) {
   for (const auto& [ack, key] : acks) result(ack, key);
 }
 
+// Of requests that are short: it is their results that fill the engine.
+TEST_F(LinesTest, ATenantWhoseResultsAreLongLeavesMemoryOfTheEngineForOthers) {
+  open_held({.max_queued_bytes_total = 8 << 20});
+  std::vector<std::string> runs;
+  for (int i = 0; i < 6; ++i) runs.push_back(run("tml-a"));
+  const std::string other = run("tml-b"), of_a = sampler("tml-a");
+  executor_->result_bytes = 900 << 10;
+  std::vector<std::pair<Response, std::string>> acks;
+  for (const std::string& id : runs) acks.emplace_back(send(id, 1, "tml-a", 0), "tml-a");
+  EXPECT_EQ(num_waiting(), 2) << "half of seven eighths of 8 MiB is a tenant's at most";
+  const std::string why = text(sample(of_a, 3), "detail");
+  EXPECT_NE(why.find(", its part of max_queued_bytes_total with its result, and a tenant has"),
+            std::string::npos)
+      << why;
+  acks.emplace_back(send(other, 1, "tml-b", 0), "tml-b");
+  EXPECT_EQ(num_waiting(), 2);
+  go_ = true;
+  for (const auto& [ack, key] : acks) result(ack, key);
+}
+
 TEST_F(LinesTest, ATenantThatMakesManyRunsLeavesPlacesForOthersRuns) {
   options_.lines = {.max_given = 4};
   open_held({.max_queued = 4, .max_queued_total = 8});
   std::vector<std::pair<Response, std::string>> acks;
-  acks.emplace_back(send(run("tml-a"), 1, "tml-a", 0), "tml-a");  // which the engine is at
+  acks.emplace_back(send(run("tml-a"), 1, "tml-a", 0), "tml-a");
+  for (int i = 0; i < 10000 && !is_at_work_; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_TRUE(is_at_work_);
   const auto make = [&](const std::string& key) {
     acks.emplace_back(post("/api/v1/create_model", model(session(key)), key), key);
   };

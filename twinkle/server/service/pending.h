@@ -80,6 +80,7 @@ struct Pending {
   std::string owner;         // in whose share of the engine's room it is; empty: of nobody's
   bool is_rated = true;      // the owner's rates may hold it
   bool may_go = false;       // as far as they say
+  int64_t held = 0;          // bytes of the engine's memory, with its result's
   Used used;                 // without what its end adds
   std::optional<Ready> ready = {};
   Source source;

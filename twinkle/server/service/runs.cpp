@@ -139,6 +139,7 @@ std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source s
           "' has not come; at most ", kMaxAhead, " numbers may be ahead of it");
   const auto pending =
       std::make_shared<Pending>(request_id, std::move(ready), std::move(source), std::move(on_end));
+  pending->held = backend_.bytes_of(pending->ready->operation);
   pending->came_before = decisions_.is_decided();
   try {
     decisions_.decide([&] { validate(backend_, pending->ready->operation); });
@@ -180,6 +181,7 @@ void Runs::take(Run& run, int64_t seq_id, const std::shared_ptr<Pending>& pendin
 }
 
 void Runs::submit_first(Run& run, const std::shared_ptr<Pending>& pending) {
+  pending->held = backend_.bytes_of(pending->ready->operation);
   pending->came_before = decisions_.is_decided();
   start(run, 0, pending);
 }

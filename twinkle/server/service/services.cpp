@@ -126,6 +126,7 @@ void Services::wait_for_saves(const std::function<void()>& done) {
 void Services::sample(const std::string& owner, const std::string& key_id,
                       std::shared_ptr<Pending> pending) {
   pending->owner = owner;
+  pending->held = backend.bytes_of(pending->ready->operation);
   decisions.decide([&] {
     backend.validate(pending->ready->operation);
     make(pending->tenant);

@@ -35,7 +35,8 @@ std::optional<Hungry::One> Hungry::passed_no_more() const {
   return counted_.is_last() ? counted() : std::nullopt;
 }
 
-// The first of each size, as long as there is room: of the same size who came later may go as little.
+// The first of each size, as long as there is room: of the same size who came later may go as
+// little.
 std::optional<Hungry::One> Hungry::oldest(const HasRoom& has_room, const MayGo& may_go) const {
   std::optional<One> out;
   for (const auto& [name, owner] : waiting_) {
