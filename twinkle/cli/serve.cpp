@@ -194,8 +194,8 @@ void recover(server::Services& services, const engine::ModelInfo& info, const Se
   log.write(Level::kInfo, end.data());
   if (const int64_t cut = services.history.cut_bytes(); cut > 0)
     log.write(Level::kWarning, "recovery has cut off " + std::to_string(cut) +
-                                   " bytes behind the journal's last whole record, which was being "
-                                   "written when the process before ended");
+                                   " bytes behind the journal's last whole record: after a loss of "
+                                   "power, with durability process, some may have been acknowledged");
   for (const auto& [run, why] : services.operations.lost())
     std::fprintf(stderr, "twinkle: %s\n", why.c_str());
 }

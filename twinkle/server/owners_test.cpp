@@ -102,6 +102,8 @@ class OwnersTest : public ServiceTest {
         {{"model_id", a.run}, {"seq_id", 3}, {"adam_params", {{"learning_rate", 0.1}}}});
     add("POST " + v1 + "save_weights", {{"model_id", a.run}, {"seq_id", 4}, {"path", "b"}});
     add("POST " + v1 + "save_weights_for_sampler", {{"model_id", a.run}, {"seq_id", 5}});
+    add("POST " + v1 + "save_weights_external", {{"model_id", a.run}, {"seq_id", 6}});
+    out["POST " + v1 + "save_weights_external"].status = 404;  // it is not there
     add("POST " + v1 + "load_weights",
         {{"session_id", a.session}, {"model_seq_id", 1}, {"path", a.checkpoint}});
     add("POST " + v1 + "create_sampling_session",
@@ -263,6 +265,7 @@ TEST_F(OwnersTest, AKeyDoesWhatItsScopesSay) {
   const std::set<std::string> of_train = {"create_model",
                                           "forward_backward",
                                           "optim_step",
+                                          "save_weights_external",
                                           "save_weights",
                                           "save_weights_for_sampler",
                                           "load_weights"},

@@ -12,6 +12,7 @@
 #include "twinkle/server/auth/audit_line.h"
 #include "twinkle/server/bodies/body_limit.h"
 #include "twinkle/server/bodies/num_values.h"
+#include "twinkle/server/http/matches.h"
 #include "twinkle/server/replay/brief.h"
 #include "twinkle/server/tinker/address.h"
 #include "twinkle/server/tinker/forward_backward_request.h"
@@ -35,25 +36,6 @@ constexpr std::array kRoutes = {
 constexpr int64_t kLongBytes = int64_t{64} << 10;  // of a body
 // Of JSON, beside a prompt's tokens: each takes memory, and the thread's time.
 constexpr int64_t kMostOtherValues = int64_t{64} << 10;
-
-bool matches(std::string_view pattern, std::string_view path,
-             std::map<std::string, std::string>& parameters) {
-  while (!pattern.empty() && !path.empty()) {
-    const size_t end = pattern.find('/', 1), path_end = path.find('/', 1);
-    const std::string_view want = pattern.substr(1, end - 1), has = path.substr(1, path_end - 1);
-    if (want == "{path...}") {
-      parameters["path"] = path.substr(1);
-      return true;
-    }
-    if (want.starts_with('{'))
-      parameters[std::string(want.substr(1, want.size() - 2))] = has;
-    else if (want != has)
-      return false;
-    pattern = end == std::string_view::npos ? "" : pattern.substr(end);
-    path = path_end == std::string_view::npos ? "" : path.substr(path_end);
-  }
-  return pattern.empty() && path.empty();
-}
 
 // 422 is what the SDK shows its user at once; 400, 409 and 5xx make it try again.
 int status_of(Code code) {
@@ -188,14 +170,19 @@ tinker::Address address_of(const Request& request) {
   return tinker::address_of(finder->found());
 }
 
-// A request that is refused may name a number of a run which it does not touch, as the SDK's
-// load_state does: it is used up, too, or that run would wait for it for ever.
+// Whether it is refused whenever it names a run, whose number it uses up all the same: else that
+// run would wait for it for ever.
+bool only_uses_up(const Route& route) {
+  return route.run == load_weights || route.run == save_weights_external;
+}
+
 void use_up(const Asked& asked, const Caller& caller, const Response& refused, Services& services) {
-  if (refused.status < 400 || refused.status == 429 || refused.status >= 500) return;
+  if (refused.status != 404 && refused.status != 422) return;
   const tinker::Address to = address_of(asked.request);
   Run* const run = services.runs.find(to.model_id);
-  if (run && run->owner == caller.owner)
-    services.runs.refuse(*run, to.seq_id, "it was refused", false);
+  if (!run || run->owner != caller.owner) return;
+  const Json why = parse_json(refused.body, "server: the refusal");
+  services.runs.refuse(*run, to.seq_id, get<std::string>(why, "detail"), false);
 }
 
 // `command`, but for its body, and `sequence`, of its record: of a journalled request.
@@ -215,9 +202,13 @@ std::optional<Response> run(Asked& asked, const Caller& caller, const Command& c
       return response_of(std::current_exception());
     }
   };
-  std::optional<Response> out = told();
-  if (out && asked.route->run == load_weights) use_up(asked, caller, *out, services);
-  return out;
+  try {
+    std::optional<Response> out = told();
+    if (out && command.uses_up && only_uses_up(*asked.route)) use_up(asked, caller, *out, services);
+    return out;
+  } catch (...) {
+    return response_of(std::current_exception());
+  }
 }
 
 // Of a long request: the refusal if it names nothing of the caller's. It takes no room in the
@@ -264,7 +255,8 @@ void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& ser
                     .owner = caller.owner,
                     .chance = new_id(),
                     .time_ms = milliseconds_since_1970(),
-                    .key_id = caller.key_id};
+                    .key_id = caller.key_id,
+                    .uses_up = true};
     const Amount amount = amount_of(a->route->touches);
     command.refused =
         a->refused.empty() ? services.amounts.refusal(services, caller.owner, amount) : a->refused;
@@ -450,7 +442,7 @@ void route(Request request, Services& services, Reply answer) {
     const auto entered = enter(*a->route, a->request, services);
     if (const auto* refused = std::get_if<Response>(&entered)) return reply(*refused);
     const Caller caller = std::get<Caller>(entered);
-    if (is_numbered(*a->route))
+    if (is_numbered(*a->route) || only_uses_up(*a->route))
       reply = [a, caller, &services, told = reply](Response response) {
         if (response.status == 503) put_off(*a, caller, services);
         told(std::move(response));

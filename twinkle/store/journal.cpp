@@ -376,10 +376,15 @@ void Journal::lose(uint64_t sequence) {
                           std::to_string(sequence) +
                           ", which was acknowledged, when the disk failed to sync it; nothing more "
                           "is taken: mend the disk and restore a backup";
+  is_lost_ = true;
   {
     const Lock lock(mutex_);
     trouble_ = why;
   }
+  tell_lost(why);
+}
+
+void Journal::tell_lost(const std::string& why) const {
   try {
     if (!is_there(lost_file(folder_))) write_file_atomically(lost_file(folder_), why);
   } catch (const Error&) {
@@ -390,6 +395,11 @@ void Journal::lose(uint64_t sequence) {
 // Takes appends again if the disk takes some bytes after the last record. Zeros are no record: a
 // process that is killed here leaves a torn tail.
 void Journal::retry() {
+  if (is_lost_) {
+    tell_lost(trouble());
+    retry_at_ = Clock::now() + seconds(options_.retry_seconds);
+    return;
+  }
   std::string zeros(kProbeBytes, '\0');
   iovec probe{zeros.data(), zeros.size()};
   const auto cut = [&] { return ::ftruncate(file_.get(), end_) == 0; };

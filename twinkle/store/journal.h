@@ -125,6 +125,7 @@ class Journal {
   void refuse(const char* action, int error, std::span<Pending> records);
   bool write_again();
   void lose(uint64_t sequence);
+  void tell_lost(const std::string& why) const;
   void retry();
   void tell_synced();
 
@@ -141,6 +142,7 @@ class Journal {
   std::vector<Pending> unsynced_;        // kDisk: written, not yet synced
   std::vector<Pending> kept_;            // refused, to be written before all others
   bool failing_ = false, must_roll_ = false, must_sync_ = false;
+  bool is_lost_ = false;  // an acknowledged record: it fails until it ends
   std::atomic<bool> must_begin_ = false;
   Clock::time_point sync_at_, retry_at_;
 

@@ -1,6 +1,8 @@
 """What becomes of a loss's arguments of several ranks: one list, or one value for all."""
 
 import pickle
+import re
+from collections import deque
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -31,6 +33,16 @@ class Bare:
     def __init__(self, values):
         self.values = values
 
+    def total(self):
+        return sum(self.values)
+
+
+def endless(value):
+    """One that holds itself, and a tensor."""
+    out = Bare([torch.full((2,), value)])
+    out.values.append(out)
+    return out
+
 
 def options(scale):
     """Whose tensor has more behind it than it shows, as large as the scale."""
@@ -50,6 +62,10 @@ OTHERS = {
     "enums": (Way.SHORT, Way.LONG),
     "data classes": (options(1.0), options(2.0)),
     "objects": (Bare([1.0]), Bare([2.0])),
+    "queues in objects": (Bare([deque([1])]), Bare([deque([2])])),
+    "objects that hold themselves": (endless(1.0), endless(2.0)),
+    "patterns": (re.compile("a"), re.compile("b")),
+    "methods": (Bare([1.0]).total, Bare([2.0]).total),
     "paths": (Path("/a"), Path("/b")),
     "functions": (options, joined),
     "classes": (Options, Bare),
@@ -73,6 +89,9 @@ def test_what_differs_between_ranks_and_is_of_no_rows_is_refused_whatever_it_is(
         (Options(1.0, torch.ones(2)), Options(1.0, torch.ones(9)[:2])),
         (Bare([1.0, torch.ones(2)]), Bare([1.0, torch.ones(9)[:2]])),
         (torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)),
+        (Bare([deque([torch.ones(2)])]), Bare([deque([torch.ones(9)[:2]])])),
+        (Bare([torch.ones(2)]).total, Bare([torch.ones(9)[:2]]).total),
+        (re.compile("a"), re.compile("a")),
         (Path("/a"), Path("/a")),
         (options, options),
         (None, None),

@@ -1,9 +1,11 @@
 """A batch of all data ranks. Losses and metrics in Python see all of it on every rank, so that
 their numbers are those of one process, whatever they add up, and in which order."""
 
+import copyreg
 import inspect
 import numbers
 import pickle
+from collections import deque
 from collections.abc import Mapping
 
 import numpy as np
@@ -229,7 +231,7 @@ def _are_same(one, other):
     if hasattr(one, "ndim") and hasattr(one, "dtype"):
         are_alike = one.dtype == other.dtype and one.shape == other.shape
         return are_alike and bool(((one == other) | ((one != one) & (other != other))).all())
-    if isinstance(one, (list, tuple)):
+    if isinstance(one, (list, tuple, deque)):
         return len(one) == len(other) and all(map(_are_same, one, other))
     if isinstance(one, Mapping):
         return set(one) == set(other) and all(_are_same(one[key], other[key]) for key in one)
@@ -237,10 +239,17 @@ def _are_same(one, other):
         return one == other
     if one is other or pickle.dumps(one) == pickle.dumps(other):
         return True
+    if inspect.ismethod(one):
+        return one.__func__ is other.__func__ and _are_same(one.__self__, other.__self__)
     if inspect.isroutine(one) or isinstance(one, type):
         return False
     # What pickle would keep of them: two pickles of equal tensors differ.
-    return _are_same(*(each.__reduce_ex__(pickle.DEFAULT_PROTOCOL) for each in (one, other)))
+    kept = copyreg.dispatch_table.get(type(one))
+    kept = kept or (lambda each: each.__reduce_ex__(pickle.DEFAULT_PROTOCOL))
+    try:
+        return _are_same(kept(one), kept(other))
+    except RecursionError:  # it holds itself
+        return False
 
 
 def _concatenated(values):

@@ -216,7 +216,7 @@ def test_a_start_logs_that_it_recovers_and_what_it_has_recovered(start, tiny_lla
     assert (no_bytes, none, journal) == ("0", "0", again)
     assert journal == str(tmp_path / "state/journal")
     assert int(num_bytes) > 1000 and int(some) >= 4, "a session, a run, a batch and how they ended"
-    cut = "warning recovery has cut off 7 bytes behind the journal's last whole record, which was "
+    cut = "warning recovery has cut off 7 bytes behind the journal's last whole record: after "
     assert text.count("has cut off") == text.count(cut) == 1
 
 

@@ -88,14 +88,33 @@ TEST_F(UsedUpTest, ALoadIntoARunIsRefusedAndUsesItsNumberUp) {
   result(train(id, 2));
   EXPECT_EQ(load(3, "b"), 404) << "no such path";
   EXPECT_EQ(load(4, "a"), 422) << "it is not a new run";
-  const Response stepped = step(id, 5);
+  const Json external = {{"model_id", id}, {"seq_id", 5}, {"path", "a"}};
+  EXPECT_EQ(post("/api/v1/save_weights_external", external, "tml-b").status, 404);
+  EXPECT_NE(text(post("/api/v1/save_weights_external", external), "detail").find("is not there"),
+            std::string::npos);
+  const Response stepped = step(id, 6);
   EXPECT_TRUE(parse(result(stepped)).contains("metrics"));
-  EXPECT_EQ(load(5, "b"), 404) << "which has come";
+  EXPECT_EQ(load(6, "b"), 404) << "which has come";
   close();
   open();
   go_on();
-  result(train(id, 6));
-  EXPECT_EQ(text(train(id, 3), "detail"), "server: seq_id 3 of '" + id + "' was refused");
+  result(train(id, 7));
+  for (int64_t seq_id = 3; seq_id <= 5; ++seq_id)
+    EXPECT_EQ(text(train(id, seq_id), "detail"),
+              "server: seq_id " + std::to_string(seq_id) + " of '" + id + "' was refused");
+}
+
+// They left the number open, and what came then was done accordingly.
+TEST_F(UsedUpTest, ALoadIntoARunInAJournalOfAnOlderBuildUsesNoNumberUp) {
+  go_on();
+  const std::string id = run();
+  const Command older{.method = "POST",
+                      .path = "/api/v1/load_weights",
+                      .content_type = "application/json",
+                      .owner = services_->runs.find(id)->owner,
+                      .body = R"({"model_id": ")" + id + R"(", "seq_id": 1, "path": "x"})"};
+  replay(services_->history.sequence(), older, *services_);
+  result(train(id, 1));
 }
 
 TEST_F(UsedUpTest, JsonThatCannotBeReadUsesItsNumberUpThroughAStartToo) {

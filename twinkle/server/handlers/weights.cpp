@@ -125,6 +125,13 @@ std::optional<Response> save_weights_for_sampler(Call& call) {
   return json(ack(run, request_id));
 }
 
+std::optional<Response> save_weights_external(Call& call) {
+  call.run();
+  fail(Code::kNotFound,
+       "server: save_weights_external is not there; save_state and save_weights_for_sampler write "
+       "folders in peft's form below STATE/checkpoints, which the operator can copy");
+}
+
 std::optional<Response> weights_info(Call& call) {
   const Checkpoint* const of = call.touched.checkpoint;
   require(of, Code::kInvalid, "server: tinker_path is missing");

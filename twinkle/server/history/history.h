@@ -84,7 +84,7 @@ class History {
   void on_done(std::function<void()> told) { on_done_ = std::move(told); }
   // Of records that were behind the state file at the start, and came since.
   int64_t bytes() const { return bytes_; }
-  // Of a torn tail, which open() has cut off: of a record that was being written.
+  // Of a torn tail, which open() has cut off: what a process was writing, or power has taken.
   int64_t cut_bytes() const { return journal_ ? journal_->report().cut_bytes : 0; }
 
   // So that a state can be taken: the next record begins a segment.

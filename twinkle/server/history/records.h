@@ -33,6 +33,8 @@ struct Command {
   int64_t time_ms = 0;  // since 1970
   std::string key_id;   // of the key that it came with, if keys were asked for
   std::string refused;  // why, where its tenant's limits refuse what is new; or empty
+  // A refusal uses up the number that it names on every route; older builds left some out.
+  bool uses_up = false;
 
   static constexpr uint8_t kKind = 2;
   static constexpr auto fields() {
@@ -44,7 +46,8 @@ struct Command {
                       field(6, "chance", &Command::chance),
                       field(7, "time_ms", &Command::time_ms),
                       field(8, "key_id", &Command::key_id),
-                      field(9, "refused", &Command::refused)};
+                      field(9, "refused", &Command::refused),
+                      field(10, "uses_up", &Command::uses_up)};
   }
 };
 

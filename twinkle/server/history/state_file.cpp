@@ -18,14 +18,13 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr uint16_t kStateVersion = 2;              // 1 had all answers in the state itself
-constexpr size_t kSyncedBytes = size_t{64} << 20;  // no more is to be synced at once
+constexpr uint16_t kStateVersion = 2;  // 1 had all answers in the state itself
 
 // Records one after another, as long as the server does not end.
 class StateWriter {
  public:
-  StateWriter(const fs::path& journal, const std::function<bool()>& ends)
-      : out_(state_file(journal)), ends_(ends) {}
+  StateWriter(const fs::path& journal, const std::function<bool()>& ends, size_t synced_bytes)
+      : out_(state_file(journal)), ends_(ends), synced_bytes_(synced_bytes) {}
 
   void write(const store::Record& record) {
     const store::Header header = store::header_of(record);
@@ -46,11 +45,11 @@ class StateWriter {
   void write(std::string_view bytes) {
     for (std::string_view rest = bytes; !rest.empty();) {
       require_goes_on();
-      const std::string_view piece = rest.substr(0, kSyncedBytes - unsynced_);
+      const std::string_view piece = rest.substr(0, synced_bytes_ - unsynced_);
       out_.write(piece);
       rest.remove_prefix(piece.size());
       unsynced_ += piece.size();
-      if (unsynced_ < kSyncedBytes) continue;
+      if (unsynced_ < synced_bytes_) continue;
       fault("before a state's sync");
       out_.sync();
       unsynced_ = 0;
@@ -59,7 +58,8 @@ class StateWriter {
 
   AtomicFile out_;
   const std::function<bool()>& ends_;
-  size_t unsynced_ = 0;  // bytes
+  const size_t synced_bytes_;  // no more is to be synced at once
+  size_t unsynced_ = 0;        // bytes
 };
 
 }  // namespace
@@ -74,13 +74,14 @@ std::set<uint64_t> carried(const State& state) {
   return out;
 }
 
-void write_state(const fs::path& journal, const State& state, const std::function<bool()>& ends) {
+void write_state(const fs::path& journal, const State& state, const std::function<bool()>& ends,
+                 size_t synced_bytes) {
   ByteWriter writer;
   writer.put(state);
   const std::string payload = writer.take();
   require(payload.size() <= store::kMaxPayloadBytes, Code::kInvalid, "server: the state takes ",
           payload.size(), " bytes, the limit is ", store::kMaxPayloadBytes);
-  StateWriter out(journal, ends);
+  StateWriter out(journal, ends, synced_bytes);
   out.write({state.sequence, State::kKind, kStateVersion, payload});
   std::set<uint64_t> left = carried(state);
   if (is_there(state_file(journal))) {

@@ -24,10 +24,12 @@ std::set<uint64_t> carried(const State& state);
 
 // Copies these records from the file of the state before, and from the folder's segments, which
 // another thread may be writing to behind them. Error kInvalid: one is not there, more than 4 GiB
-// without them, the system refuses; kBusy: `ends` has said so, between two records.
+// without them, the system refuses; kBusy: `ends` has said so, between two records, or two syncs,
+// of which each has at most `synced_bytes` to write.
 void write_state(
     const std::filesystem::path& journal, const State& state,
-    const std::function<bool()>& ends = [] { return false; });
+    const std::function<bool()>& ends = [] { return false; },
+    size_t synced_bytes = size_t{64} << 20);
 
 // The records that a folder's state carries, read one by one: where each is, is looked up once for
 // each state. Used by one thread, while another replaces the state.

@@ -257,15 +257,17 @@ TEST_F(TruncationTest, AStateThatIsBeingWrittenWhenTheServerEndsIsGivenUp) {
   EXPECT_EQ(done(id).size(), 1U);
 }
 
-// It ends between two syncs, of which none has more than 64 MiB to write.
+// It ends between two syncs, of which none has more to write.
 TEST_F(TruncationTest, ALongStateIsSyncedInPartsAndGivenUpBetweenThem) {
   State state;
-  state.sessions.push_back({.id = std::string(size_t{150} << 20, 'x')});
+  state.sessions.push_back({.id = std::string(150 << 10, 'x')});
   const fs::path folder = dir_ / "long";
   fs::create_directory(folder);
   int num_syncs = 0, most = 3;
   set_fault_point([&](std::string_view name) { num_syncs += name == "before a state's sync"; });
-  const auto write = [&] { write_state(folder, state, [&] { return num_syncs == most; }); };
+  const auto write = [&] {
+    write_state(folder, state, [&] { return num_syncs == most; }, 64 << 10);
+  };
   write();
   EXPECT_EQ(num_syncs, 2);
   EXPECT_EQ(StateReader(folder).state().sessions.at(0).id, state.sessions[0].id);

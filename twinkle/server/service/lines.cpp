@@ -123,7 +123,7 @@ void Lines::require_free(const Pending& pending) const {
   require(
       leaves_bytes(own, all_, bytes), Code::kBusy, "server: the engine has ", own.bytes,
       " bytes of this tenant's requests, this one has ", bytes,
-      bytes > pending.source.bytes ? ", its part of max_queued_bytes_total with its result" : "",
+      bytes > pending.source.bytes ? ", by its part of the engine's memory with its result" : "",
       ", and a tenant has at most as many as are left of max_given_bytes_total, ",
       left(options_.max_bytes_total, all_.bytes), "; come again");
   require(hungry_.may_pass(owner, bytes, std::numeric_limits<int64_t>::max()), Code::kBusy,

@@ -44,8 +44,8 @@ struct LineOptions {
         option(
             "max_given_bytes_total", &O::max_bytes_total, between(1, kMostBytes),
             "the same of all runs, in bytes, of which one tenant is given at most as many as are "
-            "left; what takes a larger part of max_queued_bytes_total, with its result, counts as "
-            "that part"),
+            "left; what takes a larger part of seven eighths of max_queued_bytes_total, with its "
+            "result, counts as such a part of these"),
         option("give_again_seconds", &O::again, between(0.001, 60),
                "seconds after which the engine is asked again when it had no room")};
   }

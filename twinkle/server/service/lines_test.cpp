@@ -120,7 +120,7 @@ TEST_F(LinesTest, ATenantWhoseResultsAreLongLeavesMemoryOfTheEngineForOthers) {
   for (const std::string& id : runs) acks.emplace_back(send(id, 1, "tml-a", 0), "tml-a");
   EXPECT_EQ(num_waiting(), 2) << "half of seven eighths of 8 MiB is a tenant's at most";
   const std::string why = text(sample(of_a, 3), "detail");
-  EXPECT_NE(why.find(", its part of max_queued_bytes_total with its result, and a tenant has"),
+  EXPECT_NE(why.find(", by its part of the engine's memory with its result, and a tenant has"),
             std::string::npos)
       << why;
   acks.emplace_back(send(other, 1, "tml-b", 0), "tml-b");
