@@ -103,7 +103,8 @@ def test_each_field_of_each_route_is_read_or_refused_by_its_name(attacked, wire)
     bodies = good(wire)
     known = {re.sub(r"sessions/\w+/", "sessions/{session_id}/", route) for route in bodies}
     listed = re.findall(r'ROUTE\(POST, "/api/v1/(.*?)"', ROUTES.read_text())
-    assert known == set(listed) - {"forward_backward"}, "a route has no good body here"
+    bad = {"save_weights_external"}  # which is not there, whatever its body
+    assert known == set(listed) - {"forward_backward"} - bad, "a route has no good body here"
     next_number = dict.fromkeys(("run", "other"), 2)
     refused = 0
     for route, body in bodies.items():

@@ -193,9 +193,10 @@ void recover(server::Services& services, const engine::ModelInfo& info, const Se
                 static_cast<long long>(num_records), time.count());
   log.write(Level::kInfo, end.data());
   if (const int64_t cut = services.history.cut_bytes(); cut > 0)
-    log.write(Level::kWarning, "recovery has cut off " + std::to_string(cut) +
-                                   " bytes behind the journal's last whole record: after a loss of "
-                                   "power, with durability process, some may have been acknowledged");
+    log.write(Level::kWarning,
+              "recovery has cut off " + std::to_string(cut) +
+                  " bytes behind the journal's last whole record: after a loss of "
+                  "power, with durability process, some may have been acknowledged");
   for (const auto& [run, why] : services.operations.lost())
     std::fprintf(stderr, "twinkle: %s\n", why.c_str());
 }

@@ -262,12 +262,9 @@ TEST_F(OwnersTest, AForeignCheckpointIs404InAnOwnSession) {
 TEST_F(OwnersTest, AKeyDoesWhatItsScopesSay) {
   const auto all = cases(owned());
   const std::string trains = make("alice", {"train"}), samples = make("alice", {"sample"});
-  const std::set<std::string> of_train = {"create_model",
-                                          "forward_backward",
-                                          "optim_step",
-                                          "save_weights_external",
-                                          "save_weights",
-                                          "save_weights_for_sampler",
+  const std::set<std::string> of_train = {"create_model", "forward_backward",
+                                          "optim_step",   "save_weights_external",
+                                          "save_weights", "save_weights_for_sampler",
                                           "load_weights"},
                               of_sample = {"create_sampling_session", "asample"};
   for (const Route& r : routes()) {
