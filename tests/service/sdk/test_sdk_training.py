@@ -54,6 +54,19 @@ def test_another_optimizer_is_refused_when_a_run_is_made_and_by_each_step(servic
     assert len(steps(trainer(service, optimizer=types.AdamOptimizerConfig()), 1)) == 1
 
 
+def test_a_call_that_is_refused_in_a_run_leaves_the_run_as_it_was(service):
+    client, other = trainer(service), trainer(service)
+    path = client.save_state("here").result().path
+    for refused, call in (
+        (tinker.NotFoundError, lambda: client.load_state(path.replace("here", "nowhere"))),
+        (tinker.UnprocessableEntityError, lambda: client.load_state(path)),
+        (tinker.NotFoundError, lambda: client.save_weights_external("a")),
+    ):
+        with pytest.raises(refused):
+            call().result(timeout=60)
+    assert steps(client, 2) == steps(other, 2)
+
+
 def test_of_two_saves_of_one_name_in_flight_the_second_is_refused(service):
     client = trainer(service)
     for save in (client.save_state, client.save_weights_for_sampler):
