@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # sanitize.sh [asan|tsan]: builds and runs C++ tests under sanitizers; both without an argument.
-# asan: memory errors, leaks and undefined behaviour (build/sanitizers; but vptr, whose check opens a
-# pipe, which a test without free files would not get), then of readers that are
+# asan: memory errors, leaks and undefined behaviour (build/sanitizers), then of readers that are
 # fuzzed. tsan: data races, in what runs without torch, whose own threads are not built for it
 # (build/tsan): the scheduling of engine and sampler and the service over a null model, among others.
 set -euo pipefail
