@@ -1,5 +1,5 @@
-// twinkle._core.Watch and Meeting: whether the processes of a script live, and what they tell each
-// other in bytes.
+// twinkle._core.Watch, SigtermHandler and Meeting: whether the processes of a script live, how they
+// end, and what they tell each other in bytes.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -10,11 +10,13 @@
 
 #include "python/src/interruptible.h"
 #include "twinkle/base/error.h"
+#include "twinkle/mesh/sigterm.h"
 #include "twinkle/mesh/watched_comm.h"
 
 namespace py = pybind11;
 using namespace py::literals;
 using twinkle::mesh::Channel;
+using twinkle::mesh::SigtermHandler;
 using twinkle::mesh::Watch;
 
 namespace {
@@ -69,6 +71,8 @@ void bind_mesh(py::module_& m) {
              twinkle::require(why.empty(), twinkle::Code::kInternal, why);
            })
       .def("late", &Watch::late);
+  py::class_<SigtermHandler>(m, "SigtermHandler", "sigterm.h states what it does.")
+      .def(py::init<std::shared_ptr<Watch>>(), "watch"_a);
   py::class_<Waiting>(m, "Waiting",
                       "In its block this thread waits for the other ranks at a place.")
       .def(py::init<std::shared_ptr<Watch>, std::string>(), "watch"_a, "place"_a)

@@ -35,7 +35,7 @@ def run(command, cwd=None, **more):
             text=True,
             timeout=280,
         )
-        assert done.returncode == 0, done.stderr[-4000:]
+        assert done.returncode == 0, done.stderr[-20_000:]
         files = sorted(Path(told).iterdir(), key=lambda file: int(file.name))
         return [json.loads(file.read_text()) for file in files]
 

@@ -55,6 +55,8 @@ def do(what):
         time.sleep(8)
     elif what == "raise":
         raise MemoryError("too many rewards")
+    elif what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
     elif what == "starve":
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used, used))

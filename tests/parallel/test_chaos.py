@@ -34,7 +34,7 @@ def killed(ranks, gone):
 
 def ended(ranks, gone):
     ranks.processes[gone].send_signal(signal.SIGTERM)
-    return f"rank {gone} has gone"
+    return f"rank {gone} was ended by SIGTERM"
 
 
 def interrupted(ranks, gone):

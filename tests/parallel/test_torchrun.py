@@ -151,6 +151,34 @@ def test_every_rank_is_told_where_scripts_part(what, text, tiny_llama_dir, tmp_p
             assert status != 0 and re.search(text, error), error[-3000:]
 
 
+@pytest.mark.parametrize("gone", [0, 2])
+def test_torchrun_ends_no_rank_before_it_has_said_who_was_killed(gone, tiny_llama_dir, tmp_path):
+    with pytest.raises(AssertionError) as failed:
+        torchrun(3, "script.py", tiny_llama_dir, tmp_path, 1000, DO=f"{gone}:kill")
+    text = rf"^twinkle.errors.InternalError: .*(operation|exchange) \d+, .*mesh: rank {gone} has gone"
+    said = re.findall(text, str(failed.value), re.MULTILINE)
+    assert len(said) == 2, failed.value
+
+
+def test_sigterm_ends_a_rank_by_its_name(tiny_llama_dir, tmp_path):
+    with Ranks(3, tiny_llama_dir, tmp_path) as ranks:
+        ranks.wait_for_steps(2)
+        ranks.processes[1].send_signal(signal.SIGTERM)
+        the_others_say(ranks, 1, "mesh: rank 1 was ended by SIGTERM")
+        assert ranks.end_of(1, 10)[0] == -signal.SIGTERM
+
+
+def test_sigterm_ends_a_rank_whose_script_does_something_else(tiny_llama_dir, tmp_path):
+    with Ranks(2, tiny_llama_dir, tmp_path, DO="0:sleep") as ranks:
+        ranks.wait_for_steps(2)
+        time.sleep(1)
+        ranks.processes[1].kill()
+        ranks.processes[0].send_signal(signal.SIGTERM)
+        status, error = ranks.end_of(0, 10)
+        assert status == -signal.SIGTERM
+        assert "twinkle: mesh: rank 1 has gone: its process has ended" in error, error
+
+
 def test_torchruns_own_report_tells_the_error_of_each_rank(tiny_llama_dir, tmp_path):
     with pytest.raises(AssertionError) as failed:
         torchrun(2, "script.py", tiny_llama_dir, tmp_path, STEPS, DO="1:raise")

@@ -72,6 +72,7 @@ class _Several(Ranks):
             self._meeting = core().Meeting(told, self.watch)
         self._lock, self._count = threading.Lock(), 0
         atexit.register(tell_end, self.watch, self.rank)
+        self._handler = core().SigtermHandler(self.watch)  # torchrun's, when another rank has gone
         _start_warner(self.watch, threading.Event())  # which nobody sets: until the process ends
 
     def gather(self, what, value):
