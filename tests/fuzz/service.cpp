@@ -109,9 +109,12 @@ void read_route(const std::string& bytes) {
     if (status != 200) parse_json(response.body, "the answer");
   });
   service->loop.run();
-  bool disk_is_done = false;  // some routes answer behind what waits for the disk
-  service->services.disk.run([] {}, service->loop, [&](auto&&) { disk_is_done = true; });
-  service->loop.run_until([&] { return disk_is_done; });
+  // Some routes answer behind what waits for the disk, or for a checkpoint.
+  for (Worker* worker : {&service->services.disk, &service->services.reads}) {
+    bool is_done = false;
+    worker->run([] {}, service->loop, [&](auto&&) { is_done = true; });
+    service->loop.run_until([&] { return is_done; });
+  }
   require(*told == 200, Code::kInvalid, "refused");
 }
 

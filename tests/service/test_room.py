@@ -232,12 +232,21 @@ def test_the_end_of_a_session_frees_the_engine_of_its_samples(start, tiny_llama_
         params = {"max_tokens": 500, "stop": []}
         return wire.ok("asample", body | {"prompt": prompt, "sampling_params": params})
 
+    def seconds():
+        told = wire.send("GET", "/metrics").body.decode()
+        return float(told.split("\ntwinkle_sampling_seconds_total ")[1].split()[0])
+
     acks = [sample(seq_id) for seq_id in range(4)]
+    wait_until(lambda: seconds() > 0.02)
     wire.ok(f"sessions/{session}/finish", {})
     for ack in acks:
         assert wire.result(ack)["error"].endswith("finished, and this sample was cancelled")
-    usage = wire.send("GET", "/api/v1/usage").json()
-    assert [line["generated_tokens"] for line in usage["usage"]] == [0]
+    usage = wire.send("GET", "/api/v1/usage").json()["usage"]
+    (generated,) = [line["generated_tokens"] for line in usage]
+    assert 0 < generated < 4 * 256 * 500, "what they had by then"
+    assert server.stop() == 0
+    server = start(tiny_llama_dir, tmp_path / "state")
+    assert Wire(server.url).send("GET", "/api/v1/usage").json()["usage"] == usage
     assert server.stop() == 0
 
 

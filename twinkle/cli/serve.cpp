@@ -49,7 +49,9 @@ class EngineBackend : public server::Backend {
               .names = std::move(names),
               .max_positions = info.max_positions,
               .num_layers = info.num_layers,
-              .architecture = info.family};
+              .architecture = info.family,
+              .adapter_sizes = info.adapter_sizes,
+              .carried_bytes = info.carried_bytes};
   }
   const server::ModelFacts& model() const override { return model_; }
   engine::Stats stats() const override { return engine_.stats(); }

@@ -449,6 +449,14 @@ size_t Sampler::cancel(std::span<const int64_t> tickets) {
   return count;
 }
 
+int64_t Sampler::num_generated(int64_t ticket) const {
+  int64_t out = 0;
+  const auto job = jobs_.find(ticket);
+  if (job == jobs_.end()) return out;
+  for (const Completion& c : job->second->completions) out += std::ssize(c.tokens);
+  return out;
+}
+
 int64_t Sampler::newest() const {
   const Sequence* sequence = schedule_.newest();
   return sequence ? sequence->job->ticket : -1;

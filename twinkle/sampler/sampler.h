@@ -53,6 +53,8 @@ class Sampler {
   // event follows. How many of them had not ended.
   size_t cancel(std::span<const int64_t> tickets);
   bool cancel(int64_t ticket) { return cancel({&ticket, 1}) == 1; }
+  // Tokens of a request that has not ended, so far.
+  int64_t num_generated(int64_t ticket) const;
   // The ticket of the newest request that runs: memory that runs out may be its doing. -1: none.
   int64_t newest() const;
 

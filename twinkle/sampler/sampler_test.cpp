@@ -289,6 +289,24 @@ TEST(Sampler, ACancelledRequestLeavesItsPagesAndNoOutcome) {
   expect_same(outcomes[0].completions[0], want[0][0], "the one that stays");
 }
 
+TEST(Sampler, TellsHowManyTokensARequestHasThatHasNotEnded) {
+  TinyDecoder decoder({});
+  Sampler sampler(*decoder, {.kv_tokens = 1024});
+  Request request{some_prompt(20, 12), {.max_tokens = 6, .num_samples = 3}};
+  request.stream = true;
+  const int64_t ticket = sampler.add(request);
+  int64_t num_events = 0;
+  for (int i = 0; i < 4; ++i) {
+    sampler.step();
+    num_events += std::ssize(sampler.take_events());
+    EXPECT_EQ(sampler.num_generated(ticket), num_events);
+  }
+  EXPECT_EQ(num_events % 3, 0);
+  EXPECT_GT(num_events, 3);
+  EXPECT_TRUE(sampler.cancel(ticket));
+  EXPECT_EQ(sampler.num_generated(ticket), 0);
+}
+
 // NaN for the sequences of slot 1.
 class Poison final : public nn::Delta {
  public:

@@ -12,15 +12,16 @@ namespace twinkle::server {
 
 class NullBackend : public Backend {
  public:
-  engine::ParkingStats parked;  // what it tells
+  ModelFacts facts;             // what it tells, ...
+  engine::ParkingStats parked;  // ... and of this
   // Called by each of these, on its thread; of validate() and submit() at their end.
   std::function<void(const engine::Operation&)> on_check;
   std::function<void()> on_validate = [] {}, on_submit = [] {};
 
   explicit NullBackend(engine::Dispatcher& dispatcher, std::vector<std::string> names = {"null"})
-      : dispatcher_(dispatcher),
-        model_{.directory = "null", .names = std::move(names), .max_positions = 64} {}
-  const ModelFacts& model() const override { return model_; }
+      : facts{.directory = "null", .names = std::move(names), .max_positions = 64},
+        dispatcher_(dispatcher) {}
+  const ModelFacts& model() const override { return facts; }
   engine::Stats stats() const override { return dispatcher_.stats(); }
   engine::ParkingStats parking() const override { return parked; }
   engine::SamplingStats sampling() const override { return {.num_shared_tokens = 7}; }
@@ -46,7 +47,6 @@ class NullBackend : public Backend {
 
  private:
   engine::Dispatcher& dispatcher_;
-  const ModelFacts model_;
 };
 
 // ForwardBackwardRequest of one datum: tokens 1, 2, 3, targets 2, 3, 4 and weights 0, 1, 1.

@@ -90,9 +90,15 @@ bool is_protobuf(const Head& head) {
   return head.header("content-type").find("protobuf") != std::string::npos;
 }
 
+// Whether it is refused whenever it names a run, whose number it uses up all the same: else that
+// run would wait for it for ever.
+bool only_uses_up(const Route& route) {
+  return route.run == load_weights || route.run == save_weights_external;
+}
+
 // Whether a body tells a number of a run.
 bool is_numbered(const Route& route) {
-  return route.kind == Kind::kJournalled && (route.touches & kRun);
+  return route.kind == Kind::kJournalled && ((route.touches & kRun) || only_uses_up(route));
 }
 
 // In which a route takes its body, if it takes one.
@@ -170,17 +176,17 @@ tinker::Address address_of(const Request& request) {
   return tinker::address_of(finder->found());
 }
 
-// Whether it is refused whenever it names a run, whose number it uses up all the same: else that
-// run would wait for it for ever.
-bool only_uses_up(const Route& route) {
-  return route.run == load_weights || route.run == save_weights_external;
+// The caller's run whose number it is, or null.
+Run* own_run(const tinker::Address& to, const Caller& caller, Services& services) {
+  Run* const run = services.runs.find(to.model_id);
+  return run && run->owner == caller.owner ? run : nullptr;
 }
 
 void use_up(const Asked& asked, const Caller& caller, const Response& refused, Services& services) {
   if (refused.status != 404 && refused.status != 422) return;
   const tinker::Address to = address_of(asked.request);
-  Run* const run = services.runs.find(to.model_id);
-  if (!run || run->owner != caller.owner) return;
+  Run* const run = own_run(to, caller, services);
+  if (!run) return;
   const Json why = parse_json(refused.body, "server: the refusal");
   services.runs.refuse(*run, to.seq_id, get<std::string>(why, "detail"), false);
 }
@@ -216,6 +222,8 @@ std::optional<Response> run(Asked& asked, const Caller& caller, const Command& c
 std::optional<Response> without_owner(const Asked& asked, const Caller& caller,
                                       Services& services) {
   if (std::ssize(asked.request.body) <= kLongBytes) return std::nullopt;
+  if (only_uses_up(*asked.route) && own_run(address_of(asked.request), caller, services))
+    return std::nullopt;  // its number is used up, whatever else it names
   Call call{asked.request, asked.path, asked.body, caller.owner, "", 0, services, {}};
   auto refused = touch(call, asked.route->touches, caller);
   if (!refused && (asked.route->touches & kRun)) call.run();  // it names one
@@ -248,6 +256,7 @@ void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& ser
   try {
     read_body(*a);
     if (auto refused = without_owner(*a, caller, services)) return reply(std::move(*refused));
+    const Addition adds = Amounts::addition(services, amount_of(a->route->touches), a->body);
     let_go_of_long(a->body, a->request);
     Command command{.method = a->request.method,
                     .path = a->request.path,
@@ -257,10 +266,10 @@ void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& ser
                     .time_ms = milliseconds_since_1970(),
                     .key_id = caller.key_id,
                     .uses_up = true};
-    const Amount amount = amount_of(a->route->touches);
     command.refused =
-        a->refused.empty() ? services.amounts.refusal(services, caller.owner, amount) : a->refused;
-    const auto pending = services.amounts.pend(caller.owner, amount);
+        a->refused.empty() ? services.amounts.refusal(services, caller.owner, adds) : a->refused;
+    const auto pending =
+        command.refused.empty() ? services.amounts.pend(caller.owner, adds) : nullptr;
     // The body is lent, not copied: it may be most of what the service has in memory.
     const auto shared = std::make_shared<Command>(std::move(command));
     shared->body = std::move(a->request.body);
@@ -298,8 +307,7 @@ PutOff::GiveUp gives_up(Services& services, const tinker::Address& to, const std
 // Of a run's request that is told to come again: if it does not, its number is used up.
 void put_off(const Asked& asked, const Caller& caller, Services& services) {
   const tinker::Address to = address_of(asked.request);
-  const Run* const run = services.runs.find(to.model_id);
-  if (!run || run->owner != caller.owner) return;
+  if (!own_run(to, caller, services)) return;
   services.put_off.note(to.model_id, to.seq_id,
                         gives_up(services, to, "was answered 503 and did not come again"));
 }
@@ -359,7 +367,7 @@ void prepare(const std::shared_ptr<Asked>& a, const Caller& caller, Services& se
     read_body(*a);
     const auto tenant = sampled(*a, caller, services);
     if (const auto* refused = std::get_if<Response>(&tenant)) return reply(*refused);
-    services.prepare(std::get<std::string>(tenant),
+    services.prepare(std::get<std::string>(tenant), caller.owner,
                      [a, caller, &services, reply](const std::string& refused) {
                        a->refused = refused;
                        accept(a, caller, services, reply);
@@ -442,7 +450,7 @@ void route(Request request, Services& services, Reply answer) {
     const auto entered = enter(*a->route, a->request, services);
     if (const auto* refused = std::get_if<Response>(&entered)) return reply(*refused);
     const Caller caller = std::get<Caller>(entered);
-    if (is_numbered(*a->route) || only_uses_up(*a->route))
+    if (is_numbered(*a->route))
       reply = [a, caller, &services, told = reply](Response response) {
         if (response.status == 503) put_off(*a, caller, services);
         told(std::move(response));

@@ -1,5 +1,6 @@
 #include "twinkle/server/worker.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace twinkle::server {
@@ -13,34 +14,50 @@ void Worker::close() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Worker::run(std::function<void()> job) {
+void Worker::run(std::function<void()> job, const std::string& owner) {
   {
     const std::lock_guard lock(mutex_);
-    jobs_.push_back(std::move(job));
+    const auto found = std::ranges::find(owners_, owner, &Owner::name);
+    if (found != owners_.end()) {
+      found->jobs.push_back(std::move(job));
+    } else {
+      std::list<Owner> added;  // whole, or there is no memory
+      added.emplace_back().name = owner;
+      added.back().jobs.push_back(std::move(job));
+      owners_.splice(owners_.end(), added);
+    }
   }
   changed_.notify_one();
 }
 
 void Worker::run(std::function<void()> job, Loop& loop,
-                 std::function<void(const std::exception_ptr& error)> then) {
-  run([job = std::move(job), &loop, then = std::move(then)]() mutable {
-    std::exception_ptr error;
-    try {
-      job();
-    } catch (...) {
-      error = std::current_exception();
-    }
-    loop.post([then = std::move(then), error] { then(error); });
-  });
+                 std::function<void(const std::exception_ptr& error)> then,
+                 const std::string& owner) {
+  run(
+      [job = std::move(job), &loop, then = std::move(then)]() mutable {
+        std::exception_ptr error;
+        try {
+          job();
+        } catch (...) {
+          error = std::current_exception();
+        }
+        loop.post([then = std::move(then), error] { then(error); });
+      },
+      owner);
 }
 
 void Worker::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return ends_ || !jobs_.empty(); });
+    changed_.wait(lock, [this] { return ends_ || !owners_.empty(); });
     if (ends_) return;
-    auto job = std::move(jobs_.front());
-    jobs_.pop_front();
+    Owner& next = owners_.front();
+    auto job = std::move(next.jobs.front());
+    next.jobs.pop_front();
+    if (next.jobs.empty())
+      owners_.pop_front();
+    else
+      owners_.splice(owners_.end(), owners_, owners_.begin());  // takes no memory
     lock.unlock();
     job();
     job = nullptr;  // what it holds ends before the next one begins

@@ -29,6 +29,25 @@ TEST(Worker, DoesJobsInTheirOrderOnAThreadOfItsOwnAndTellsTheLoop) {
   EXPECT_NE(thread, std::this_thread::get_id());
 }
 
+TEST(Worker, OwnersHaveTheirTurnsAndEachItsJobsInTheirOrder) {
+  LoopForTest loop;
+  Worker worker;
+  std::promise<void> begun, go_on;
+  std::vector<std::string> done;
+  bool is_over = false;
+  worker.run([&] {
+    begun.set_value();
+    go_on.get_future().wait();
+  });
+  begun.get_future().wait();
+  for (const std::string job : {"a1", "a2", "a3", "b1", "b2", "c1"})
+    worker.run([&done, job] { done.push_back(job); }, job.substr(0, 1));
+  worker.run([] {}, loop, [&](const std::exception_ptr&) { is_over = true; }, "a");
+  go_on.set_value();
+  EXPECT_TRUE(loop.run_until([&] { return is_over; }));
+  EXPECT_EQ(done, (std::vector<std::string>{"a1", "b1", "c1", "a2", "b2", "a3"}));
+}
+
 TEST(Worker, WhatAJobThrowsIsToldToTheLoop) {
   LoopForTest loop;
   Worker worker;

@@ -14,6 +14,7 @@
 #include "twinkle/base/file.h"
 #include "twinkle/engine/checkpoint/adapter_digest.h"
 #include "twinkle/io/atomic.h"
+#include "twinkle/io/folder/model_code.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/lora/per_expert.h"
 #include "twinkle/model/family.h"
@@ -241,35 +242,11 @@ bool is_copy(const fs::path& file, const fs::path& of) {
          read_file(file) == read_file(of);
 }
 
-// Whether a value of an auto_map is "module.Class", or lists it.
-bool names_module(const Json& value, std::string_view module) {
-  const auto names = [&](const Json& inner) { return names_module(inner, module); };
-  if (value.is_array()) return std::ranges::any_of(value.get_array(), names);
-  if (!value.is_string()) return false;
-  const std::string_view path(value.get_string());
-  const size_t dot = path.rfind('.');
-  return dot != std::string_view::npos && path.substr(0, dot) == module;
-}
-
-// Whether an earlier save in `directory`, maybe of another base, has this code by its auto_map.
-bool is_named(const fs::path& directory, const std::string& code) {
-  const std::string_view module(code.data(), code.size() - std::string_view(".py").size());
-  for (const char* file : {"config.json", "tokenizer_config.json"}) {
-    if (!is_file(directory / file)) continue;
-    const std::optional<Json> fields = json_in(read_file(directory / file));
-    const Json* map = fields ? find(*fields, "auto_map") : nullptr;
-    if (!map) continue;
-    if (names_module(*map, module)) return true;  // older tokenizers have no more than the list
-    if (!map->is_object()) continue;
-    for (const auto& [key, value] : map->get_object())
-      if (names_module(value, module)) return true;
-  }
-  return false;
-}
-
-// A user's own script may have the name of one of the base's, and is not to go.
+// An earlier save's, maybe of another base or of what the base had then. A user's own script may
+// have the name of one of the base's, and is not to go.
 bool is_own_code(const fs::path& directory, const std::string& name, const fs::path& base) {
-  return is_code(name) && (is_copy(directory / name, base / name) || is_named(directory, name));
+  return is_code(name) &&
+         (is_copy(directory / name, base / name) || model_code_in(directory).contains(name));
 }
 
 bool belongs_to_a_checkpoint(const fs::path& directory, const std::string& name,
@@ -288,10 +265,8 @@ bool belongs_to_a_checkpoint(const fs::path& directory, const std::string& name,
 // The code of a family that transformers reads by auto_map alone, beside a whole model. It is
 // copied and never run.
 void copy_code(const fs::path& base, const fs::path& staging) {
-  std::error_code ignored;
-  for (const std::string& name : names_in(base, ignored))
-    if (is_code(name) && is_file(base / name))
-      write_file_atomically(staging / name, read_file(base / name), Commits::kWithFolder);
+  for (const std::string& name : model_code_in(base))
+    write_file_atomically(staging / name, read_file(base / name), Commits::kWithFolder);
 }
 
 }  // namespace
@@ -332,6 +307,17 @@ void CarriedFiles::write(const fs::path& base, const fs::path& staging) {
   }
   for (const auto& [name, text] : *files_)
     write_file_atomically(staging / name, text, Commits::kWithFolder);
+}
+
+int64_t carried_bytes(const fs::path& base) {
+  const fs::path from = is_file(base) ? base.parent_path() : base;
+  int64_t out = 0;
+  for (const char* name : kCarried) {
+    std::error_code error;
+    const uintmax_t bytes = fs::file_size(from / name, error);
+    if (!error) out += static_cast<int64_t>(bytes);
+  }
+  return out;
 }
 
 int64_t HeldSave::num_bytes() const {

@@ -43,7 +43,7 @@ struct BaseModel {
 // nothing; any thread. `base`: the directory of the base model's weights. Error kInvalid, its text
 // begins with `field`: it is empty, the system would refuse it (see check_writable), it is the base
 // model's own, or it holds a file that is not a checkpoint's. A .py is a checkpoint's where it is
-// the base's byte for byte, or auto_map of the configs there names it.
+// the base's byte for byte, or auto_map of the configs there names it, or such a one imports it.
 void check_target(const std::filesystem::path& directory, const std::filesystem::path& base,
                   std::string_view field = "engine: save: directory");
 
@@ -58,6 +58,9 @@ class CarriedFiles {
   Mutex mutex_;
   std::optional<std::vector<std::pair<std::string, std::string>>> files_ GUARDED_BY(mutex_);
 };
+
+// Of these files, where they can be read. Any thread.
+int64_t carried_bytes(const std::filesystem::path& base);
 
 // What a Save writes, as it was when it began.
 struct HeldSave {

@@ -334,22 +334,6 @@ TEST(PersistErrors, AFullDiskWhileCopyingTheTokenizerNamesTheFileAndSaysSo) {
   EXPECT_FALSE(fs::exists(target / "tokenizer.json")) << "nobody reads a snapshot's";
 }
 
-TEST(PersistErrors, TheBasesCodeIsCopiedAndAFolderWithOtherCodeIsNotReplaced) {
-  const model::TinyModel model;
-  write_text(fs::path(model.path()) / "modeling_tiny.py", "raise RuntimeError\n");
-  const ScratchDir scratch;
-  const fs::path target = scratch / "checkpoint";
-  Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
-  engine.run<Done>(Create{.tenant = "me"});
-  for (int i = 0; i < 2; ++i) {
-    engine.run<SaveResult>(Save{.tenant = "me", .directory = target});
-    EXPECT_EQ(read_text(target / "modeling_tiny.py"), "raise RuntimeError\n");
-  }
-  write_text(target / "train.py", "its user's");
-  expect_error("holds 'train.py', which is not a checkpoint file",
-               [&] { engine.run<SaveResult>(Save{.tenant = "me", .directory = target}); });
-}
-
 // Two bases, each with code of its own.
 JsonObject coded(const char* module, JsonObject config = model::tiny_config()) {
   const std::string name = std::string(module) + ".Tiny";
@@ -361,6 +345,25 @@ void save_all(const std::string& base, const fs::path& target) {
   Engine engine({.model = {.path = base, .mixed_precision = "no"}});
   engine.run<Done>(Create{.tenant = "me"});
   engine.run<SaveResult>(Save{.tenant = "me", .directory = target});
+}
+
+TEST(PersistErrors, TheBasesCodeIsCopiedAndAFolderWithOtherCodeIsNotReplaced) {
+  const model::TinyModel model(coded("modeling_tiny"));
+  const fs::path base = model.path();
+  write_text(base / "modeling_tiny.py", "from .layers import raised\n");
+  const ScratchDir scratch;
+  const fs::path target = scratch / "checkpoint";
+  Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
+  engine.run<Done>(Create{.tenant = "me"});
+  for (const std::string text : {"raise RuntimeError\n", "raise ValueError\n"}) {
+    for (const char* name : {"layers.py", "train.py"}) write_text(base / name, text);
+    engine.run<SaveResult>(Save{.tenant = "me", .directory = target});
+    EXPECT_EQ(read_text(target / "layers.py"), text);
+    EXPECT_TRUE(fs::exists(target / "modeling_tiny.py") && !fs::exists(target / "train.py"));
+  }
+  write_text(target / "train.py", "its user's");
+  expect_error("holds 'train.py', which is not a checkpoint file",
+               [&] { engine.run<SaveResult>(Save{.tenant = "me", .directory = target}); });
 }
 
 TEST(PersistErrors, ASaveOfAnotherBaseTakesThePlaceOfOneWithCodeThatItsAutoMapNames) {

@@ -176,5 +176,35 @@ TEST_P(TrainingStateTest, AModelGoesOnInAnotherPrecisionAndBack) {
 
 INSTANTIATE_TEST_SUITE_P(LoraAndFull, TrainingStateTest, testing::Bool());
 
+TEST(AdaptersBytes, AModelTellsHowMuchAnAdapterOfEachRankHas) {
+  const model::TinyModel base;
+  write_text(fs::path(base.path()) / "tokenizer.json", std::string(5000, ' '));
+  Engine engine({.model = {.path = base.path(), .mixed_precision = "no"}});
+  const ModelInfo& info = engine.model_info();
+  EXPECT_GE(info.carried_bytes, 5000);
+  engine.run<Done>(Create{.tenant = "me", .lora_json = R"({"r": 4, "target_modules": ["q_proj",
+      "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]})"});
+  engine.run<ForwardResult>(work("me"));
+  engine.run<StepResult>(Step{.tenant = "me", .options = R"({"lr": 0.01})"});
+  int64_t adapter = 0, headers = 64 << 10;
+  for (const auto& [name, size] : info.adapter_sizes) {
+    adapter += 4 * 4 * size.numbers;  // float32 of rank 4
+    headers += 2048 * size.linears;
+  }
+  EXPECT_EQ(info.adapter_sizes.size(), 8u);
+  const ScratchDir scratch;
+  for (const bool optimizer : {false, true}) {
+    const fs::path folder = scratch / (optimizer ? "checkpoint" : "for samplers");
+    engine.run<SaveResult>(Save{
+        .tenant = "me", .directory = folder.string(), .optimizer = optimizer, .gradients = false});
+    int64_t bytes = 0;
+    for (const auto& file : fs::recursive_directory_iterator(folder))
+      if (file.is_regular_file()) bytes += static_cast<int64_t>(file.file_size());
+    const int64_t numbers = (optimizer ? 3 : 1) * adapter + info.carried_bytes;
+    EXPECT_GE(bytes, numbers);
+    EXPECT_LE(bytes, numbers + headers);
+  }
+}
+
 }  // namespace
 }  // namespace twinkle::engine

@@ -59,6 +59,7 @@ class DecoderExecutor : public Executor {
              Prepared* prepared) override;
   std::vector<Ended> step() override;
   int64_t newest() const override { return sampling_->newest(); }
+  int64_t num_generated(int64_t id) const override { return sampling_->num_generated(id); }
   Result commit(int64_t id) override;
   void undo(int64_t id) override;
 

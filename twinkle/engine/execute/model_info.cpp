@@ -10,8 +10,11 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
 #include "twinkle/base/json.h"
+#include "twinkle/engine/checkpoint/persist.h"
 #include "twinkle/kernels/linear/linear_bf16.h"
 #include "twinkle/kernels/linear/linear_f32_product.h"
+#include "twinkle/lora/expert_factors.h"
+#include "twinkle/lora/targets.h"
 #include "twinkle/model/family.h"
 
 namespace twinkle::engine {
@@ -49,6 +52,12 @@ std::string products(at::ScalarType dtype, at::Device device) {
   return "runs of " + std::to_string(kernels::kSumRun);
 }
 
+// An adapter has an expert's gate_up_proj, or its two halves.
+bool is_both_halves(const lora::LinearShape& linear) {
+  const auto expert = lora::expert_path(linear.path);
+  return expert && expert->name == "gate_up_proj";
+}
+
 }  // namespace
 
 at::ScalarType dtype_named(const std::string& precision) {
@@ -79,6 +88,13 @@ ModelInfo facts_of(model::Decoder& decoder, const Checkpoint& checkpoint) {
   }
   info.bf16_products = kernels::linear_bf16_best();
   for (const auto& w : decoder.weights()) info.num_parameters += w.value->numel();
+  for (const lora::LinearShape& linear : lora::shapes_of(decoder.linears())) {
+    if (is_both_halves(linear)) continue;
+    AdapterSize& size = info.adapter_sizes[linear.path.substr(linear.path.rfind('.') + 1)];
+    size.numbers += linear.inputs + linear.outputs;
+    ++size.linears;
+  }
+  info.carried_bytes = carried_bytes(checkpoint.path());
   info.eos_ids = read_eos(checkpoint.path(), checkpoint.config(), spec.vocab_size);
   return info;
 }

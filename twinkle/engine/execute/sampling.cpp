@@ -57,6 +57,16 @@ int64_t Sampling::newest() const {
   return it == requests_.end() ? 0 : it->second.id;
 }
 
+int64_t Sampling::num_generated(int64_t id) const {
+  int64_t out = 0;
+  const auto it = begun_.find(id);
+  if (it == begun_.end()) return out;
+  for (const int64_t ticket : it->second.tickets) out += sampler_->num_generated(ticket);
+  for (const auto& samples : it->second.result.completions)  // of requests that have ended
+    for (const auto& completion : samples) out += std::ssize(completion.tokens);
+  return out;
+}
+
 // A listener that throws fails its own Sample.
 void Sampling::notify() {
   std::vector<std::pair<int64_t, std::exception_ptr>> failed;

@@ -39,6 +39,7 @@ class Sampling {
   // As Executor says of them.
   std::vector<Ended> step();
   int64_t newest() const;
+  int64_t num_generated(int64_t id) const;
   SampleResult commit(int64_t id);
   bool undo(int64_t id);  // false: it is not here
 

@@ -47,6 +47,7 @@ class GroupExecutor : public Executor {
              Prepared* prepared) override;
   std::vector<Ended> step() override;
   int64_t newest() const override { return local_.newest(); }
+  int64_t num_generated(int64_t id) const override { return local_.num_generated(id); }
   Result commit(int64_t id) override;
   void undo(int64_t id) override;
 

@@ -29,6 +29,7 @@ struct Outcome {
   Result result = {};
   double seconds = 0;  // its share of the executor's time: of a batch by tokens, of a sampling step
                        // by sequences
+  int64_t generated = 0;  // tokens of a Sample that was undone, which the result does not tell
   std::shared_ptr<HeldBytes::Room> room = {};  // the result's share of max_queued_bytes, until it
                                                // is dropped
 };

@@ -135,14 +135,17 @@ void Dispatcher::count_out(const std::string& name) {
   if (--tenant->second.num_queued == 0 && tenant->second.created_by == 0) tenants_.erase(tenant);
 }
 
-void Dispatcher::fail(Jobs::node_type node, const std::exception_ptr& error) const {
+void Dispatcher::fail(Jobs::node_type node, const std::exception_ptr& error,
+                      int64_t generated) const {
   if (!node) return;
   Job& job = node.mapped();
   job.hooks = {};
   job.prepared.reset();
   job.room->resize(0);
-  job.on_done(
-      {.id = job.id, .error = job.cancelled ? cancelled_error_ : error, .seconds = job.seconds});
+  job.on_done({.id = job.id,
+               .error = job.cancelled ? cancelled_error_ : error,
+               .seconds = job.seconds,
+               .generated = generated});
 }
 
 // ---- the dispatcher's thread: what runs next
@@ -441,13 +444,14 @@ int64_t Dispatcher::newest(Job::State state) const {
 // Its tenant is as if it had never been. Nothing if it has ended. Executors take no memory to undo,
 // so that they do not throw; if one did, the thread has to go on for the other tenants.
 void Dispatcher::drop(int64_t id, const std::exception_ptr& error) {
+  const int64_t generated = executor_.num_generated(id);
   (void)attempt([&] { executor_.undo(id); });
   Jobs::node_type dropped;
   {
     const Lock lock(mutex_);
     dropped = extract(id);
   }
-  fail(std::move(dropped), error);
+  fail(std::move(dropped), error, generated);
 }
 
 }  // namespace twinkle::engine

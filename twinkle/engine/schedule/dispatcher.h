@@ -135,7 +135,7 @@ class Dispatcher {
   Jobs::node_type extract(int64_t id) REQUIRES(mutex_);
   void count_out(const std::string& tenant) REQUIRES(mutex_);
   void end_sampling(Job& job) REQUIRES(mutex_);
-  void fail(Jobs::node_type node, const std::exception_ptr& error) const;
+  void fail(Jobs::node_type node, const std::exception_ptr& error, int64_t generated = 0) const;
 
   const DispatcherOptions options_;
   Executor& executor_;

@@ -123,6 +123,8 @@ class Executor {
   virtual std::vector<Ended> step() = 0;
   // The newest Sample of those that run, 0: none does. Does not throw.
   virtual int64_t newest() const = 0;
+  // Tokens that a Sample of those that run has so far. Does not throw.
+  virtual int64_t num_generated(int64_t /*id*/) const { return 0; }
 
   // The result of an operation that ended without an error; from here on it counts. Does not throw.
   virtual Result commit(int64_t id) = 0;

@@ -139,7 +139,7 @@ class NullExecutor : public Executor {
   void start(int64_t id, const Sample& sample, Share, SampleHooks, Prepared*) override {
     state_of(sample.tenant);
     require(sample.params[0].top_p > 0, Code::kInvalid, "null: refused");
-    samples_[id] = sample.params[0].max_tokens;
+    samples_[id] = {.left = sample.params[0].max_tokens};
   }
   std::vector<Ended> step() override {
     ++num_steps;
@@ -149,12 +149,18 @@ class NullExecutor : public Executor {
       fail(Code::kInternal, "null: no memory");
     }
     std::vector<Ended> out;
-    for (auto& [id, left] : samples_) {
-      if (left > 0 && --left == 0) out.push_back({id, nullptr});
+    for (auto& [id, sample] : samples_) {
+      if (sample.left <= 0) continue;
+      ++sample.done;
+      if (--sample.left == 0) out.push_back({id, nullptr});
     }
     return out;
   }
   int64_t newest() const override { return samples_.empty() ? 0 : samples_.rbegin()->first; }
+  int64_t num_generated(int64_t id) const override {
+    const auto found = samples_.find(id);
+    return found == samples_.end() ? 0 : found->second.done;
+  }
 
   Result commit(int64_t id) override {
     if (running_.erase(id)) return ForwardResult{};
@@ -203,7 +209,10 @@ class NullExecutor : public Executor {
 
   std::map<std::string, std::vector<std::string>> state_;
   std::map<int64_t, TrainingOp> running_;
-  std::map<int64_t, int64_t> samples_;  // tokens that are left
+  struct Sampled {  // tokens
+    int64_t left = 0, done = 0;
+  };
+  std::map<int64_t, Sampled> samples_;
   std::multiset<std::string> writing_;  // folders
 };
 

@@ -16,10 +16,10 @@ class HubTest : public ServiceTest {
   }
 
   struct Named : NullBackend {
-    Named(engine::Dispatcher& dispatcher, const ModelFacts& facts)
-        : NullBackend(dispatcher), facts(facts) {}
-    const ModelFacts& model() const override { return facts; }
-    const ModelFacts& facts;
+    Named(engine::Dispatcher& dispatcher, const ModelFacts& told)
+        : NullBackend(dispatcher), own(told) {}
+    const ModelFacts& model() const override { return own; }
+    const ModelFacts& own;
   };
 
   void write(const std::string& name, const std::string& text) {

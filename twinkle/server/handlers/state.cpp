@@ -38,7 +38,7 @@ std::optional<Response> readyz(Call& call) {
 namespace {
 
 // Of tenants with limits of amounts: what they have, next to those. Bytes are known of who is
-// limited in them, as of the last save.
+// limited in them, as measured before the last save or run.
 JsonArray amounts(const Services& s) {
   std::set<std::string> owners;
   for (const auto& [id, run] : s.runs.all()) owners.insert(run.owner);

@@ -10,6 +10,7 @@
 #include "twinkle/server/handlers/optimizer.h"
 #include "twinkle/server/routes.h"
 #include "twinkle/server/tinker/forward_backward_request.h"
+#include "twinkle/server/tinker/modules.h"
 #include "twinkle/server/tinker/results.h"
 
 namespace twinkle::server {
@@ -19,15 +20,6 @@ using tinker::Tensor;
 
 constexpr int64_t kLoraAlpha = 32;  // Tinker's, whatever the rank
 constexpr int64_t kMaxRank = 512;
-
-// Of modules, as Tinker counts them.
-const std::map<std::string, std::vector<const char*>>& groups() {
-  static const std::map<std::string, std::vector<const char*>> kGroups{
-      {"train_attn", {"q_proj", "k_proj", "v_proj", "o_proj"}},
-      {"train_mlp", {"gate_proj", "up_proj", "down_proj"}},
-      {"train_unembed", {"lm_head"}}};
-  return kGroups;
-}
 
 std::string utc(int64_t ms) {
   const std::time_t seconds = ms / 1000;
@@ -225,7 +217,7 @@ std::optional<Response> create_model(Call& call) {
           .key_id = call.key_id,
           .last_ms = call.time_ms};
   JsonArray targets;
-  for (const auto& [group, modules] : groups()) {
+  for (const auto& [group, modules] : tinker::module_groups()) {
     run.trains[group] = get_or(*config, group, true);
     if (!run.trains[group]) continue;
     for (const char* name : modules) targets.push_back(name);

@@ -104,6 +104,37 @@ TEST_F(UsedUpTest, ALoadIntoARunIsRefusedAndUsesItsNumberUp) {
               "server: seq_id " + std::to_string(seq_id) + " of '" + id + "' was refused");
 }
 
+TEST_F(UsedUpTest, ALoadIntoARunWhoseBodyIsLongOrNotTakenUsesItsNumberUpToo) {
+  go_on();
+  const std::string id = run(), model = R"({"model_id": ")" + id + R"(", "seq_id": )";
+  const auto load = [&](const std::string& body, const char* key = "tml-a") {
+    return answer(request("/api/v1/load_weights", body, key)).status;
+  };
+  const std::string of_unknown =
+      model + R"(1, "path": "tinker://x/weights/a", "x": ")" + std::string(65 << 10, 'x') + "\"}";
+  EXPECT_EQ(load(of_unknown, "tml-b"), 404) << "another's run";
+  result(train(id, 1));
+  EXPECT_EQ(load(of_unknown), 404) << "which has come";
+  std::string next = of_unknown;
+  next.replace(model.size(), 1, "2");
+  EXPECT_EQ(load(next), 404);
+  EXPECT_EQ(load(model + "3, \"path\": \"a"), 422);
+  Request protobuf = request("/api/v1/load_weights", forward_backward_bytes(id, 4, "x"), "tml-a");
+  protobuf.headers["content-type"] = "application/x-protobuf";
+  EXPECT_EQ(answer(protobuf).status, 422);
+  Request cut = request("/api/v1/load_weights", found_in(model + "5, ", false), "tml-a");
+  cut.refused = refusal(413, "the body is too long");
+  EXPECT_EQ(answer(cut).status, 413);
+  EXPECT_EQ(load("{\"session_id\": "), 422) << "which names no run";
+  EXPECT_TRUE(parse(result(step(id, 6))).contains("metrics")) << "with the gradients of 1";
+  close();
+  open();
+  go_on();
+  for (int64_t seq_id = 2; seq_id <= 5; ++seq_id)
+    EXPECT_EQ(text(train(id, seq_id), "detail"),
+              "server: seq_id " + std::to_string(seq_id) + " of '" + id + "' was refused");
+}
+
 // They left the number open, and what came then was done accordingly.
 TEST_F(UsedUpTest, ALoadIntoARunInAJournalOfAnOlderBuildUsesNoNumberUp) {
   go_on();

@@ -56,8 +56,9 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
             "' exists, or is being saved; choose another name",
             kind == "weights" ? ", or give overwrite=True" : "");
     if (is_new) require_visible(s, name);
+    const int64_t bytes = most_bytes(s.backend.model(), run, optimizer);
     const auto counts =
-        s.amounts.pend(run.owner, optimizer ? Amount::kCheckpoint : Amount::kAdapter);
+        s.amounts.pend(run.owner, {optimizer ? Amount::kCheckpoint : Amount::kAdapter, bytes});
     const Checkpoint made{.owner = run.owner,
                           .base_model = run.base_model,
                           .rank = run.rank,
@@ -70,10 +71,10 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
                                     .optimizer = optimizer,
                                     .gradients = false},
                        [path](const engine::Result&) { return json({{"path", path}}); }},
-                      {}, [&s, path, made, id = run.id, seq_id, counts](const Ended& ended) {
+                      {}, [&s, path, made, id = run.id, seq_id, counts, bytes](const Ended& ended) {
                         s.runs.find(id)->folders.erase(seq_id);
                         if (!ended.failed) s.checkpoints[path] = made;
-                        s.amounts.changed(id, made.folder);
+                        s.amounts.changed(id, made.folder, ended.failed ? 0 : bytes);
                       });
     if (is_new)
       s.decisions.change([&] {
@@ -109,11 +110,12 @@ std::optional<Response> save_weights_for_sampler(Call& call) {
                      .base_model = run.base_model,
                      .tenant = run.id,
                      .key_id = run.key_id};
+  const auto counts = s.amounts.pend(run.owner, {Amount::kAdapter});
   const std::string request_id = s.runs.submit(
       run, {seq_id, call.key_id, call.time_ms},
       {engine::Publish{run.id},
        [id = made.id](const engine::Result&) { return json({{"sampling_session_id", id}}); }},
-      {}, [&s, made, counts = s.amounts.pend(run.owner, Amount::kAdapter)](const Ended& ended) {
+      {}, [&s, made, counts](const Ended& ended) {
         if (ended.failed) return;
         Sampler& sampler = s.add(made);
         sampler.version = ++s.runs.find(made.tenant)->num_published;

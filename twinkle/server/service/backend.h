@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "twinkle/engine/execute/adapter_size.h"
 #include "twinkle/engine/execute/sampling_stats.h"
 #include "twinkle/engine/memory/parking_stats.h"
 #include "twinkle/engine/schedule/accepted.h"
@@ -19,6 +20,8 @@ struct ModelFacts {
   int64_t max_positions = 0;       // tokens of a sequence
   int64_t num_layers = 0;
   std::string architecture;
+  engine::AdapterSizes adapter_sizes;  // as engine::ModelInfo's, like the next
+  int64_t carried_bytes = 0;
 };
 
 class Backend {

@@ -220,22 +220,52 @@ bool Lines::give_first(const std::string& key) {
 void Lines::check_on_disk(const std::string& key) {
   Line& line = lines_.at(key);
   line.is_reading = true;
-  const std::shared_ptr<Pending> pending = line.waiting.front().pending;
+  line.full.reset();
+  std::deque<std::string>& readers = readers_[line.waiting.front().pending->owner];
+  if (readers.empty() || readers.front() != key) readers.push_back(key);  // else it had no room
+  if (readers.front() == key) read_checkpoint(key);
+}
+
+void Lines::read_checkpoint(const std::string& key) {
+  const std::shared_ptr<Pending> pending = lines_.at(key).waiting.front().pending;
   const auto checked = std::make_shared<std::optional<engine::Accepted>>();
   disk_.run(
       [this, checked, pending, beyond = beyond_of(*pending)] {  // nobody else uses it meanwhile
         checked->emplace(backend_.check(std::move(pending->ready->operation), beyond));
       },
       loop_,
-      [this, key, checked](const std::exception_ptr& error) {
+      [this, key, checked, owner = pending->owner](const std::exception_ptr& error) {
         lines_.at(key).is_reading = false;
         if (is_closed_) return;
-        const bool is_given = give_checked(key, [&] {
+        const bool is_done = give_checked(key, [&] {
           if (error) std::rethrow_exception(error);
           return std::move(**checked);
         });
-        if (is_given) go_on(key);
-      });
+        if (!is_done) {
+          lines_.at(key).full = Full{.bytes = backend_.stats().queued_bytes, .time = loop_.now()};
+          return;
+        }
+        next_checkpoint(owner);
+        go_on(key);
+      },
+      pending->owner);
+}
+
+// The first has been read, and the engine has it or never takes it.
+void Lines::next_checkpoint(const std::string& owner) {
+  const auto readers = readers_.find(owner);
+  readers->second.pop_front();
+  if (readers->second.empty())
+    readers_.erase(readers);
+  else
+    read_checkpoint(readers->second.front());
+}
+
+// Whether what was read is not worth being read again: nothing has been given back since, unless
+// others have taken it, for which it is read after a while all the same.
+bool Lines::is_still_full(const Line& line) const {
+  return line.full && loop_.now() - line.full->time < kReadAgain &&
+         backend_.stats().queued_bytes >= line.full->bytes;
 }
 
 // Gives the engine the first of a line, if `check` does not throw. False: the engine has no room.
@@ -279,8 +309,11 @@ void Lines::ask_again(const std::string& key, std::chrono::milliseconds pause) {
   if (std::exchange(line.is_timed, true)) return;  // an end has asked since then
   loop_.after(pause, [this, key] {
     const auto found = lines_.find(key);
-    if (found == lines_.end()) return;
-    found->second.is_refused = found->second.is_timed = false;
+    if (found == lines_.end() || is_closed_) return;
+    Line& of = found->second;
+    of.is_timed = false;
+    if (of.is_refused && is_still_full(of)) return ask_again(key, options_.again);
+    of.is_refused = false;
     go_on(key);
   });
 }

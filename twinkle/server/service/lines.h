@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -46,8 +47,10 @@ struct LineOptions {
             "the same of all runs, in bytes, of which one tenant is given at most as many as are "
             "left; what takes a larger part of seven eighths of max_queued_bytes_total, with its "
             "result, counts as such a part of these"),
-        option("give_again_seconds", &O::again, between(0.001, 60),
-               "seconds after which the engine is asked again when it had no room")};
+        option(
+            "give_again_seconds", &O::again, between(0.001, 60),
+            "seconds after which the engine is asked again when it had no room; for a checkpoint, "
+            "which is read for that, once it has given some back, or after a second")};
   }
 };
 
@@ -112,13 +115,19 @@ class Lines {
     int64_t num = 0, bytes = 0;
     void add(int64_t more, int64_t of_each) { num += more, bytes += more * of_each; }
   };
+  struct Full {
+    int64_t bytes = 0;  // that the engine held
+    std::chrono::milliseconds time{0};
+  };
   struct Line {
     std::deque<Waiting> waiting;
     Share given;
-    bool is_reading = false;  // the first, from the journal, or what it reads
+    bool is_reading = false;  // the first, from the journal, or what it reads, or waits for that
     bool is_refused = false;  // the first just now, by an engine without room, or by the disk
     bool is_timed = false;    // it is asked for again, in a while
     bool has_room = false;    // the first: it is being read, or in memory
+    // Since the first's checkpoint was read, for which the engine had no room.
+    std::optional<Full> full = {};
   };
 
   static std::string samples_of(const std::string& tenant) { return "sample " + tenant; }
@@ -142,6 +151,9 @@ class Lines {
   bool give_first(const std::string& key);
   bool give_checked(const std::string& key, const std::function<engine::Accepted()>& check);
   void check_on_disk(const std::string& key);
+  void read_checkpoint(const std::string& key);
+  void next_checkpoint(const std::string& owner);
+  bool is_still_full(const Line& line) const;
   void read_first(const std::string& key);
   void ask_again(const std::string& key, std::chrono::milliseconds pause);
   void fail_first(const std::string& key, const std::exception_ptr& error);
@@ -152,7 +164,7 @@ class Lines {
   const LineOptions options_;
   Backend& backend_;
   Loop& loop_;
-  Worker& disk_;
+  Worker& disk_;  // that reads checkpoints
   History& history_;
   Rates& rates_;
   const Give give_;
@@ -163,6 +175,9 @@ class Lines {
   std::map<std::string, int64_t> publishing_;  // Publishes that wait to be done again, by tenant
   std::map<std::string, Share> shares_;        // by owner
   Share all_;                                  // of all owners
+  // By owner: lines whose first reads a checkpoint. One of an owner's is read at a time, and the
+  // next when the engine has that one.
+  std::map<std::string, std::deque<std::string>> readers_;
   int64_t num_waiting_ = 0;
   bool is_closed_ = false;
 };

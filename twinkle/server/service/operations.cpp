@@ -130,7 +130,7 @@ void Operations::came(int64_t number, Outcome outcome) {
     outcome.error = unmade->second;
   Response response = answer_of(pending, outcome);
   Used used = pending.used;
-  used.generated = generated_in(outcome.result);
+  used.generated = outcome.error ? outcome.generated : generated_in(outcome.result);
   used.seconds = outcome.seconds;
   entry->came = Ended{.request_id = pending.request_id,
                       .failed = outcome.error != nullptr,

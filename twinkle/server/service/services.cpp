@@ -71,7 +71,7 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
            .read = [this](
                        uint64_t ended,
                        const Reader::Then& then) { history.read(ended, ReadFor::kPoll, then); }}),
-      operations(options.lines, backend, {loop, disk}, history, rates, promises),
+      operations(options.lines, backend, {loop, reads}, history, rates, promises),
       snapshots(backend, loop, history, this->state / "snapshots", options.snapshots,
                 [this](const Snapshotted& s, uint64_t sequence, const fs::path& before) {
                   release_saved(s);
@@ -158,7 +158,7 @@ void Services::give(const std::string& tenant, engine::Accepted create) {
   made = Made::kGiven;
 }
 
-void Services::prepare(const std::string& tenant,
+void Services::prepare(const std::string& tenant, const std::string& owner,
                        std::function<void(const std::string& refused)> then) {
   const engine::Create* const create = unmade(tenant);
   if (!create || create->directory.empty()) return then("");
@@ -183,8 +183,8 @@ void Services::prepare(const std::string& tenant,
   };
   try {
     preparing_[tenant].push_back(std::move(then));
-    disk.run([this, checked, create = *create] { checked->emplace(backend.check(create)); }, loop,
-             told);
+    reads.run([this, checked, create = *create] { checked->emplace(backend.check(create)); }, loop,
+              told, owner);
   } catch (...) {  // no memory: who comes meanwhile would wait for ever
     preparing_.erase(tenant);
     throw;

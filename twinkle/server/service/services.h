@@ -120,10 +120,11 @@ class Services {
   // With the weight and priority of the key, or else of the owner.
   engine::Create standing(engine::Create create, const std::string& owner,
                           const std::string& key_id = {});
-  // If it is one of these, and the engine has not got it: has the disk's thread read its
-  // checkpoint, gives it to the engine and then calls `then`; at once where there is nothing to
-  // read. `refused`: why the engine never takes it, or "".
-  void prepare(const std::string& tenant, std::function<void(const std::string& refused)> then);
+  // If it is one of these, and the engine has not got it: has its checkpoint read in the owner's
+  // turn, gives it to the engine and then calls `then`; at once where there is nothing to read.
+  // `refused`: why the engine never takes it, or "".
+  void prepare(const std::string& tenant, const std::string& owner,
+               std::function<void(const std::string& refused)> then);
   // Whose checkpoint need not be read, or has been. Errors as of Backend::check; kBusy, too: it has
   // not. Where the engine has failed to make it, its Samples end with that error, and the next
   // prepare() tries again. A replay makes at its end those for which work is left.
@@ -155,6 +156,7 @@ class Services {
   // a client is told of. The next start does it.
   void close(const std::function<void()>& turn = [] {}) {
     disk.close();  // whose jobs tell the loop, which may end before this, and wait for the journal
+    reads.close();
     history.close([this] { operations.close(); }, turn);
     keys_disk.close();
   }
@@ -183,6 +185,7 @@ class Services {
   std::map<std::string, Checkpoint> checkpoints;  // by their path
   std::map<std::string, HubFile> hub_files;       // by name; of the disk's thread alone
   Worker disk;       // for what waits for a disk and is not the journal's; ends before those above
+  Worker reads;      // for checkpoints alone, which take long: nothing short waits behind them
   Worker keys_disk;  // for the keys' file alone: no job of the other keeps a revoked key alive
 
  private:

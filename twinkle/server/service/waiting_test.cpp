@@ -80,6 +80,28 @@ class WaitingTest : public ServiceTest {
     };
   }
 
+  // A new checkpoint of a new run.
+  std::string saved(const std::string& key) {
+    const Response ack =
+        post("/api/v1/save_weights", {{"model_id", run(key)}, {"seq_id", 1}, {"path", "a"}}, key);
+    return text(result(ack, key), "path");
+  }
+  Response load(const std::string& session, int64_t number, const std::string& path,
+                const std::string& key = "tml-a") {
+    return post("/api/v1/load_weights",
+                {{"session_id", session}, {"model_seq_id", number}, {"path", path}}, key);
+  }
+  static bool reads_checkpoint(const engine::Operation& o) {
+    const auto* create = std::get_if<engine::Create>(&o);
+    return create && !create->directory.empty();
+  }
+  // What is being read, or waits for that, has been, and the service knows it.
+  void settle() {
+    bool is_over = false;
+    services_->reads.run([] {}, *loop_, [&](const auto&) { is_over = true; });
+    EXPECT_TRUE(loop_->run_until([&] { return is_over; }));
+  }
+
   std::atomic<bool> go_ = false;
   std::atomic<int> num_batches_ = 0;  // that go on before that
 };
@@ -278,17 +300,78 @@ TEST_F(WaitingTest, LongJsonThatWaitsForTheJournalOrTheDiskIsKeptAsItCame) {
   EXPECT_EQ((*answers.back())->status, 422);
 }
 
+TEST_F(WaitingTest, ATenantsLoadsHoldUpNeitherAnothersAcknowledgementsNorItsLoad) {
+  const std::string of_a = saved("tml-a"), of_b = saved("tml-b");
+  const std::string session_a = session("tml-a"), session_b = session("tml-b");
+  std::atomic<int> num_read = 0, permits = 0;
+  backend_->on_check = [&](const engine::Operation& o) {
+    if (!reads_checkpoint(o)) return;
+    ++num_read;
+    while (permits == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    --permits;
+  };
+  std::vector<Response> loads;
+  for (int64_t n = 0; n < 10; ++n) loads.push_back(load(session_a, n, of_a, "tml-a"));
+  for (int i = 0; i < 10000 && num_read == 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const Response made = post("/api/v1/create_model", model(session_b), "tml-b");
+  EXPECT_EQ(made.status, 200) << "while the first is read, and nine wait for that";
+  result(made, "tml-b");
+  const Response others = load(session_b, 1, of_b, "tml-b");
+  permits = 2;  // for the one that is being read, and the next
+  result(others, "tml-b");
+  EXPECT_LE(num_read, 3);
+  permits = 1000;
+  for (const Response& ack : loads) result(ack);
+  EXPECT_EQ(num_read, 11);
+}
+
+TEST_F(WaitingTest, ACheckpointForWhichThereWasNoRoomIsReadAgainWhenSomeWasGivenBack) {
+  const std::string path = saved("tml-a"), id = run(), s = session();
+  hold();
+  const Response held = train(id, 1);
+  std::atomic<int> num_read = 0;
+  std::atomic<bool> has_room = false;
+  backend_->on_check = [&](const engine::Operation& o) {
+    if (!reads_checkpoint(o)) return;
+    const bool had_room = has_room;
+    ++num_read;
+    require(had_room, Code::kBusy, "no room");
+  };
+  const Response first = load(s, 0, path), second = load(s, 1, path);
+  settle();
+  const auto pass = [&](int times) {
+    for (int i = 0; i < times; ++i) {
+      loop_->pass(options_.lines.again);
+      settle();
+    }
+  };
+  pass(10);
+  EXPECT_EQ(num_read, 1) << "neither it nor the next of its tenant";
+  pass(11);
+  EXPECT_EQ(num_read, 2) << "others may have taken what was given back";
+  has_room = true;
+  go_ = true;
+  result(held);
+  EXPECT_EQ(num_read, 2);
+  pass(1);
+  result(first);
+  result(second);
+  EXPECT_EQ(num_read, 4);
+}
+
 // Its end tells the loop, which may be gone later.
 TEST_F(WaitingTest, AClosedServiceHasEndedWhatItsDiskWasDoing) {
-  std::atomic<bool> begun = false, ended = false;
-  services_->disk.run([&] {
-    begun = true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    ended = true;
-  });
-  while (!begun) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  std::atomic<int> begun = 0, ended = 0;
+  for (Worker* worker : {&services_->disk, &services_->reads})
+    worker->run([&] {
+      ++begun;
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      ++ended;
+    });
+  while (begun < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   services_->close([this] { loop_->run(); });
-  EXPECT_TRUE(ended);
+  EXPECT_EQ(ended, 2);
 }
 
 }  // namespace

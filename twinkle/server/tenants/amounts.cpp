@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -9,12 +11,17 @@
 #include "twinkle/base/file.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/server/service/services.h"
+#include "twinkle/server/tinker/modules.h"
 
 namespace twinkle::server {
 
 namespace fs = std::filesystem;
 
 namespace {
+
+const char* const kRemedyOfDisk =
+    "ask the operator for a higher limit, or to remove checkpoints, which counts from the next "
+    "start of the server";
 
 std::string refused(const std::string& what, int64_t has, int64_t limit, const char* remedy) {
   return "server: this tenant has " + std::to_string(has) + " " + what + ", its limit is " +
@@ -29,6 +36,16 @@ int64_t num_named(const Services& services, const std::string& owner) {
 }
 
 bool is_gone(const std::error_code& error) { return error == std::errc::no_such_file_or_directory; }
+
+// The member's text, or nothing: what else it is, the request's handler tells.
+std::string text_in(const Json& body, std::string_view name) {
+  const Json* const found = find(body, name);
+  return found && found->is_string() ? std::string(found->get_string()) : "";
+}
+
+// Names, shapes and counts of steps of a linear's tensors, in headers and trainer_state.json, and
+// what else these files have: in bytes, at most.
+constexpr int64_t kHeaderOfLinear = 2048, kHeader = int64_t{64} << 10;
 
 // Of all files below; of those that vanish meanwhile, as they were or nothing. None where the
 // folder cannot be read.
@@ -46,6 +63,30 @@ std::optional<int64_t> bytes_below(const fs::path& folder) {
 }
 
 }  // namespace
+
+// Float32 numbers: the adapter's, and with the optimizer its two moments.
+int64_t most_bytes(const ModelFacts& model, const Run& run, bool optimizer) {
+  int64_t out = kHeader + model.carried_bytes;
+  for (const auto& [group, modules] : tinker::module_groups()) {
+    const auto trains = run.trains.find(group);
+    if (trains != run.trains.end() && !trains->second) continue;
+    for (const char* module : modules) {
+      const auto size = model.adapter_sizes.find(module);
+      if (size == model.adapter_sizes.end()) continue;
+      const int64_t bytes = int64_t{sizeof(float)} * run.rank * size->second.numbers;
+      out += bytes * (optimizer ? 3 : 1) + kHeaderOfLinear * size->second.linears;
+    }
+  }
+  return out;
+}
+
+Addition Amounts::addition(const Services& services, Amount amount, const Json& body) {
+  const bool is_version = amount == Amount::kAdapter && !find(body, "path");
+  if (amount == Amount::kNothing || amount == Amount::kRun || is_version) return {amount};
+  const auto run = services.runs.all().find(text_in(body, "model_id"));
+  if (run == services.runs.all().end()) return {amount};
+  return {amount, most_bytes(services.backend.model(), run->second, amount == Amount::kCheckpoint)};
+}
 
 // Folders of a run, as the disk's thread finds them.
 struct Amounts::Measured {
@@ -74,10 +115,11 @@ struct Amounts::Measured {
   }
 };
 
-std::string Amounts::refusal(Services& services, const std::string& owner, Amount amount) const {
+std::string Amounts::refusal(Services& services, const std::string& owner,
+                             const Addition& adds) const {
   const store::Quota quota = services.quota_of(owner);
   const auto is_full = [](int64_t has, int64_t limit) { return limit > 0 && has >= limit; };
-  if (amount == Amount::kRun && quota.max_runs > 0) {
+  if (adds.amount == Amount::kRun && quota.max_runs > 0) {
     const int64_t runs = num_runs(services, owner);
     if (is_full(runs, quota.max_runs))
       return refused(
@@ -85,48 +127,47 @@ std::string Amounts::refusal(Services& services, const std::string& owner, Amoun
           "finish a session whose runs are done (ServiceClient.close(\"success\")), or ask "
           "the operator for a higher limit");
   }
-  if (amount == Amount::kAdapter && quota.max_adapters > 0) {
+  if (adds.amount == Amount::kAdapter && quota.max_adapters > 0) {
     const int64_t adapters = num_adapters(services, owner);
     if (is_full(adapters, quota.max_adapters))
       return refused("adapters that are kept to be sampled", adapters, quota.max_adapters,
-                     is_full(num_named(services, owner), quota.max_adapters)
-                         ? "named ones, which are never given back, fill it: ask the operator for "
-                           "a higher limit"
-                         : "finish a session whose samplers are done "
-                           "(ServiceClient.close(\"success\")), or ask the operator for a higher "
-                           "limit");
+                     "they are never given back, nor are those of sessions that have finished: ask "
+                     "the operator for a higher limit");
   }
-  if ((amount == Amount::kAdapter || amount == Amount::kCheckpoint) && quota.max_disk > 0) {
-    const int64_t bytes = num_bytes(services, owner);
-    if (is_full(bytes, quota.max_disk))
-      return refused("bytes of checkpoints and snapshots", bytes, quota.max_disk,
-                     "ask the operator for a higher limit, or to remove checkpoints, which counts "
-                     "from the next start of the server");
+  if (adds.amount != Amount::kNothing && quota.max_disk > 0) {
+    const int64_t has = num_bytes(services, owner);
+    const int64_t coming = num_coming_bytes(services, owner);
+    const std::string what = "bytes of checkpoints and snapshots";
+    if (is_full(has, quota.max_disk)) return refused(what, has, quota.max_disk, kRemedyOfDisk);
+    if (is_full(has + coming, quota.max_disk))
+      return refused(what + ", and saves that have not ended may add " + std::to_string(coming),
+                     has, quota.max_disk,
+                     "wait until they have ended, or ask the operator for a higher limit");
   }
   return "";
 }
 
-std::shared_ptr<Amounts::Pending> Amounts::pend(const std::string& owner, Amount amount) {
-  return std::make_shared<Pending>(pending_, owner, amount);
+std::shared_ptr<Amounts::Pending> Amounts::pend(const std::string& owner, const Addition& adds) {
+  return std::make_shared<Pending>(pending_, owner, adds);
 }
 
-int64_t Amounts::pending(const std::string& owner, Amount amount) const {
+Amounts::Held Amounts::pending(const std::string& owner, Amount amount) const {
   const auto found = pending_->find({owner, amount});
-  return found == pending_->end() ? 0 : found->second;
+  return found == pending_->end() ? Held{} : found->second;
 }
 
 int64_t Amounts::num_runs(const Services& services, const std::string& owner) const {
-  return pending(owner, Amount::kRun) +
+  return pending(owner, Amount::kRun).num +
          std::ranges::count_if(services.runs.all(), [&](const auto& run) {
            return run.second.owner == owner && !run.second.finished;
          });
 }
 
-// Named ones, and the versions of runs that have not finished.
+// Named ones, and versions: of runs that have finished, too, for their samplers are sampled still.
 int64_t Amounts::num_adapters(const Services& services, const std::string& owner) const {
-  int64_t out = pending(owner, Amount::kAdapter) + num_named(services, owner);
+  int64_t out = pending(owner, Amount::kAdapter).num + num_named(services, owner);
   for (const auto& [id, run] : services.runs.all())
-    if (run.owner == owner && !run.finished) out += run.num_published;
+    if (run.owner == owner) out += run.num_published;
   return out;
 }
 
@@ -136,6 +177,25 @@ int64_t Amounts::num_bytes(const Services& services, const std::string& owner) c
     if (const auto found = on_disk_.find(id); run.owner == owner && found != on_disk_.end())
       out += found->second.bytes;
   return out;
+}
+
+int64_t Amounts::num_coming_bytes(const Services& services, const std::string& owner) const {
+  int64_t out = 0;
+  for (const Amount amount : {Amount::kAdapter, Amount::kCheckpoint})
+    out += pending(owner, amount).bytes;
+  for (const auto& [id, run] : services.runs.all()) {
+    if (run.owner != owner) continue;
+    const auto found = on_disk_.find(id);
+    if (found == on_disk_.end()) continue;
+    for (const Most* folders : {&found->second.changed, &found->second.measuring})
+      for (const auto& [folder, bytes] : *folders) out += bytes;
+  }
+  return out;
+}
+
+void Amounts::changed(const std::string& run, const fs::path& folder, int64_t most) {
+  OnDisk& has = on_disk_[run];
+  has.changed[folder] = has.folders.contains(folder) ? 0 : most;
 }
 
 void Amounts::saved(const Snapshotted& snapshot) {
@@ -148,8 +208,7 @@ void Amounts::saved(const Snapshotted& snapshot) {
 
 void Amounts::measure(Services& services, const std::string& owner, Amount amount,
                       std::function<void()> then) {
-  const bool is_saved = amount == Amount::kAdapter || amount == Amount::kCheckpoint;
-  if (!is_saved || services.quota_of(owner).max_disk == 0) return then();
+  if (amount == Amount::kNothing || services.quota_of(owner).max_disk == 0) return then();
   if (const auto found = waiting_.find(owner); found != waiting_.end())
     return found->second.push_back([this, &services, owner, amount, then = std::move(then)] {
       measure(services, owner, amount, then);  // what changed after that measurement began
@@ -159,7 +218,8 @@ void Amounts::measure(Services& services, const std::string& owner, Amount amoun
     if (run.owner != owner) continue;
     const OnDisk& has = on_disk_[id];
     if (has.is_walked && has.changed.empty()) continue;
-    runs->push_back({id, has.is_walked, has.changed});
+    Measured& to = runs->emplace_back(Measured{id, has.is_walked, {}});
+    for (const auto& [folder, most] : has.changed) to.folders.insert(folder);
   }
   if (runs->empty()) return then();
   const auto work = [runs, state = state_] {
@@ -178,7 +238,10 @@ void Amounts::measure(Services& services, const std::string& owner, Amount amoun
     waiting_.erase(owner);
     throw;
   }
-  for (const Measured& m : *runs) on_disk_[m.run].changed.clear();
+  for (const Measured& m : *runs) {
+    OnDisk& of = on_disk_.at(m.run);
+    of.measuring.swap(of.changed);  // `measuring` is empty: one measurement at a time
+  }
 }
 
 // What could not be read is left to the next save.
@@ -187,11 +250,14 @@ void Amounts::take(const Measured& measured) {
   has.is_walked = measured.is_walked;
   for (const fs::path& folder : measured.folders) {
     const auto bytes = measured.bytes.find(folder);
-    if (bytes == measured.bytes.end())
-      has.changed.insert(folder);
-    else
+    if (bytes != measured.bytes.end()) {
       has.bytes += bytes->second - std::exchange(has.folders[folder], bytes->second);
+      continue;
+    }
+    const auto most = has.measuring.find(folder);
+    has.changed.try_emplace(folder, most == has.measuring.end() ? 0 : most->second);
   }
+  has.measuring.clear();
 }
 
 }  // namespace twinkle::server

@@ -8,18 +8,30 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
+#include "twinkle/base/json.h"
 #include "twinkle/server/history/records.h"
+#include "twinkle/server/service/backend.h"
 #include "twinkle/store/keys/quota.h"
 
 namespace twinkle::server {
 
 class Services;
+struct ModelFacts;
+struct Run;
 
 enum class Amount { kNothing, kRun, kAdapter, kCheckpoint };
+
+// What a request adds: one of these, and bytes that its save takes, at most.
+struct Addition {
+  Amount amount = Amount::kNothing;
+  int64_t bytes = 0;
+};
+
+// Bytes of the disk that a save of the run takes, at most.
+int64_t most_bytes(const ModelFacts& model, const Run& run, bool optimizer);
 
 class Amounts {
  public:
@@ -29,10 +41,12 @@ class Amounts {
   // that has ended: it is there by then, or will not be.
   class Pending;
 
-  // Why one more is refused, or "": the limit, what there is, and the remedy.
-  std::string refusal(Services& services, const std::string& owner, Amount amount) const;
-  // Counts as one of the owner's until it is dropped.
-  std::shared_ptr<Pending> pend(const std::string& owner, Amount amount);
+  // Of a request of this body; bytes are any where its handler refuses the body.
+  static Addition addition(const Services& services, Amount amount, const Json& body);
+  // Why it is refused, or "": the limit, what there is, and the remedy.
+  std::string refusal(Services& services, const std::string& owner, const Addition& adds) const;
+  // Counts as the owner's until it is dropped.
+  std::shared_ptr<Pending> pend(const std::string& owner, const Addition& adds);
 
   // Before refusal(): has the disk's thread measure what was changed since, or of a run all once
   // after a start, where a limit of bytes counts, and then calls `then`; at once where there is
@@ -41,10 +55,8 @@ class Amounts {
   void measure(Services& services, const std::string& owner, Amount amount,
                std::function<void()> then);
   // A folder of the run was saved or removed: it is measured, again where it was before; what else
-  // the run has is not.
-  void changed(const std::string& run, const std::filesystem::path& folder) {
-    on_disk_[run].changed.insert(folder);
-  }
+  // the run has is not. Until then one that is new counts with `most` bytes.
+  void changed(const std::string& run, const std::filesystem::path& folder, int64_t most = 0);
   // Those of its versions that have not been measured.
   void saved(const Snapshotted& snapshot);
 
@@ -53,20 +65,27 @@ class Amounts {
   // Of checkpoints, also those that were overwritten, and of snapshots, as far as they have been
   // measured.
   int64_t num_bytes(const Services& services, const std::string& owner) const;
+  // That saves which were accepted may add to these, at most, until they are measured.
+  int64_t num_coming_bytes(const Services& services, const std::string& owner) const;
 
  private:
-  using Counts = std::map<std::pair<std::string, Amount>, int64_t>;
+  struct Held {
+    int64_t num = 0, bytes = 0;
+  };
+  using Counts = std::map<std::pair<std::string, Amount>, Held>;
+  using Most = std::map<std::filesystem::path, int64_t>;  // bytes, by folder
   // What a run has on disk, a sum that goes on: a long run has thousands of folders.
   struct OnDisk {
     bool is_walked = false;                            // all folders, since the start
     std::map<std::filesystem::path, int64_t> folders;  // as measured
-    std::set<std::filesystem::path> changed;           // to be measured
+    Most changed;                                      // to be measured, ...
+    Most measuring;                                    // ... and being
     int64_t bytes = 0;                                 // of all folders
   };
 
   struct Measured;
 
-  int64_t pending(const std::string& owner, Amount amount) const;
+  Held pending(const std::string& owner, Amount amount) const;
   void take(const Measured& measured);
 
   const std::filesystem::path state_;
@@ -78,12 +97,16 @@ class Amounts {
 
 class Amounts::Pending {
  public:
-  Pending(std::shared_ptr<Counts> counts, const std::string& owner, Amount amount)
-      : counts_(std::move(counts)), what_(owner, amount) {
-    ++(*counts_)[what_];
+  Pending(std::shared_ptr<Counts> counts, const std::string& owner, const Addition& adds)
+      : counts_(std::move(counts)), what_(owner, adds.amount), bytes_(adds.bytes) {
+    Held& held = (*counts_)[what_];
+    ++held.num;
+    held.bytes += bytes_;
   }
   ~Pending() {
-    if (--(*counts_)[what_] == 0) counts_->erase(what_);
+    const auto held = counts_->find(what_);
+    held->second.bytes -= bytes_;
+    if (--held->second.num == 0) counts_->erase(held);
   }
   Pending(const Pending&) = delete;
   Pending& operator=(const Pending&) = delete;
@@ -91,6 +114,7 @@ class Amounts::Pending {
  private:
   const std::shared_ptr<Counts> counts_;
   const std::pair<std::string, Amount> what_;
+  const int64_t bytes_;
 };
 
 }  // namespace twinkle::server

@@ -27,7 +27,22 @@ class AmountsTest : public ServiceTest {
   void restart() {
     open();
     admit();
+    if (weighs_) weigh();
     go_on();
+  }
+  // From here on adapters of rank 8 have 8000 numbers.
+  void weigh() {
+    weighs_ = true;
+    backend_->facts.adapter_sizes = {{"q_proj", {1000, 1}}};
+  }
+  int64_t coming() { return services_->amounts.num_coming_bytes(*services_, "alice"); }
+  void finish(const std::string& session) {
+    EXPECT_EQ(post("/api/v1/sessions/" + session + "/finish", JsonObject{}, key_).status, 200);
+  }
+  Response step_of(const std::string& run, int64_t seq_id) {
+    return post("/api/v1/optim_step",
+                {{"model_id", run}, {"seq_id", seq_id}, {"adam_params", {{"learning_rate", 0.1}}}},
+                key_);
   }
   Response create(const std::string& session, int64_t number = 0) {
     JsonObject body = model(session).as_object();
@@ -47,7 +62,12 @@ class AmountsTest : public ServiceTest {
 
   const store::KeyFile keys_{dir_.path()};
   const std::string key_ = keys_.create({.tenant = "alice", .scopes = {"train", "sample"}}).text;
+  bool weighs_ = false;
 };
+
+// Of weigh()'s adapters, in bytes with those of headers.
+constexpr int64_t kHeaders = (64 << 10) + 2048;
+constexpr int64_t kCheckpointBytes = 96000 + kHeaders, kForSamplersBytes = 32000 + kHeaders;
 
 constexpr const char* kOneRun =
     "server: this tenant has 1 runs, its limit is 1; finish a session whose runs are done "
@@ -99,8 +119,9 @@ TEST_F(AmountsTest, ARefusalIsOneAfterARestartWithOtherLimitsAndSoIsWhatWasTaken
   limit([](store::Quota& q) { q.max_adapters = 1; });
   EXPECT_EQ(result(save("save_weights_for_sampler", run, 1, "a"), key_).status, 200);
   EXPECT_EQ(detail(save("save_weights_for_sampler", run, 2, "b")),
-            "server: this tenant has 1 adapters that are kept to be sampled, its limit is 1; named "
-            "ones, which are never given back, fill it: ask the operator for a higher limit");
+            "server: this tenant has 1 adapters that are kept to be sampled, its limit is 1; they "
+            "are never given back, nor are those of sessions that have finished: ask the operator "
+            "for a higher limit");
   limit([](store::Quota& q) { q.max_adapters = q.max_runs = 0; });
   restart();
   EXPECT_EQ(services_->sessions.at(s).runs.size(), 1u);
@@ -144,7 +165,7 @@ TEST_F(AmountsTest, WhatIsCountedAndWhatWasRefusedAreInAStateThatTakesThePlaceOf
   ASSERT_TRUE(truncate(key_));
   restart();
   EXPECT_EQ(services_->amounts.num_runs(*services_, "alice"), 0);
-  EXPECT_EQ(services_->amounts.num_adapters(*services_, "alice"), 2) << "the named ones";
+  EXPECT_EQ(services_->amounts.num_adapters(*services_, "alice"), 3) << "its session is over";
   EXPECT_EQ(create(session(key_)).status, 200);
 }
 
@@ -154,12 +175,36 @@ TEST_F(AmountsTest, AdaptersAreNamedOnesAndPublishedOnesAndThoseThatAreBeingMade
   EXPECT_EQ(save("save_weights_for_sampler", run, 1, "a").status, 200);
   EXPECT_EQ(save("save_weights_for_sampler", run, 2).status, 200);
   EXPECT_NE(detail(save("save_weights_for_sampler", run, 3))
-                .find("has 2 adapters that are kept to be sampled, its limit is 2; finish a "
-                      "session whose samplers are done"),
+                .find("has 2 adapters that are kept to be sampled, its limit is 2; they are never "
+                      "given back"),
             std::string::npos);
   const Response last = save("save_weights", run, 4, "b");  // is none, and need not wait for 3
   EXPECT_EQ(result(last, key_).status, 200);
   EXPECT_EQ(services_->amounts.num_adapters(*services_, "alice"), 2);
+}
+
+TEST_F(AmountsTest, VersionsOfFinishedSessionsAreAdaptersForTheirSamplersGoOn) {
+  go_on();
+  limit([](store::Quota& q) { q.max_adapters = 2; });
+  std::vector<std::string> samplers;
+  for (int64_t i = 0; i < 2; ++i) {
+    const std::string s = session(key_), run = text(result(create(s), key_), "model_id");
+    const Response saved = result(save("save_weights_for_sampler", run, 1), key_);
+    samplers.push_back(text(saved, "sampling_session_id"));
+    finish(s);
+  }
+  const std::string run = text(result(create(session(key_)), key_), "model_id");
+  EXPECT_NE(detail(save("save_weights_for_sampler", run, 1)).find("has 2 adapters"),
+            std::string::npos);
+  for (const std::string& sampler : samplers) {
+    const Json sample = {{"sampling_session_id", sampler},
+                         {"seq_id", 0},
+                         {"prompt", {{"chunks", JsonArray{JsonObject{{"tokens", {1, 2}}}}}}},
+                         {"sampling_params", {{"max_tokens", 3}}}};
+    EXPECT_EQ(result(post("/api/v1/asample", sample, key_), key_).status, 200);
+  }
+  limit([](store::Quota& q) { q.max_adapters = 3; });  // the remedy
+  EXPECT_EQ(result(save("save_weights_for_sampler", run, 2), key_).status, 200);
 }
 
 TEST_F(AmountsTest, WhoHasTooManyBytesOnDiskSavesNoMore) {
@@ -177,6 +222,70 @@ TEST_F(AmountsTest, WhoHasTooManyBytesOnDiskSavesNoMore) {
         "start of the server");
   limit([](store::Quota& q) { q.max_disk = 5000; });
   EXPECT_EQ(result(save("save_weights", run, 4, "d"), key_).status, 200);
+}
+
+TEST_F(AmountsTest, SavesThatWaitFillTheQuotaAndGiveItBackWhenTheyHaveEnded) {
+  weigh();
+  const std::string s = session(key_), run = text(result(create(s), key_), "model_id");
+  EXPECT_EQ(coming(), 0);
+  constexpr int64_t kAll = 2 * kCheckpointBytes + kForSamplersBytes;
+  limit([](store::Quota& q) { q.max_disk = kAll; });
+  std::vector<Response> waits;  // for 1
+  for (int64_t seq_id = 2; seq_id <= 3; ++seq_id)
+    waits.push_back(save("save_weights", run, seq_id, std::to_string(seq_id)));
+  waits.push_back(save("save_weights_for_sampler", run, 4, "s"));
+  EXPECT_EQ(coming(), kAll);
+  const std::string why =
+      "server: this tenant has 0 bytes of checkpoints and snapshots, and saves that have not ended "
+      "may add 426752, its limit is 426752; wait until they have ended, or ask the operator for a "
+      "higher limit";
+  EXPECT_EQ(detail(save("save_weights", run, 5, "b")), why);
+  EXPECT_EQ(detail(save("save_weights_for_sampler", run, 6)), why);
+  EXPECT_EQ(detail(create(s, 1)), why);
+  EXPECT_EQ(coming(), kAll) << "what is refused adds nothing";
+  EXPECT_EQ(result(step_of(run, 1), key_).status, 200);
+  for (const Response& ack : waits) EXPECT_EQ(result(ack, key_).status, 200);
+  const Response last = save("save_weights", run, 8, "c");  // behind 7, which does not come
+  EXPECT_EQ(last.status, 200) << last.body;
+  EXPECT_EQ(coming(), kCheckpointBytes) << "what has ended is measured";
+  EXPECT_GT(services_->amounts.num_bytes(*services_, "alice"), 0);
+  finish(s);
+  EXPECT_EQ(failure(last, key_).status, 200);
+  EXPECT_EQ(coming(), 0);
+}
+
+TEST_F(AmountsTest, ASaveTakesWhatItsRunTrains) {
+  ModelFacts facts;
+  facts.carried_bytes = 10;
+  facts.adapter_sizes = {{"q_proj", {100, 2}},
+                         {"down_proj", {1000, 3}},
+                         {"lm_head", {7, 1}},
+                         {"in_proj", {5000, 9}}};  // which no group has
+  server::Run run{.rank = 2};
+  EXPECT_EQ(most_bytes(facts, run, false), (64 << 10) + 10 + 4 * 2 * 1107 + 6 * 2048);
+  run.trains = {{"train_attn", true}, {"train_mlp", false}, {"train_unembed", true}};
+  EXPECT_EQ(most_bytes(facts, run, true), (64 << 10) + 10 + 12 * 2 * 107 + 3 * 2048);
+}
+
+TEST_F(AmountsTest, WhoHasTooManyBytesOnDiskMakesNoRuns) {
+  options_.snapshots.every = std::chrono::milliseconds(0);
+  restart();
+  const std::string s = session(key_), run = text(result(create(s), key_), "model_id");
+  const std::string path = text(result(save("save_weights", run, 1, "a"), key_), "path");
+  EXPECT_EQ(result(step_of(run, 2), key_).status, 200);
+  EXPECT_TRUE(loop_->run_until([&] { return services_->snapshots.saving(run) < 0; }));
+  write_text(dir_ / "snapshots" / run / "2" / "more", std::string(1000, 'x'));
+  finish(s);
+  limit([](store::Quota& q) { q.max_disk = 1000; });
+  const std::string other = session(key_);
+  const Json load = {{"session_id", other}, {"model_seq_id", 1}, {"path", path}};
+  const std::string why = "its limit is 1000; ask the operator for a higher limit";
+  EXPECT_NE(detail(create(other)).find(why), std::string::npos);
+  EXPECT_NE(detail(post("/api/v1/load_weights", load, key_)).find(why), std::string::npos);
+  EXPECT_EQ(services_->runs.all().size(), 1u);
+  limit([](store::Quota& q) { q.max_disk = 100000; });
+  EXPECT_EQ(create(other).status, 200);
+  EXPECT_EQ(result(post("/api/v1/load_weights", load, key_), key_).status, 200);
 }
 
 TEST_F(AmountsTest, ASaveMeasuresItsOwnFolderAndNotAllThatItsRunHas) {
@@ -368,7 +477,7 @@ TEST_F(AmountsTest, AVersionOfARunIsSampledWithTheWeightOfTheKeyThatMadeTheRun) 
     const Sampler& sampler = services_->samplers.begin()->second;
     EXPECT_TRUE(sampler.tenant.starts_with("sampler:snapshots/")) << sampler.tenant;
     bool is_given = false;
-    services_->prepare(sampler.tenant, [&](const std::string&) { is_given = true; });
+    services_->prepare(sampler.tenant, sampler.owner, [&](const std::string&) { is_given = true; });
     ASSERT_TRUE(loop_->run_until([&] { return is_given; }));
     done(sampler.tenant);  // behind its creation
     EXPECT_EQ(executor_->shares.at(sampler.tenant).weight, 7) << from;

@@ -74,11 +74,11 @@ class TenantsTest : public ServiceTest {
     return text(post("/api/v1/create_sampling_session", body, alice_.text), "sampling_session_id");
   }
   // Of four tokens; whatever max_tokens says, the null model generates three.
-  Response sample(const std::string& sampler, int64_t seq_id) {
+  Response sample(const std::string& sampler, int64_t seq_id, int64_t max_tokens = 3) {
     const Json body = {{"sampling_session_id", sampler},
                        {"seq_id", seq_id},
                        {"prompt", {{"chunks", {{{"tokens", {1, 2, 3, 4}}}}}}},
-                       {"sampling_params", {{"max_tokens", 3}}}};
+                       {"sampling_params", {{"max_tokens", max_tokens}}}};
     return post("/api/v1/asample", body, alice_.text);
   }
   std::shared_ptr<std::optional<Response>> poll(const Response& ack) {
@@ -211,6 +211,33 @@ TEST_F(TenantsTest, SamplesOfASessionThatEndedAreHeldNoMore) {
   EXPECT_EQ(services_->operations.num_waiting(), 1);
   const std::string why = services_->rates.reason(text(stays_held, "request_id"));
   EXPECT_NE(why.find("position 1 of 1"), std::string::npos) << why;
+}
+
+TEST_F(TenantsTest, WhatACancelledSampleHadGeneratedIsPaidAndIsUsageAfterAStartToo) {
+  go_on();
+  limit([](store::Quota& q) { q.tokens_per_minute = 5; });
+  std::atomic<bool> go = false;
+  executor_->on_step = [&] {
+    while (executor_->num_steps > 5 && !go) std::this_thread::sleep_for(milliseconds(1));
+  };
+  const std::string ends = session(alice_.text), other = sampler_of(session(alice_.text));
+  const Response sampled = sample(sampler_of(ends), 0, 50);
+  for (int i = 0; i < 10000 && executor_->num_steps < 6; ++i)
+    std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_EQ(post("/api/v1/sessions/" + ends + "/finish", JsonObject{}, alice_.text).status, 200);
+  go = true;  // the sixth step is its last
+  EXPECT_NE(failure(sampled, alice_.text).body.find("this sample was cancelled"),
+            std::string::npos);
+  const auto generated = [&]() -> Json {
+    for (const Json& line : usage())
+      if (line.as_object().at("run") == Json(ends)) return line.as_object().at("generated_tokens");
+    return nullptr;
+  };
+  EXPECT_EQ(generated(), Json(6));
+  const Response held = sample(other, 0);
+  EXPECT_FALSE(services_->rates.reason(text(held, "request_id")).empty());
+  restart();
+  EXPECT_EQ(generated(), Json(6));
 }
 
 TEST_F(TenantsTest, WhatIsHeldOutlivesTheServerAndChangesNoBit) {

@@ -1,0 +1,102 @@
+#include "twinkle/io/folder/model_code.h"
+
+#include <algorithm>
+#include <cctype>
+#include <optional>
+#include <string_view>
+#include <system_error>
+#include <vector>
+
+#include "twinkle/base/file.h"
+#include "twinkle/base/json.h"
+
+namespace twinkle {
+namespace {
+
+constexpr const char* kConfigs[] = {"config.json", "tokenizer_config.json",
+                                    "preprocessor_config.json", "video_preprocessor_config.json",
+                                    "processor_config.json"};
+
+bool is_a_file(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(path, ignored);
+}
+
+// The modules of an auto_map, whose values are "module.Class" or lists of them; older tokenizers
+// have no more than the list.
+void add_modules(const Json& map, std::vector<std::string>& out) {
+  if (map.is_object()) {
+    for (const auto& [key, value] : map.get_object()) add_modules(value, out);
+  } else if (map.is_array()) {
+    for (const Json& value : map.get_array()) add_modules(value, out);
+  } else if (map.is_string()) {
+    const std::string_view path(map.get_string());
+    const size_t dot = path.rfind('.');
+    if (dot != std::string_view::npos) out.emplace_back(path.substr(0, dot));
+  }
+}
+
+std::string_view without_blanks(std::string_view text) {
+  return text.substr(std::min(text.find_first_not_of(" \t"), text.size()));
+}
+
+// Its letters, digits and "_" up to anything else.
+std::string_view leading_name(std::string_view text) {
+  size_t size = 0;
+  while (size < text.size() &&
+         (std::isalnum(static_cast<unsigned char>(text[size])) != 0 || text[size] == '_'))
+    ++size;
+  return text.substr(0, size);
+}
+
+// The modules beside it that a line of Python imports: "from .x import y", "from . import x, y".
+void add_imports(std::string_view line, std::vector<std::string>& out) {
+  constexpr std::string_view kFrom = "from", kImport = "import";
+  line = without_blanks(line);
+  const bool from = line.starts_with(kFrom);
+  if (!from && !line.starts_with(kImport)) return;
+  line = without_blanks(line.substr(from ? kFrom.size() : kImport.size()));
+  if (!line.starts_with('.')) return;
+  line = without_blanks(line.substr(1));
+  const std::string_view module = leading_name(line);
+  if (!from || module != kImport) {
+    out.emplace_back(module);  // of a package above this one it is empty, and no file
+    return;
+  }
+  line.remove_prefix(kImport.size());
+  while (true) {
+    out.emplace_back(leading_name(without_blanks(line)));
+    const size_t comma = line.find(',');
+    if (comma == std::string_view::npos) return;
+    line.remove_prefix(comma + 1);
+  }
+}
+
+}  // namespace
+
+std::set<std::string> model_code_in(const std::filesystem::path& folder) {
+  std::vector<std::string> modules;
+  for (const char* file : kConfigs) {
+    if (!is_a_file(folder / file)) continue;
+    const std::optional<Json> fields = json_in(read_file(folder / file));
+    if (const Json* map = fields ? find(*fields, "auto_map") : nullptr) add_modules(*map, modules);
+  }
+  std::set<std::string> out;
+  while (!modules.empty()) {
+    const std::string module = modules.back(), name = module + ".py";
+    modules.pop_back();
+    // One of another repository is "owner/name--module".
+    if (module.empty() || module.find('/') != std::string::npos || !is_a_file(folder / name))
+      continue;
+    if (!out.insert(name).second) continue;
+    const std::string text = read_file(folder / name);
+    for (std::string_view rest = text; !rest.empty();) {
+      const std::string_view line = rest.substr(0, rest.find('\n'));
+      add_imports(line, modules);
+      rest.remove_prefix(std::min(line.size() + 1, rest.size()));
+    }
+  }
+  return out;
+}
+
+}  // namespace twinkle
