@@ -115,6 +115,7 @@ def test_the_file_tree_of_contributing_names_every_folder_of_the_cpp_program(tra
 
 # Where an exception is caught, and why. Everywhere else it goes up.
 CATCHES = {
+    "python/src/bind_mesh.cpp": "closes the group, whose ranks are all told it",
     "python/src/module.cpp": "becomes an exception of Python",
     "python/src/released_gil.h": "is how Python ends a daemon thread, which then sleeps",
     "twinkle/cli/program.cpp": "becomes an exit status",
@@ -145,6 +146,7 @@ CATCHES = {
     "twinkle/text/rows.cpp": "gets the row's number, likewise",
     "twinkle/text/template.cpp": "is the answer of check(), which asks why a row cannot be encoded",
     "twinkle/lora/saved_adapter.cpp": "gets the folder's name",
+    "twinkle/model/gemma_families/gemma3.cpp": "gets which of the two ropes is wrong",
     "twinkle/model/config.cpp": "gets the checkpoint's name, and what can be done",
     "twinkle/lora/targets.cpp": "boost tells of a bad expression in no other way",
     "twinkle/kernels/cuda/graph.cpp": "a recording ends whatever its body threw, which goes on",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <iterator>
 #include <limits>
 
@@ -20,6 +21,17 @@ int64_t read_size(const Json& config, std::string_view key) {
   require(value <= limit, Code::kInvalid, "model: config field '", key, "' is ", value,
           ", the limit is ", limit);
   return value;
+}
+
+bool read_flag(const Json& config, std::string_view key, bool absent) {
+  const bool given = config.is_object() && config.get_object().contains(key);
+  return get_or(config, key, !given && absent);
+}
+
+const Json* find_rope(const Json& config) {
+  const Json* scaling = find(config, "rope_scaling");
+  const bool empty = scaling && scaling->is_object() && scaling->get_object().empty();
+  return scaling && !empty ? scaling : find(config, "rope_parameters");
 }
 
 namespace {
@@ -86,19 +98,18 @@ constexpr Option kOptions[] = {
     {"per_layer_config", kNone},
 };
 
-// `rope_scaling`, or `rope_parameters`, or null. Both: transformers takes the first.
-const Json* rope_of(const Json& config) {
-  const Json* scaling = find(config, "rope_scaling");
-  return scaling ? scaling : find(config, "rope_parameters");
+bool is_empty(const Json& value) {
+  return (value.is_array() && value.get_array().empty()) ||
+         (value.is_object() && value.get_object().empty());
 }
 
 void refuse_foreign(const Json& config, const Family& family) {
-  const Json* rope = rope_of(config);
+  const Json* rope = find_rope(config);
   for (const auto& [key, neutral] : kOptions) {
     if (std::ranges::find(family.keys, key) != family.keys.end()) continue;
     for (const Json* place : {&config, rope}) {
       const Json* value = place && place->is_object() ? find(*place, key) : nullptr;
-      if (!value || (value->is_array() && value->get_array().empty())) continue;
+      if (!value || is_empty(*value)) continue;
       const bool same = (value->is_bool() && neutral == (value->get_bool() ? 1.0 : 0.0)) ||
                         (value->is_number() && neutral == value->to_number<double>());
       require(same, Code::kInvalid, "model: config field '", key, "' is ",
@@ -206,7 +217,7 @@ void require_one_label(const Json& config) {
 }  // namespace
 
 double read_rotary_share(const Json& config, double absent) {
-  const Json* p = rope_of(config);
+  const Json* p = find_rope(config);
   const double beside = get_or(config, "partial_rotary_factor", absent);
   const double share = p && p->is_object() ? get_or(*p, "partial_rotary_factor", beside) : beside;
   require(share > 0 && share <= 1, Code::kInvalid,
@@ -224,13 +235,26 @@ void rotate_share(DecoderSpec& spec, double share) {
   spec.rope.rotary_dim = dims;
 }
 
+double read_theta(const Json& config, std::string_view key, double absent) {
+  const double theta = get_or(config, key, absent);
+  require(theta > 1 && std::isfinite(theta), Code::kInvalid, "model: config field '", key, "' is ",
+          theta, ", it must be finite and above 1");
+  return theta;
+}
+
+double read_rope_number(const Json& rope, std::string_view key) {
+  const auto value = get<double>(rope, key);
+  require(value > 0 && std::isfinite(value), Code::kInvalid, "model: the config's rope has '", key,
+          "' ", value, ", it must be finite and above 0");
+  return value;
+}
+
 nn::RopeSpec read_rope(const Json& config) {
   nn::RopeSpec rope;
-  const Json* parameters = rope_of(config);
-  rope.theta = get_or(config, "rope_theta", 10000.0);
+  const Json* parameters = find_rope(config);
   const Json none = JsonObject{};
   const Json& p = parameters ? *parameters : none;
-  rope.theta = get_or(p, "rope_theta", rope.theta);
+  rope.theta = read_theta(find(p, "rope_theta") ? p : config, "rope_theta", 10000.0);
   const std::string kind = get_or(p, "rope_type", get_or<std::string>(p, "type", "default"));
   // dynamic: within max_position_embeddings, beyond which no sequence goes, it is the default.
   if (kind == "default" || kind == "dynamic") {
@@ -247,19 +271,25 @@ nn::RopeSpec read_rope(const Json& config) {
       get_or<int64_t>(config, "original_max_position_embeddings",
                       get_or<int64_t>(p, "original_max_position_embeddings",
                                       get_or<int64_t>(config, "max_position_embeddings", 0)));
-  rope.factor = get<double>(p, "factor");
+  rope.factor = read_rope_number(p, "factor");
   rope.original_max_position = original;
+  require(kind == "linear" || original > 0, Code::kInvalid,
+          "model: config field 'original_max_position_embeddings' is ", original,
+          ", it must be at least 1");
   if (kind == "linear") {
     rope.kind = nn::RopeKind::kLinear;
   } else if (kind == "llama3") {
     rope.kind = nn::RopeKind::kLlama3;
-    rope.low_freq_factor = get<double>(p, "low_freq_factor");
-    rope.high_freq_factor = get<double>(p, "high_freq_factor");
+    rope.low_freq_factor = read_rope_number(p, "low_freq_factor");
+    rope.high_freq_factor = read_rope_number(p, "high_freq_factor");
+    require(rope.high_freq_factor > rope.low_freq_factor, Code::kInvalid,
+            "model: the config's rope has 'high_freq_factor' ", rope.high_freq_factor,
+            ", it must be above its 'low_freq_factor', ", rope.low_freq_factor);
   } else {
     rope.kind = nn::RopeKind::kYarn;
-    rope.beta_fast = get_or(p, "beta_fast", 32.0);
-    rope.beta_slow = get_or(p, "beta_slow", 1.0);
-    rope.truncate = get_or(p, "truncate", true);
+    if (find(p, "beta_fast")) rope.beta_fast = read_rope_number(p, "beta_fast");
+    if (find(p, "beta_slow")) rope.beta_slow = read_rope_number(p, "beta_slow");
+    rope.truncate = read_flag(p, "truncate", true);
     if (find(p, "attention_factor")) rope.attention_factor = get<double>(p, "attention_factor");
     if (find(p, "mscale")) rope.mscale = get<double>(p, "mscale");
     if (find(p, "mscale_all_dim")) rope.mscale_all_dim = get<double>(p, "mscale_all_dim");
@@ -299,8 +329,8 @@ DecoderSpec llama_like(const Json& config) {
   spec.rope = read_rope(config);
   spec.rope.rotary_dim = a.head_dim;
   const auto activation = get_or<std::string>(config, "hidden_act", "silu");
-  require(activation == "silu", Code::kInvalid, "model: hidden_act '", activation,
-          "' is not known; known: silu");
+  require(activation == "silu" || activation == "swish", Code::kInvalid, "model: hidden_act '",
+          activation, "' is not known; known: silu, swish, which are one");
   const double dropout = get_or(config, "attention_dropout", 0.0);
   require(dropout == 0.0, Code::kInvalid, "model: attention_dropout is ", dropout,
           "; only 0 is supported: set it to 0 in config.json");

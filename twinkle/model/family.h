@@ -47,8 +47,19 @@ const Json& text_of(const Json& config);
 // layer has an AttentionSpec and a GatedMlpSpec, to be changed or replaced.
 DecoderSpec llama_like(const Json& config);
 
-// `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` (before).
+// `rope_scaling`, or `rope_parameters` (transformers 5), or null. Both: transformers takes the
+// first unless it is empty.
+const Json* find_rope(const Json& config);
+
+// find_rope()'s, or the default, with `rope_theta` beside it where it has none. Error kInvalid: a
+// kind, field or value that is not supported.
 nn::RopeSpec read_rope(const Json& config);
+
+// A base of the wavelengths. Error kInvalid: it is infinite, or not above 1.
+double read_theta(const Json& config, std::string_view key, double absent);
+
+// A number of the rope's object. Error kInvalid: it is missing, infinite, or not above 0.
+double read_rope_number(const Json& rope, std::string_view key);
 
 // `partial_rotary_factor`, in the rope's object or beside it, which is above 0 and at most 1.
 double read_rotary_share(const Json& config, double absent = 1);
@@ -59,6 +70,9 @@ void rotate_share(DecoderSpec& spec, double share);
 // A whole number of config.json that is at least 1 and at most 2^30. Error kInvalid: it is missing,
 // no such number or beyond.
 int64_t read_size(const Json& config, std::string_view key);
+
+// true or false. Null is false, as None is in transformers, whatever is meant where it is absent.
+bool read_flag(const Json& config, std::string_view key, bool absent);
 
 // Error kInvalid: the key has another value than this, which is also meant where it is absent.
 template <class T>

@@ -159,7 +159,8 @@ TEST(Family, UnknownTypesArchitecturesAndActivationsAreRefusedWithWhatThereIs) {
             "model: architecture \"LlamaForMaskedLM\" of model_type 'llama' is not "
             "known; known: LlamaForCausalLM");
   EXPECT_EQ(refusal(with("hidden_act", "gelu")),
-            "model: hidden_act 'gelu' is not known; known: silu");
+            "model: hidden_act 'gelu' is not known; known: silu, swish, which are one");
+  EXPECT_EQ(refusal(with("hidden_act", "swish")), "no error");
 }
 
 TEST(Family, WhatWouldChangeTheArithmeticIsRefused) {
@@ -205,6 +206,7 @@ TEST(Family, OptionsOfOtherDecodersAreRefusedByNameUnlessTheyChangeNothing) {
                {"attn_output_gate", true, false},
                {"add_bias_linear", true, false},
                {"per_layer_config", JsonObject{{"1", JsonObject{{"head_dim", 8}}}}, nullptr},
+               {"per_layer_config", JsonObject{{"0", JsonObject{{"head_dim", 8}}}}, JsonObject()},
                {"rmsnorm", false, true}};
   for (const std::string family : {"llama", "qwen2", "qwen3"}) {
     for (const auto& [key, changes, neutral] : cases) {
@@ -365,6 +367,36 @@ TEST(Family, RopeIsReadFromBothOfItsPlaces) {
   JsonObject both = with_rope("rope_scaling", R"({"rope_type": "linear", "factor": 4})");
   both["rope_parameters"] = parse_json(R"({"rope_type": "linear", "factor": 3})", "rope");
   EXPECT_EQ(read_rope(both).factor, 4) << "as in transformers";
+  both["rope_scaling"] = JsonObject();
+  EXPECT_EQ(read_rope(both).factor, 3) << "as in transformers";
+}
+
+TEST(Family, AWrongValueOfTheRopeIsRefusedByItsKey) {
+  const std::string above = ", it must be finite and above ", has = "model: the config's rope has ";
+  const struct {
+    const char* fields;
+    std::string why;
+  } cases[] = {
+      {R"("type": "default", "rope_theta": 1)", "model: config field 'rope_theta' is 1" + above},
+      {R"("type": "linear", "factor": 0)", has + "'factor' 0" + above + "0"},
+      {R"("type": "yarn", "factor": -1)", has + "'factor' -1" + above + "0"},
+      {R"("type": "yarn", "factor": 1e999)", has + "'factor' inf" + above + "0"},
+      {R"("type": "yarn", "factor": 2, "beta_fast": 0)", has + "'beta_fast' 0" + above + "0"},
+      {R"("type": "yarn", "factor": 2, "beta_slow": -2)", has + "'beta_slow' -2" + above + "0"},
+      {R"("type": "yarn", "factor": 2, "original_max_position_embeddings": -5)",
+       "model: config field 'original_max_position_embeddings' is -5, it must be at least 1"},
+      {R"("type": "llama3", "factor": 2, "low_freq_factor": 0, "high_freq_factor": 1)",
+       has + "'low_freq_factor' 0" + above + "0"},
+      {R"("type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 1)",
+       has + "'high_freq_factor' 1, it must be above its 'low_freq_factor', 4"}};
+  for (const auto& [fields, why] : cases) {
+    std::string rope = "{";
+    rope.append(fields).append("}");
+    const std::string said = refusal(with_rope("rope_parameters", rope.c_str()));
+    EXPECT_TRUE(said.starts_with(why)) << said;
+  }
+  EXPECT_EQ(refusal(with("rope_theta", 0.5)),
+            "model: config field 'rope_theta' is 0.5, it must be finite and above 1");
 }
 
 TEST(Family, UnknownRopeKindsAreRefusedEvenWithoutAFactor) {

@@ -118,6 +118,64 @@ def test_groups_of_experts_that_cannot_be_are_refused_by_the_configs_keys(
     expect_refusal(folder, folder, *words, MODEL)
 
 
+def yarn(**fields):
+    return {**families.YARN, **fields}
+
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 2.0, "low_freq_factor": 4.0}
+LONG = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.0] * 5 + [0.0]}
+LOCAL = {"sliding_attention": {"rope_type": "default", "rope_theta": 0.5}}
+ROPES = {
+    "yarn": ("qwen3", {"rope_parameters": yarn(factor=-1.0)}, "'factor' -1"),
+    "a latent's yarn": ("deepseek_v3", {"rope_scaling": yarn(factor=-4.0)}, "'factor' -4"),
+    "turns": ("qwen3", {"rope_parameters": yarn(beta_fast=0)}, "'beta_fast' 0"),
+    "the original length": (
+        "qwen3",
+        {"rope_parameters": yarn(original_max_position_embeddings=-5)},
+        "'original_max_position_embeddings' is -5",
+    ),
+    "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0}}, "'factor' 0"),
+    "llama3": (
+        "llama",
+        {"rope_parameters": LLAMA3 | {"high_freq_factor": 1.0}},
+        "'high_freq_factor' 1, it must be above its 'low_freq_factor', 4",
+    ),
+    "theta": ("qwen3", {"rope_parameters": {"rope_theta": 0.5}}, "'rope_theta' is 0.5"),
+    "longrope": ("phi3", {"rope_scaling": LONG}, "0 in 'long_factor'"),
+    "gemma3's global": (
+        "gemma3",
+        {"rope_scaling": {"rope_type": "linear", "factor": -8.0}},
+        "'factor' -8, it must be finite and above 0 (the rope of full_attention)",
+    ),
+    "gemma3's local": (
+        "gemma3",
+        {"rope_parameters": LOCAL},
+        "'rope_theta' is 0.5, it must be finite and above 1 (the rope of sliding_attention)",
+    ),
+    "gemma3's local theta": (
+        "gemma3",
+        {"rope_local_base_freq": 0.5},
+        "'rope_local_base_freq' is 0.5",
+    ),
+    "chatglm's": ("chatglm", {"rope_ratio": 0}, "'rope_ratio' is 0"),
+}
+
+
+@pytest.mark.parametrize("what", ROPES)
+def test_wrong_values_of_a_rope_are_refused_by_the_configs_keys(what, tmp_path):
+    name, fields, words = ROPES[what]
+    folder = changed(name, tmp_path, fields=fields)
+    expect_refusal(folder, folder, words, MODEL)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
+def test_a_layer_too_many_is_refused_unless_it_predicts_tokens(name, count, tmp_path):
+    fields = {"num_hidden_layers": 1, "num_nextn_predict_layers": count}
+    folder = changed(name, tmp_path, dict.fromkeys(families.PREDICTORS), fields)
+    expect_refusal(folder, folder, "model.layers.1.", "num_hidden_layers is 1", NOT_ONE[1])
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_fields_of_layers_of_their_own_are_refused(name, tmp_path):
     folder = changed(name, tmp_path, fields={"per_layer_config": {"1": {"num_attention_heads": 2}}})

@@ -1,6 +1,7 @@
 """Every field that a family's class has in transformers is read here or refused: with another value
 the model is refused or says something else. REVIEWED has the others, each with why; and some fields
-that published files have besides, which no class reads, change nothing."""
+that published files have besides, which no class reads, change nothing. Nulls, empty objects and
+other names mean what they mean there."""
 
 import inspect
 import json
@@ -35,7 +36,7 @@ OF_NO_FORWARD = {
     "pad_token_id",
     "output_router_logits",
     "router_aux_loss_coef",  # forward_backward's own argument: test_aux_loss.py
-    "num_mtp_layers",  # which layers' tensors are kept unread
+    "num_mtp_layers",  # those that are there, kept and not read, are known by their eh_proj
     "tie_word_embeddings",  # files with a head of its own keep it: test_configs.py
 }
 
@@ -126,3 +127,64 @@ def test_with_other_values_they_are_refused(name, field, value, known, tmp_path)
         ours.engine(folder, frozen=True)
     for word in (folder, f"'{field}' is {json.dumps(value)}; known: {known}"):
         assert word in str(refused.value)
+
+
+ABSENT = object()
+TURNED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 777.0}
+UNTRUNCATED = {**families.YARN, "truncate": None}
+SPELLINGS = {
+    "an empty rope_scaling": ("qwen3", {"rope_scaling": {}}),
+    "an empty rope_scaling beside yarn": (
+        "qwen3",
+        {"rope_scaling": {}, "rope_parameters": families.YARN},
+    ),
+    "an empty rope_scaling of gpt_oss": (
+        "gpt_oss",
+        {"rope_scaling": {}, "rope_parameters": ABSENT},
+    ),
+    "empty rope_parameters of gpt_oss": ("gpt_oss", {"rope_parameters": {}}),
+    "mixtral's theta in rope_scaling": (
+        "mixtral",
+        {"rope_scaling": TURNED, "rope_parameters": ABSENT},
+    ),
+    "mixtral without a theta": (
+        "mixtral",
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": ABSENT},
+    ),
+    "no interleaving": ("deepseek_v3", {"rope_interleave": None}),
+    "no sum of 1": ("deepseek_v3", {"norm_topk_prob": None}),
+    "llama's truncate": ("llama", {"rope_parameters": UNTRUNCATED}),
+    "deepseek_v3's truncate": (
+        "deepseek_v3",
+        {"rope_parameters": {**UNTRUNCATED, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "gpt_oss' truncate": ("gpt_oss", {"rope_parameters": {**UNTRUNCATED, "rope_theta": 1.5e5}}),
+    "swish": ("qwen3", {"hidden_act": "swish"}),
+    "swish of experts": ("qwen3_moe", {"hidden_act": "swish"}),
+    "no layer of its own": ("qwen3", {"per_layer_config": {}}),
+}
+
+
+@pytest.mark.parametrize("what", SPELLINGS)
+def test_nulls_and_other_names_mean_what_they_mean_in_transformers(what, tmp_path):
+    name, changes = SPELLINGS[what]
+    case = families.case(name)
+    config = json.loads((Path(case.twin) / "config.json").read_text()) | changes
+    config = {key: value for key, value in config.items() if value is not ABSENT}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(Path(case.twin) / "model.safetensors")
+    theirs = models.load_reference(str(tmp_path))
+    expect_scores(ours.engine(str(tmp_path), frozen=True), theirs, case)
+
+
+def test_one_expert_a_token_keeps_its_weight_in_the_first_deepseek(tmp_path):
+    """Its own code, which transformers does not have, divides where there is more than one."""
+    case = families.case("deepseek")
+
+    def said(number, norm):
+        fields = {"num_experts_per_tok": number, "norm_topk_prob": norm}
+        made = ours.engine(changed("deepseek", tmp_path, fields=fields), frozen=True)
+        return ours.scores(made, case.sequences[1:2])[0][0]
+
+    assert torch.equal(said(1, True), said(1, False))
+    assert not torch.allclose(said(2, True), said(2, False), rtol=0, atol=1e-3)

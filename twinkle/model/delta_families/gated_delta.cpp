@@ -46,7 +46,10 @@ Json without_mrope(const Json& config) {
   for (const char* place : {"rope_parameters", "rope_scaling"}) {
     Json* rope = out.as_object().if_contains(place);
     if (!rope || !rope->is_object()) continue;
+    const bool empty = rope->as_object().empty();
     for (const char* key : {"mrope_section", "mrope_interleaved"}) rope->as_object().erase(key);
+    // An empty one would give way to the other place.
+    if (!empty && rope->as_object().empty()) rope->as_object()["rope_type"] = "default";
   }
   return out;
 }
@@ -86,7 +89,7 @@ DecoderSpec delta_like(const Json& config) {
 }
 
 void nest(DecoderSpec& spec, const Json& whole) {
-  spec.tied_head = get_or(whole, "tie_word_embeddings", spec.tied_head);
+  spec.tied_head = read_flag(whole, "tie_word_embeddings", spec.tied_head);
   spec.layout.skipped.emplace_back("model.visual.");
   if (find(whole, "text_config")) spec.layout.model = {{"model", "model.language_model"}};
 }

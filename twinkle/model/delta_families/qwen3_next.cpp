@@ -15,7 +15,7 @@ Family qwen3_next() {
                 for (LayerSpec& layer : spec.layers) {
                   if (auto* delta = std::get_if<DeltaSpec>(&layer.mixer)) delta->by_key_head = true;
                 }
-                route_as_qwen(spec, config, get_or(config, "norm_topk_prob", true),
+                route_as_qwen(spec, config, read_flag(config, "norm_topk_prob", true),
                               qwen_routed(config));
                 return spec;
               },

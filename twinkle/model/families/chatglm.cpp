@@ -1,5 +1,7 @@
 // glm-4-9b and chatglm3 as their own code has them (zai-org's modeling_chatglm.py): glm's
 // arithmetic with other fields, other names, and one linear for q, k and v.
+#include <cmath>
+
 #include "twinkle/model/families/glm.h"
 
 namespace twinkle::model {
@@ -9,6 +11,9 @@ namespace {
 Json as_glm(const Json& config) {
   const auto size = [&](const char* key) { return read_size(config, key); };
   const double ratio = get_or(config, "rope_ratio", 1.0);
+  require(ratio > 1e-4 && std::isfinite(ratio), Code::kInvalid,
+          "model: config field 'rope_ratio' is ", ratio,
+          ", it must be finite and above 0.0001: rope's theta is 10000 times that");
   require(ratio == 1.0 || get_or(config, "original_rope", false), Code::kInvalid,
           "model: config field 'rope_ratio' is ", ratio,
           ", and 'original_rope' is not true; older checkpoints divide positions by it, which is "

@@ -58,6 +58,7 @@ TEST(ChatGlm, WhatChangesItsArithmeticIsRefused) {
   refuse("post_layer_norm", false, "'post_layer_norm' is false; it changes the arithmetic");
   refuse("pre_seq_len", 128, "'pre_seq_len' is 128; it changes the arithmetic");
   refuse("original_rope", nullptr, "'rope_ratio' is 500, and 'original_rope' is not true");
+  refuse("rope_ratio", 0, "'rope_ratio' is 0, it must be finite and above 0.0001");
   JsonObject config = chatglm_config();
   expect_error("value_head is set, but model_type 'chatglm' has no token classifier",
                [&] { read_spec(config, true); });

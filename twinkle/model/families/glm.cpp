@@ -6,7 +6,7 @@ DecoderSpec glm_like(const Json& config) {
   DecoderSpec spec = llama_like(config);
   if (!find(config, "rms_norm_eps")) spec.norm.eps = 1.5625e-07;
   for (LayerSpec& layer : spec.layers) {
-    layer.attention().qkv_bias = get_or(config, "attention_bias", true);
+    layer.attention().qkv_bias = read_flag(config, "attention_bias", true);
     layer.gated_mlp().fused = true;
   }
   spec.rope.interleaved = true;

@@ -13,7 +13,7 @@ Family internlm2() {
                 for (LayerSpec& layer : spec.layers) {
                   AttentionSpec& a = layer.attention();
                   a.projections = Projections::kGrouped;
-                  a.qkv_bias = a.o_bias = get_or(config, "bias", true);
+                  a.qkv_bias = a.o_bias = read_flag(config, "bias", true);
                 }
                 spec.layout.model = {{"model.embed_tokens", "model.tok_embeddings"},
                                      {"lm_head", "output"}};

@@ -10,9 +10,9 @@ Family internlm3() {
           .spec =
               [](const Json& config) {
                 // transformers' class is llama's, and so are the names that it may write.
-                const bool mlp = get_or(config, "bias", get_or(config, "mlp_bias", false));
+                const bool mlp = read_flag(config, "bias", read_flag(config, "mlp_bias", false));
                 const bool qkv =
-                    get_or(config, "qkv_bias", get_or(config, "attention_bias", false));
+                    read_flag(config, "qkv_bias", read_flag(config, "attention_bias", false));
                 require(mlp == qkv, Code::kInvalid, "model: config field 'qkv_bias' is ", qkv,
                         " and 'bias' is ", mlp, "; only models where they are equal are supported");
                 DecoderSpec spec = llama_like(config);

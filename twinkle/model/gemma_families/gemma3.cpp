@@ -33,8 +33,10 @@ JsonObject rope_of_type(const Json& config, std::string_view type) {
   if (scaling) {
     for (const auto& [key, value] : scaling->get_object()) rope[key] = value;
   }
-  rope.emplace("rope_theta", full ? get_or(config, "rope_theta", 1e6)
-                                  : get_or(config, "rope_local_base_freq", 1e4));
+  if (!find(Json(rope), "rope_theta")) {
+    rope["rope_theta"] = full ? read_theta(config, "rope_theta", 1e6)
+                              : read_theta(config, "rope_local_base_freq", 1e4);
+  }
   require_value(Json(rope), "partial_rotary_factor", 1.0);
   return rope;
 }
@@ -46,10 +48,20 @@ Json with_rope(const Json& config, std::string_view type) {
   return out;
 }
 
+// Its errors say which of the two it is.
+nn::RopeSpec read_rope_of(const Json& config, std::string_view type) {
+  const Json own = with_rope(config, type);
+  try {
+    return read_rope(own);
+  } catch (const Error& e) {
+    fail(e.code, e.what(), " (the rope of ", type, ")");
+  }
+}
+
 // The names of transformers 5, which the hub's files do not have yet.
 void nest_gemma(DecoderSpec& spec, const Json& whole) {
   if (!find(whole, "text_config")) return;
-  spec.tied_head = get_or(whole, "tie_word_embeddings", true);  // transformers reads the outer one
+  spec.tied_head = read_flag(whole, "tie_word_embeddings", true);  // transformers reads the outer
   spec.layout.model = {{"model", "model.language_model"}};
   spec.layout.older = {{"model.language_model", "language_model.model"},
                        {"lm_head", "language_model.lm_head"}};
@@ -61,8 +73,10 @@ DecoderSpec read_gemma3(const Json& whole) {
   const Json& config = text_of(whole);
   const int64_t pattern =
       find(config, "sliding_window_pattern") ? read_size(config, "sliding_window_pattern") : 6;
+  read_rope_of(config, kFull);  // before llama_like() does
+  const nn::RopeSpec local = read_rope_of(config, kSliding);
   DecoderSpec spec = gemma_like(with_rope(config, kFull), pattern);
-  spec.local_rope = read_rope(with_rope(config, kSliding));
+  spec.local_rope = local;
   spec.local_rope.rotary_dim = spec.rope.rotary_dim;
   for (LayerSpec& layer : spec.layers) {
     AttentionSpec& a = layer.attention();

@@ -186,6 +186,25 @@ TEST(Gemma3, FieldsThatWouldChangeTheArithmeticAreRefused) {
             "arithmetic, and model_type 'gemma3' is computed without it");
 }
 
+TEST(Gemma3, AWrongValueOfOneOfItsRopesIsRefusedWithWhichOfThem) {
+  const JsonObject config = tiny_gemma("gemma3");
+  for (const std::string type : {"full_attention", "sliding_attention"}) {
+    const JsonObject linear{{"rope_type", "linear"}, {"factor", -8}, {"rope_theta", 1e4}};
+    EXPECT_EQ(refusal_of(config, "rope_parameters", JsonObject{{type, linear}}),
+              "model: the config's rope has 'factor' -8, it must be finite and above 0 (the rope "
+              "of " +
+                  type + ")");
+    const JsonObject still{{"rope_type", "default"}, {"rope_theta", 0}};
+    EXPECT_EQ(refusal_of(config, "rope_parameters", JsonObject{{type, still}}),
+              "model: config field 'rope_theta' is 0, it must be finite and above 1 (the rope of " +
+                  type + ")");
+  }
+  for (const char* key : {"rope_theta", "rope_local_base_freq"}) {
+    EXPECT_EQ(refusal_of(config, key, 0.5), std::string("model: config field '") + key +
+                                                "' is 0.5, it must be finite and above 1");
+  }
+}
+
 TEST(Gemma, AnotherDeviceThanTheCpuIsRefusedByTheFamilysName) {
   for (const auto& [family, what] :
        {std::pair{"gemma2", "attention with attn_logit_softcapping (gemma2)"},

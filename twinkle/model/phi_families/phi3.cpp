@@ -1,6 +1,8 @@
 // Phi-3, Phi-3.5 and Phi-4-mini (Microsoft 2024, 2025): llama with fused projections, a window on
 // all layers where the config says one, rope on a share of each head's dims, and longrope (Ding et
 // al. 2024), whose frequencies depend on the sequence's length.
+#include <cmath>
+
 #include "twinkle/model/family.h"
 
 namespace twinkle::model {
@@ -18,6 +20,9 @@ std::vector<double> read_factors(const Json& rope, const char* key, int64_t coun
     require(value.is_number(), Code::kInvalid, "model: the config's rope has ",
             boost::json::serialize(value), " in '", key, "', it must be a number");
     out.push_back(value.to_number<double>());
+    require(out.back() > 0 && std::isfinite(out.back()), Code::kInvalid,
+            "model: the config's rope has ", out.back(), " in '", key,
+            "', it must be finite and above 0");
   }
   return out;
 }
@@ -31,9 +36,12 @@ void read_longrope(DecoderSpec& spec, const Json& config, const Json& rope) {
   require(get_or(rope, kOriginal, original) == original, Code::kInvalid,
           "model: the config's rope has ", kOriginal, " ", get_or(rope, kOriginal, original),
           ", but the field beside it, which transformers takes, is ", original);
+  require(original > 1, Code::kInvalid, "model: config field '", kOriginal,
+          "' is 1, with longrope it must be at least 2");
   spec.rope.original_max_position = original;
-  spec.rope.factor = get_or(
-      rope, "factor", static_cast<double>(spec.max_positions) / static_cast<double>(original));
+  spec.rope.factor = find(rope, "factor")
+                         ? read_rope_number(rope, "factor")
+                         : static_cast<double>(spec.max_positions) / static_cast<double>(original);
   if (!find(rope, "attention_factor")) return;
   const auto factor = get<double>(rope, "attention_factor");
   require(factor >= 1e-3 && factor <= 1e6, Code::kInvalid,
@@ -60,8 +68,7 @@ DecoderSpec read_phi3(const Json& config) {
     require(dropout == 0.0, Code::kInvalid, "model: ", key, " is ", dropout,
             "; only 0 is supported: set it to 0 in config.json");
   }
-  const Json* scaling = find(config, "rope_scaling");
-  const Json* found = scaling ? scaling : find(config, "rope_parameters");
+  const Json* found = find_rope(config);
   const Json rope = found ? *found : Json(JsonObject{});
   require(rope.is_object(), Code::kInvalid, "model: the config's rope is ",
           boost::json::serialize(rope), ", it must be an object");

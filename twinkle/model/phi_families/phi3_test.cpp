@@ -78,6 +78,13 @@ TEST(Phi3, WhatCannotBeMeantIsRefused) {
             "head's dims that turn");
   EXPECT_EQ(with_rope("short_factor", JsonArray{1.0, 2.0, "x", 1.0}),
             "model: the config's rope has \"x\" in 'short_factor', it must be a number");
+  EXPECT_EQ(with_rope("long_factor", JsonArray{1.0, 2.0, 0.0, 1.0}),
+            "model: the config's rope has 0 in 'long_factor', it must be finite and above 0");
+  EXPECT_EQ(with_rope("factor", -4),
+            "model: the config's rope has 'factor' -4, it must be finite and above 0");
+  EXPECT_EQ(refusal_of(config, "original_max_position_embeddings", 1),
+            "model: config field 'original_max_position_embeddings' is 1, with longrope it must be "
+            "at least 2");
   EXPECT_EQ(with_rope("short_mscale", 1.1),
             "model: the config's rope has the field 'short_mscale', which may change the "
             "arithmetic and is not supported");

@@ -22,7 +22,9 @@ Family deepseek() {
                 require_value<std::string>(config, "scoring_func", "softmax");
                 require_value<std::string>(config, "topk_method", "greedy");
                 ExpertsSpec experts = read_experts(config);
-                experts.route.normalise = get_or(config, "norm_topk_prob", false);
+                // Its code leaves one expert's weight as it is.
+                experts.route.normalise =
+                    experts.route.top_k > 1 && get_or(config, "norm_topk_prob", false);
                 experts.route.norm_eps = 1e-20;
                 experts.aux_loss = nn::AuxLoss::kEachLayer;
                 share_experts(config, 0, experts);

@@ -18,7 +18,7 @@ Family deepseek_v3() {
                     corrected_experts(config, {.groups = 8, .top_groups = 4, .scale = 2.5});
                 route_layers(spec, experts, deepseek_routed(config, 3));
                 spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
-                spec.layout.skipped = layers_behind(config, spec.num_layers());
+                spec.layout.behind = layers_behind(spec.num_layers());
                 return spec;
               },
           .absent = {{"q_lora_rank", 1536}}};

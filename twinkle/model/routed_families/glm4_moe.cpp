@@ -22,7 +22,7 @@ Family glm4_moe() {
                 require_value<int64_t>(config, "moe_layer_freq", 1);  // transformers reads none
                 route_layers(spec, corrected_experts(config), deepseek_routed(config, 1));
                 spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
-                spec.layout.skipped = layers_behind(config, spec.num_layers());
+                spec.layout.behind = layers_behind(spec.num_layers());
                 return spec;
               },
           .classifier = false,

@@ -22,14 +22,12 @@ Json with_layers_and_rope(const Json& config) {
       types.emplace_back(i % 2 == 0 ? "sliding_attention" : "full_attention");
     fields["layer_types"] = types;
   }
-  const bool scaling = find(config, "rope_scaling") != nullptr;
-  const char* key = scaling ? "rope_scaling" : "rope_parameters";
-  if (!scaling && !find(config, key)) {
-    fields[key] = JsonObject{{"rope_type", "yarn"}, {"factor", 32.0},
-                             {"beta_fast", 32.0},   {"beta_slow", 1.0},
-                             {"truncate", false},   {"original_max_position_embeddings", 4096}};
+  if (!find_rope(config)) {
+    fields["rope_parameters"] = JsonObject{
+        {"rope_type", "yarn"}, {"factor", 32.0},    {"beta_fast", 32.0},
+        {"beta_slow", 1.0},    {"truncate", false}, {"original_max_position_embeddings", 4096}};
   }
-  if (!find(config, "rope_theta") && !find(fields[key], "rope_theta"))
+  if (!find(config, "rope_theta") && !find(*find_rope(out), "rope_theta"))
     fields["rope_theta"] = 150000.0;
   return out;
 }
@@ -57,7 +55,7 @@ Family gpt_oss() {
                 DecoderSpec spec = llama_like(with_layers_and_rope(config));
                 for (LayerSpec& layer : spec.layers) {
                   AttentionSpec& a = layer.attention();
-                  a.qkv_bias = a.o_bias = get_or(config, "attention_bias", true);
+                  a.qkv_bias = a.o_bias = read_flag(config, "attention_bias", true);
                   a.sinks = true;
                 }
                 ExpertsSpec experts = read_experts(config);

@@ -92,6 +92,14 @@ TEST(GptOss, ItsRopeIsYarnOfWholeTurnsWhereNothingIsSaid) {
   expect(read_spec(c).rope, 150000, 8);
   c["rope_parameters"].as_object()["rope_theta"] = 5000;
   expect(read_spec(c).rope, 5000, 8);
+  c["rope_scaling"] = JsonObject();  // an empty one says nothing
+  expect(read_spec(c).rope, 5000, 8);
+  c.erase("rope_parameters");
+  expect(read_spec(c).rope, 150000, 32);
+  c.erase("rope_scaling");
+  c["rope_parameters"] = JsonObject();  // this one is there
+  EXPECT_EQ(read_spec(c).rope.kind, nn::RopeKind::kDefault);
+  EXPECT_EQ(read_spec(c).rope.theta, 150000);
 }
 
 TEST(GptOss, ItsRoutersHaveANameOfTheirOwnAndItsStacksAreWhole) {

@@ -16,8 +16,7 @@ double scale_of(const Json& config, const nn::RopeSpec& rope, int64_t query_dim)
     const double m = all == 0 || rope.factor <= 1 ? 1 : 0.1 * all * std::log(rope.factor) + 1;
     return plain * m * m;
   }
-  const Json* of = find(config, "rope_scaling");
-  if (!of) of = find(config, "rope_parameters");
+  const Json* of = find_rope(config);
   const bool scaled = of && find(*of, "mscale_all_dim");
   require(rope.kind == nn::RopeKind::kDefault && !scaled, Code::kInvalid,
           "model: the config's rope is ", of ? boost::json::serialize(*of) : "",
@@ -45,7 +44,7 @@ DecoderSpec latent_like(const Json& config) {
   require_value<int64_t>(config, "moe_layer_freq", 1);
   require_value(config, "mlp_bias", false);
   spec.rope.rotary_dim = latent.rope_dim;
-  spec.rope.interleaved = get_or(config, "rope_interleave", true);
+  spec.rope.interleaved = read_flag(config, "rope_interleave", true);
   latent.scale = scale_of(config, spec.rope, latent.nope_dim + latent.rope_dim);
   for (LayerSpec& layer : spec.layers) layer.mixer = latent;
   return spec;

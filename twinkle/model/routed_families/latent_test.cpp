@@ -118,7 +118,7 @@ TEST(DeepseekV3, ChoosesBySigmoidsOfTheBestGroupsAndSkipsWhatPredictsFurtherToke
   JsonObject c = v3_config();
   c["first_k_dense_replace"] = 1;
   c["num_nextn_predict_layers"] = 2;
-  const DecoderSpec spec = read_spec(c);
+  DecoderSpec spec = read_spec(c);
   const kernels::RouteOptions& route = experts_of(spec).route;
   EXPECT_EQ(route.score, kernels::RouteScore::kSigmoid);
   EXPECT_EQ(route.groups, 4);
@@ -127,11 +127,39 @@ TEST(DeepseekV3, ChoosesBySigmoidsOfTheBestGroupsAndSkipsWhatPredictsFurtherToke
   EXPECT_EQ(route.scale, 2.5);
   EXPECT_TRUE(experts_of(spec).correction);
   EXPECT_EQ(experts_of(spec).shared_size, 24);
+  spec.layout.settle(
+      std::vector<std::string>{"model.layers.4.eh_proj.weight", "model.layers.5.eh_proj.weight"});
   EXPECT_TRUE(spec.layout.skips("model.layers.4.eh_proj.weight"));
-  EXPECT_TRUE(spec.layout.skips("model.layers.5.eh_proj.weight"));
+  EXPECT_TRUE(spec.layout.skips("model.layers.5.mlp.gate.weight"));
   EXPECT_FALSE(spec.layout.skips("model.layers.3.self_attn.o_proj.weight"));
   c["rope_interleave"] = false;
   EXPECT_FALSE(read_spec(c).rope.interleaved);
+}
+
+// num_hidden_layers is too small then, whatever the config says of further tokens.
+TEST(DeepseekV3, ALayerBehindTheLastOneThatPredictsNothingIsNotSkipped) {
+  JsonObject c = v3_config();
+  for (const int64_t count : {0, 1}) {
+    c["num_nextn_predict_layers"] = count;
+    Layout layout = read_spec(c).layout;
+    layout.settle(std::vector<std::string>{"model.layers.4.self_attn.o_proj.weight",
+                                           "model.layers.5.eh_proj.weight"});
+    EXPECT_FALSE(layout.skips("model.layers.4.self_attn.o_proj.weight"));
+    EXPECT_TRUE(layout.skips("model.layers.5.self_attn.o_proj.weight"));
+    layout.settle(std::vector<std::string>{"model.layers.4.eh_proj.weight"});
+    EXPECT_FALSE(layout.skips("model.layers.5.self_attn.o_proj.weight"));
+  }
+}
+
+TEST(DeepseekV3, AFlagThatIsNullIsFalse) {
+  JsonObject c = v3_config();
+  c["rope_scaling"] = JsonObject{{"type", "yarn"}, {"factor", 4}};
+  EXPECT_TRUE(read_spec(c).rope.interleaved && read_spec(c).rope.truncate);
+  EXPECT_TRUE(experts_of(read_spec(c)).route.normalise);
+  for (const char* key : {"rope_interleave", "norm_topk_prob"}) c[key] = nullptr;
+  c["rope_scaling"].as_object()["truncate"] = nullptr;
+  EXPECT_FALSE(read_spec(c).rope.interleaved || read_spec(c).rope.truncate);
+  EXPECT_FALSE(experts_of(read_spec(c)).route.normalise);
 }
 
 }  // namespace

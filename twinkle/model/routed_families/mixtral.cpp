@@ -14,7 +14,7 @@ Family mixtral() {
                 const bool windowed = find(config, "sliding_window") != nullptr;
                 const int64_t window = windowed ? read_size(config, "sliding_window") : 0;
                 for (LayerSpec& layer : spec.layers) layer.attention().window = window;
-                const Json* rope = find(config, "rope_parameters");
+                const Json* rope = find_rope(config);
                 if (!find(config, "rope_theta") && !(rope && find(*rope, "rope_theta")))
                   spec.rope.theta = 1e6;
                 ExpertsSpec experts = read_experts(config);

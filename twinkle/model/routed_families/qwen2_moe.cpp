@@ -24,7 +24,7 @@ Family qwen2_moe() {
               [](const Json& config) {
                 DecoderSpec spec = llama_like(config);
                 for (LayerSpec& layer : spec.layers)
-                  layer.attention().qkv_bias = get_or(config, "qkv_bias", true);
+                  layer.attention().qkv_bias = read_flag(config, "qkv_bias", true);
                 read_windows(config, spec);
                 route_as_qwen(spec, config, get_or(config, "norm_topk_prob", false),
                               qwen_routed(config));

@@ -70,7 +70,7 @@ ExpertsSpec corrected_experts(const Json& config, const kernels::RouteOptions& a
   route.top_groups =
       find(config, "topk_group") ? read_size(config, "topk_group") : absent.top_groups;
   route.group_by_two = true;
-  route.normalise = get_or(config, "norm_topk_prob", true);
+  route.normalise = read_flag(config, "norm_topk_prob", true);
   route.norm_eps = 1e-20;
   route.scale = read_route_scale(config, absent.scale);
   experts.correction = true;
@@ -119,12 +119,10 @@ std::function<bool(int64_t)> deepseek_routed(const Json& config, int64_t dense) 
   return [first, step](int64_t layer) { return layer >= first && layer % step == 0; };
 }
 
-std::vector<std::string> layers_behind(const Json& config, int64_t num_layers) {
-  int64_t num = 1;
-  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"})
-    num = std::max(num, std::min<int64_t>(get_or<int64_t>(config, key, 1), 64));
+std::vector<std::string> layers_behind(int64_t num_layers) {
+  constexpr int64_t most = 64;  // published models have one
   std::vector<std::string> out;
-  for (int64_t i = 0; i < num; ++i)
+  for (int64_t i = 0; i < most; ++i)
     out.push_back("model.layers." + std::to_string(num_layers + i) + ".");
   return out;
 }

@@ -38,9 +38,9 @@ void route_as_qwen(DecoderSpec& spec, const Json& config, bool normalise,
 // For those from first_k_dense_replace on of which moe_layer_freq leaves the number.
 std::function<bool(int64_t layer)> deepseek_routed(const Json& config, int64_t dense);
 
-// The names' beginnings of the layers behind the last one, which predict further tokens: as many as
-// the config tells, at least one.
-std::vector<std::string> layers_behind(const Json& config, int64_t num_layers);
+// The names' beginnings of as many layers behind the last one as may predict further tokens
+// (Layout::behind).
+std::vector<std::string> layers_behind(int64_t num_layers);
 
 // The stacks of experts whose linears are called so, in `block` ("mlp").
 std::vector<Stack> expert_stacks(const std::string& block, const std::string& gate,

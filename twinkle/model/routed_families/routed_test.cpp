@@ -129,8 +129,10 @@ TEST(Qwen2Moe, HasBiasesOnQueriesKeysAndValuesAndASharedExpertBehindAGate) {
   EXPECT_TRUE(experts.shared_gate);
   EXPECT_EQ(experts.shared_name, "shared_expert");
   EXPECT_FALSE(experts.route.normalise);
-  c["qkv_bias"] = false;
-  EXPECT_FALSE(read_spec(c).layers[0].attention().qkv_bias);
+  for (const Json& no : {Json(false), Json(nullptr)}) {
+    c["qkv_bias"] = no;
+    EXPECT_FALSE(read_spec(c).layers[0].attention().qkv_bias);
+  }
 }
 
 TEST(Qwen2Moe, ItsWindowsAreThoseOfEveryOtherLayerOfTheFirst) {
@@ -165,6 +167,13 @@ TEST(Mixtral, HasAWindowInEveryLayerWhereThereIsOneAndAThetaOfAMillionUnlessOneI
   c["sliding_window"] = 5;
   EXPECT_EQ(read_spec(c).rope.theta, 1e6);
   EXPECT_EQ(read_spec(c).layers[1].attention().window, 5);
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {
+    JsonObject own = c;
+    own[key] = JsonObject{{"rope_type", "linear"}, {"factor", 2}, {"rope_theta", 777}};
+    EXPECT_EQ(read_spec(own).rope.theta, 777) << key;
+    own[key].as_object().erase("rope_theta");
+    EXPECT_EQ(read_spec(own).rope.theta, 1e6) << key;
+  }
 }
 
 TEST(Mixtral, ItsFilesHaveNamesOfTheirOwn) {
@@ -199,6 +208,18 @@ TEST(Deepseek, HasADenseLayerFirstAndSharedExpertsWithoutAGate) {
   EXPECT_EQ(experts_of(read_spec(c), 1).shared_size, 0);
   c["moe_layer_freq"] = 2;
   EXPECT_EQ(kinds_of(read_spec(c)), "dense dense routed dense ");
+}
+
+// Its own code divides by the sum where there is more than one; that of qwen3_moe always.
+TEST(Deepseek, OneExpertATokenKeepsItsWeight) {
+  for (const bool norm : {false, true}) {
+    JsonObject c = deepseek_config(), qwen = qwen3_moe_config();
+    c["norm_topk_prob"] = qwen["norm_topk_prob"] = norm;
+    EXPECT_EQ(experts_of(read_spec(c), 1).route.normalise, norm);
+    c["num_experts_per_tok"] = qwen["num_experts_per_tok"] = 1;
+    EXPECT_FALSE(experts_of(read_spec(c), 1).route.normalise);
+    EXPECT_EQ(experts_of(read_spec(qwen), 1).route.normalise, norm);
+  }
 }
 
 TEST(Deepseek, AnotherKindOfScoresOrOfChoiceIsRefused) {
@@ -249,8 +270,9 @@ TEST(Glm4Moe, TurnsHalfOfEachHeadAndChoosesBySigmoidsWithACorrection) {
 }
 
 TEST(Glm4Moe, SkipsTheLayerThatPredictsFurtherTokens) {
-  const Layout layout = read_spec(glm4_moe_config()).layout;
-  EXPECT_TRUE(layout.skips("model.layers.4.eh_proj.weight"));
+  Layout layout = read_spec(glm4_moe_config()).layout;
+  layout.settle(std::vector<std::string>{"model.layers.4.eh_proj.weight"});
+  EXPECT_TRUE(layout.skips("model.layers.4.mlp.gate.weight"));
   EXPECT_FALSE(layout.skips("model.layers.3.mlp.gate.weight"));
 }
 

@@ -30,6 +30,10 @@ void Layout::settle(std::span<const std::string> names) {
     return std::ranges::any_of(
         names, [&](const std::string& name) { return name.starts_with(rename.theirs + "."); });
   });
+  for (const std::string& layer : behind) {
+    std::erase(skipped, layer);  // of other names
+    if (std::ranges::find(names, layer + "eh_proj.weight") != names.end()) skipped.push_back(layer);
+  }
 }
 
 std::string Layout::path(const std::string& ours) const {

@@ -30,6 +30,9 @@ struct Layout {
   // Beginnings of the names, as in the checkpoint, of tensors that no causal decoder reads
   // (vision, heads that predict further tokens). They survive a save.
   std::vector<std::string> skipped = {};
+  // Beginnings of the names of layers behind the last one. settle() adds those to `skipped` that
+  // predict further tokens.
+  std::vector<std::string> behind = {};
   // Ends of the names of weights that are float32 where the others are bfloat16.
   std::vector<std::string> in_float32 = {};
   // Beginnings of names by now (`ours`), and of those in older files of the family.
@@ -40,7 +43,8 @@ struct Layout {
   std::string name(const std::string& ours) const;
   // The path of a linear, which adapters know it by: older files change it not.
   std::string path(const std::string& ours) const;
-  // By the names in a checkpoint, whether it is older.
+  // By the names in a checkpoint, whether it is older, and which layers behind the last one predict
+  // further tokens: those with an "eh_proj", which joins a token with what the model says of it.
   void settle(std::span<const std::string> names);
   // True if the decoder does not read the tensor of this name, and is right not to.
   bool skips(std::string_view name) const;

@@ -40,6 +40,17 @@ TEST(Layout, OlderFilesHaveNamesOfTheirOwnAndTheSamePaths) {
   EXPECT_EQ(layout.path("model.layers.0.mlp.up_proj"), "model.language_model.layers.0.mlp.up_proj");
 }
 
+TEST(Layout, OfTheLayersBehindTheLastOneThoseThatPredictTokensAreSkipped) {
+  Layout layout{.skipped = {"mtp."}, .behind = {"model.layers.2.", "model.layers.3."}};
+  EXPECT_FALSE(layout.skips("model.layers.2.mlp.gate.weight"));
+  for (int again = 0; again < 2; ++again) {
+    layout.settle(std::vector<std::string>{"model.layers.3.eh_proj.weight", "model.norm.weight"});
+    EXPECT_FALSE(layout.skips("model.layers.2.mlp.gate.weight"));
+    EXPECT_TRUE(layout.skips("model.layers.3.mlp.gate.weight"));
+    EXPECT_EQ(layout.skipped.size(), 2u);
+  }
+}
+
 TEST(Layout, AStacksPartsAreThoseOfOneMatrixAfterTheOther) {
   const Layout layout{.stacks = {{"mlp.experts.down_proj", {"mlp.experts.*.w2.weight"}},
                                  {"mlp.experts.gate_up_proj",
