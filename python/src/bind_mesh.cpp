@@ -3,13 +3,17 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <exception>
+#include <iterator>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "python/src/interruptible.h"
 #include "twinkle/base/error.h"
+#include "twinkle/engine/memory/text_of_error.h"
 #include "twinkle/mesh/sigterm.h"
 #include "twinkle/mesh/watched_comm.h"
 
@@ -21,23 +25,44 @@ using twinkle::mesh::Watch;
 
 namespace {
 
+// A lack of memory is one for all here; pybind11's own constructor has another text for it.
+py::bytes bytes_of(const std::string& text) {
+  PyObject* const out = PyBytes_FromStringAndSize(text.data(), std::ssize(text));
+  if (out != nullptr) return py::reinterpret_steal<py::bytes>(out);
+  PyErr_Clear();
+  throw std::bad_alloc();
+}
+
 // A group of this name, and the watch of its ranks, which knows where they wait.
 class Meeting {
  public:
   Meeting(const std::string& name, std::shared_ptr<Watch> watch)
       : watch_(std::move(watch)), channel_(twinkle::mesh::c10d_comm(name, watch_)) {}
 
-  py::list all_gather(const std::string& bytes, const std::string& place) {
+  // Errors are all ranks', or have been told to them. Of anything else, as a lack of memory, the
+  // others have not heard, and this rank would come to its next exchange in the midst of this one.
+  py::list all_gather(const py::bytes& bytes, const std::string& place) {
+    try {
+      return gathered(bytes.cast<std::string>(), place);
+    } catch (const twinkle::Error&) {
+      throw;
+    } catch (...) {
+      channel_->close(place + ": " + twinkle::engine::text_of(std::current_exception()));
+      throw;
+    }
+  }
+
+ private:
+  py::list gathered(const std::string& bytes, const std::string& place) {
     const auto all = twinkle::python::interruptible([&] {
       const Watch::Waiting waiting(*watch_, place);
       return channel_->all_gather(bytes);
     });
     py::list out;
-    for (const std::string& each : all) out.append(py::bytes(each));
+    for (const std::string& each : all) out.append(bytes_of(each));
     return out;
   }
 
- private:
   std::shared_ptr<Watch> watch_;
   std::unique_ptr<Channel> channel_;
 };

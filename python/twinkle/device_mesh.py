@@ -44,10 +44,10 @@ class DeviceMesh:
     mesh: integer array of global ranks, one dimension per name. ulysses_size, ep_size, etp_size and
     vpp_size span these axes and are no axes themselves. device_type: 'cuda', 'cpu', ..., or None:
     that of the object's group, else the machine's.
-    InvalidError: ranks that are no integers, occur twice or are none, rows of them that differ in
-    length; another number of names than dimensions; an axis that is unknown or named twice; a size
-    that is no integer of at least 1, an ep_size that does not divide the ranks, a ulysses_size that
-    does not divide dp * fsdp, an unknown device_type.
+    InvalidError: ranks that are no integers or below 0, occur twice or are none, rows of them that
+    differ in length; another number of names than dimensions; an axis that is unknown or named
+    twice; a size that is no integer of at least 1, an ep_size that does not divide the ranks, a
+    ulysses_size that does not divide dp * fsdp, an unknown device_type.
     """
 
     mesh: np.ndarray
@@ -90,6 +90,10 @@ class DeviceMesh:
         require(
             0 < len(ranks) == len(set(ranks)),
             f"mesh: ranks are {checks.short(ranks)}, there must be one at least, and each once",
+        )
+        require(
+            min(ranks) >= 0,
+            f"mesh: ranks are {checks.short(ranks)}, but {min(ranks)} is none: ranks count from 0",
         )
         self._check_overlays()
         if self.device_type is not None:

@@ -4,7 +4,9 @@ of the base. SAVE: steps between two saves. DO="RANK:WHAT": what a rank, or "all
 fourth step, by which the others go on, or end; "at once" or "early" and how it ends then: before it
 calls initialize, or before its first model."""
 
+import gc
 import json
+import multiprocessing
 import os
 import resource
 import signal
@@ -16,6 +18,8 @@ from parallel.batches import batch_of
 
 import twinkle
 from twinkle import DeviceMesh, LoraConfig
+from twinkle.engine.ranks import ranks_of
+from twinkle.errors import InternalError, InvalidError
 from twinkle.metric import CompletionRewardMetric
 from twinkle.model import TransformersModel
 from twinkle.sampler import TorchSampler
@@ -49,6 +53,40 @@ if what.startswith("early"):
 end("early")
 
 
+def leave_memory(more):
+    """This process can take so many bytes more than it has."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, resource.RLIM_INFINITY))
+
+
+def gather_too_much():
+    """Of all ranks: what the first one tells the second has no room for. And once more."""
+    is_first = os.environ["RANK"] == "0"
+    if not is_first:
+        leave_memory(50 << 20)
+    try:
+        ranks_of(mesh).gather("numbers", b"1" * (100 << 20) if is_first else None)
+    except InternalError as error:
+        print(f"once: {error}", file=sys.stderr)
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+    ranks_of(mesh).gather("numbers", None)
+
+
+def drop(holds_itself):
+    """A model that this leaves to nobody, after calls that were refused."""
+    other = TransformersModel(model_id=model_dir)
+    for call in (other.forward_backward, other.forward_only):
+        try:
+            call(inputs=None)
+        except InvalidError:
+            continue
+        raise AssertionError(f"{call.__name__} takes None")
+    try:
+        other.step()
+    except InvalidError:
+        other.own = other if holds_itself else None
+
+
 def do(what):
     """How often the rank's rows are taken from then on."""
     if what == "sleep":
@@ -58,8 +96,7 @@ def do(what):
     elif what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "starve":
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used, used))
+        leave_memory(0)
         return 400  # more than fits into what earlier steps have left
     elif what == "save":
         model.save("other", output_dir=out)
@@ -71,6 +108,20 @@ def do(what):
         model.engine.publish(tenant="adapter/default")
     elif what == "calculate":
         CompletionRewardMetric().calculate()
+    elif what == "gather":
+        gather_too_much()
+    elif what == "fork":
+        fork = multiprocessing.get_context("fork")
+        helper = fork.Process(target=time.sleep, args=(60,), daemon=True)
+        helper.start()
+        print(f"fork {helper.pid}", flush=True)
+    elif what in ("drop", "drop a cycle"):
+        gc.disable()
+        drop(what == "drop a cycle")
+        if what == "drop a cycle":
+            TransformersModel(model_id=model_dir)  # with which the other one has ended
+        if os.environ["RANK"] == "0":
+            gc.collect()  # as Python does, on each rank at another time
     elif what == "leave":
         sys.exit(0)
     return 1

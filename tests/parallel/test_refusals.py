@@ -48,6 +48,7 @@ told = {
         global_device_mesh=DeviceMesh.from_sizes(dp_size=3))),
     "a smaller one": text_of(lambda: twinkle.initialize(
         global_device_mesh=DeviceMesh.from_sizes(dp_size=1))),
+    "below 0": text_of(lambda: DeviceMesh([-1, 0], ("dp",))),
     "twice": text_of(lambda: DeviceMesh([0, 0], ("dp",))),
     "remote_group": text_of(
         lambda: in_groups(lambda: TransformersModel(model, remote_group="other"))),
@@ -55,6 +56,10 @@ told = {
     "double axis": text_of(lambda: DeviceMesh([[0, 1]], ("dp", "dp"))),
     "batch_size": text_of(lambda: DataLoader([{}] * 8, batch_size=3, device_mesh=pair)),
     "not in it": text_of(lambda: TransformersModel(model, device_mesh=DeviceMesh([2, 3], ("dp",)))),
+    "nothing to shard": text_of(lambda: TransformersModel(
+        model, device_mesh=pair, fsdp_config={"sharding_strategy": "FULL_SHARD"})),
+    "a flag": text_of(lambda: TransformersModel(
+        model, device_mesh=pair, ddp_config={"static_graph": "banana"})),
     "both": text_of(lambda: TransformersModel(
         model, device_mesh=DeviceMesh.from_sizes(fsdp_size=2), gathered_bytes=1,
         fsdp_config={"reshard_after_forward": False})),
@@ -109,6 +114,12 @@ def test_a_device_that_no_engine_runs_on(told):
             "one process per rank with torchrun --nproc_per_node=1, or make a mesh of 2, as "
             "with dp_size=2",
         ),
+        ("below 0", "ranks are [-1, 0], but -1 is none: ranks count from 0"),
+        (
+            "nothing to shard",
+            "sharding_strategy is 'FULL_SHARD', but device_mesh has no ranks along fsdp",
+        ),
+        ("a flag", "ddp_config: static_graph is 'banana', it must be True or False"),
         ("twice", "ranks are [0, 0], there must be one at least, and each once"),
         (
             "remote_group",

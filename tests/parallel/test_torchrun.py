@@ -1,6 +1,7 @@
 """Several processes against one: the same bits; and how they end when one of them is gone."""
 
 import functools
+import os
 import re
 import signal
 import time
@@ -61,6 +62,15 @@ def test_what_one_mesh_has_saved_others_go_on_with(meshes, one, tiny_llama_dir, 
     assert sha256(folder / "last") == sha256(whole / "last")
 
 
+@pytest.mark.parametrize("what", ["drop", "drop a cycle"])
+def test_a_model_that_scripts_drop_ends_at_one_place_on_all_ranks(
+    what, one, tiny_llama_dir, tmp_path
+):
+    _, told = one(STEPS)
+    more = {"DO": f"all:{what}", "TWINKLE_DIST_TIMEOUT_SECONDS": "5"}
+    assert torchrun(2, "script.py", tiny_llama_dir, tmp_path, STEPS, **more) == [told] * 2
+
+
 @pytest.mark.parametrize("fsdp", [1, 3])
 @pytest.mark.parametrize("gone", [0, 2])
 def test_a_killed_rank_ends_every_other_rank_by_name(gone, fsdp, tiny_llama_dir, tmp_path):
@@ -68,6 +78,18 @@ def test_a_killed_rank_ends_every_other_rank_by_name(gone, fsdp, tiny_llama_dir,
         ranks.wait_for_steps(2)
         ranks.processes[gone].send_signal(signal.SIGKILL)
         the_others_say(ranks, gone, f"mesh: rank {gone} has gone: its process has ended")
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_killed_rank_is_told_though_a_fork_of_it_lives(gone, tiny_llama_dir, tmp_path):
+    with Ranks(2, tiny_llama_dir, tmp_path, DO=f"{gone}:fork") as ranks:
+        while not (line := ranks.processes[gone].stdout.readline()).startswith("fork "):
+            assert line, ranks.all_ends()
+        try:
+            ranks.processes[gone].kill()
+            the_others_say(ranks, gone, f"mesh: rank {gone} has gone: its process has ended")
+        finally:
+            os.kill(int(line.split()[1]), signal.SIGKILL)  # fails where it has not lived until now
 
 
 @pytest.mark.parametrize("gone", [0, 2])
@@ -133,6 +155,20 @@ def test_what_ends_one_rank_is_told_on_the_others(what, text, tiny_llama_dir, tm
         assert "DefaultCPUAllocator" not in error, "torch's own text"
 
 
+def test_ranks_exchange_no_more_once_one_lacks_the_memory_for_it(tiny_llama_dir, tmp_path):
+    lacks = r"exchange (\d+), numbers: the machine has no memory left for this: make it smaller$"
+    with Ranks(2, tiny_llama_dir, tmp_path, DO="all:gather") as ranks:
+        for rank, begins in ((0, "mesh: rank 1 can't go on: "), (1, "")):
+            status, error = ranks.end_of(rank, 60)
+            once = re.search(rf"^once: infra: exchange (\d+), numbers: {begins}(.*)", error, re.M)
+            again = re.search(
+                rf"InternalError: infra: exchange (\d+), numbers: {begins}{lacks}", error, re.M
+            )
+            assert status != 0 and once and again, error[-3000:]
+            assert again[2] == once[1] and int(again[1]) == int(once[1]) + 1, error[-3000:]
+            assert "no memory left" in once[2], once
+
+
 @pytest.mark.parametrize(
     ("what", "text"),
     [
@@ -155,7 +191,9 @@ def test_every_rank_is_told_where_scripts_part(what, text, tiny_llama_dir, tmp_p
 def test_torchrun_ends_no_rank_before_it_has_said_who_was_killed(gone, tiny_llama_dir, tmp_path):
     with pytest.raises(AssertionError) as failed:
         torchrun(3, "script.py", tiny_llama_dir, tmp_path, 1000, DO=f"{gone}:kill")
-    text = rf"^twinkle.errors.InternalError: .*(operation|exchange) \d+, .*mesh: rank {gone} has gone"
+    text = (
+        rf"^twinkle.errors.InternalError: .*(operation|exchange) \d+, .*mesh: rank {gone} has gone"
+    )
     said = re.findall(text, str(failed.value), re.MULTILINE)
     assert len(said) == 2, failed.value
 

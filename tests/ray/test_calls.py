@@ -18,6 +18,7 @@ from twinkle import (
     DataLoader,
     Dataset,
     DatasetMeta,
+    DeviceGroup,
     DeviceMesh,
     InternalError,
     InvalidError,
@@ -90,6 +91,15 @@ def test_a_batch_that_its_workers_cannot_share_is_refused_in_the_driver(monkeypa
         InvalidError, match="batch_size is 3, it must be divisible by 2, the number"
     ):
         DataLoader([{}] * 8, batch_size=3, device_mesh=DeviceMesh.from_sizes(dp_size=2))
+    groups = [DeviceGroup(name, 2, "cpu") for name in ("model", "sampler")]
+    monkeypatch.setattr(twinkle.infra.current_run(), "groups", groups)
+    assert len(DataLoader([{}] * 8, batch_size=3)) == 3  # nobody knows of which
+    monkeypatch.setattr(twinkle.infra.current_run(), "groups", groups[:1])
+    with pytest.raises(
+        InvalidError, match="batch_size is 3, it must be divisible by 2, the number"
+    ):
+        DataLoader([{}] * 8, batch_size=3)
+    assert [len(batch) for batch in DataLoader([{}] * 9, batch_size=4)] == [4, 4]
 
 
 def test_all_gives_everybody_the_same_and_a_callable_what_it_says(eager):

@@ -63,6 +63,8 @@ def test_groups_that_cannot_be_are_refused_before_a_cluster_is_looked_for(monkey
     mesh = DeviceMesh.from_sizes(dp_size=4)
     refused("has 4 ranks, but no group has: two has 2: make it of as many as", groups=[two],
             global_device_mesh=mesh)  # fmt: skip
+    refused("global_device_mesh is 'x', it must be a DeviceMesh", groups=[two],
+            global_device_mesh="x")  # fmt: skip
     refused("global_device_mesh has tp_size 2; this version has dp and fsdp", NotAvailableError,
             groups=[two], global_device_mesh=DeviceMesh.from_sizes(tp_size=2))  # fmt: skip
     monkeypatch.delenv("TWINKLE_DEVICE")

@@ -14,6 +14,7 @@ from twinkle import (
     InvalidError,
 )
 from twinkle.errors import ConflictError, NotFoundError
+from twinkle.remote.group import settled
 
 # ---- lazy results
 
@@ -209,6 +210,25 @@ def test_a_worker_that_fails_long_after_another_goes_on_with_it(run, tmp_path):
     answered(failing)
     assert made.step() == 1 and made.steps_of_all()() == [1, 1]
     assert not Path(f"{told}.late").exists()
+
+
+def test_where_groups_are_settled_no_worker_skips_a_call(run, tmp_path):
+    told = tmp_path / "told"
+    made, other = Thing(remote_group="two"), Thing(remote_group="three")
+    with pytest.raises(ConflictError, match="first"):
+        made.fail_beside(ConflictError("first"), str(told), ConflictError("second"))()
+    threading.Timer(1, told.touch).start()  # until then its other worker is busy, and then fails
+    with settled(made.group, other.group):
+        steps = made.steps_of_all(), other.steps_of_all()
+    assert [each() for each in steps] == [[0, 0]] * 2
+    other.fail(ConflictError("early"))
+    skipped = other.steps_of_all()
+    with pytest.raises(ConflictError, match="early") as caught, settled(made.group, other.group):
+        pytest.fail("there is an error")
+    with pytest.raises(InternalError, match="was not done"):
+        skipped()
+    assert any("was not done" in note for note in caught.value.__notes__)
+    assert other.step() == 1
 
 
 def test_a_workers_own_error_comes_before_what_another_was_told_of_it(run):

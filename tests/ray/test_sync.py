@@ -1,6 +1,8 @@
 """A sampler's group that gets its weights from a model's group: what one process samples."""
 
 import json
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -71,3 +73,72 @@ def test_managers_that_share_a_model_take_turns(driver, tiny_llama_dir):
                 done.result(timeout=60)
         managers[0].sync_weights()  # its ranks have met others since
         managers[1].sync_weights()
+
+
+def within(seconds, call):
+    """What a call raises, if anything; it may not take longer."""
+    raised = []
+
+    def run():
+        try:
+            call()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), f"it has not ended in {seconds} s"
+    if raised:
+        raise raised[0]
+
+
+def test_a_call_that_fails_unseen_is_told_by_the_sync_and_neither_side_waits(
+    driver, tiny_llama_dir, monkeypatch
+):
+    ids = list(range(5, 15))
+    rows = [{"input_ids": ids, "labels": [*ids[1:], -100]}] * 2
+
+    def late(inputs, outputs):
+        time.sleep(2)  # until sync_weights has been called
+        raise ValueError("a reward is missing")
+
+    with driver(model=1, sampler=1):
+        model = TransformersModel(model_id=tiny_llama_dir, remote_group="model")
+        model.add_adapter_to_model("default", LoraConfig(r=4, target_modules="all-linear"))
+        model.set_optimizer("AdamW", lr=0.1)
+        sampler = TorchSampler(model_id=tiny_llama_dir, remote_group="sampler")
+        manager = CheckpointEngineManager(model, sampler)
+        for _ in range(2):  # the second time they have met
+            model.set_loss(late)
+            model.forward_backward(inputs=rows)
+            model.clip_grad_and_step()
+            with pytest.raises(ValueError, match=r"missing \(rank 0 of group model, .*") as caught:
+                within(60, manager.sync_weights)
+            assert "forward_backward at test_sync.py:" in str(caught.value)
+            notes = [note for note in caught.value.__notes__ if "was not done" in note]
+            assert len(notes) == 1 and "clip_grad_and_step at test_sync.py:" in notes[0]
+            model.set_loss("CrossEntropyLoss")
+            within(60, manager.sync_weights)
+        for seconds in (0, 2):
+            sampler.sample([{"input_ids": [5, 999999]}], max_tokens=2)
+            time.sleep(seconds)
+            with pytest.raises(InvalidError, match=r"999999.* of group sampler, .* at test_sync"):
+                within(60, manager.sync_weights)
+            within(60, manager.sync_weights)
+        before = sampler.sample([{"input_ids": [5, 6]}], max_tokens=8, temperature=0)()
+        model.forward_backward(inputs=rows)
+        model.clip_grad_and_step()
+        within(60, manager.sync_weights)
+        after = sampler.sample([{"input_ids": [5, 6]}], max_tokens=8, temperature=0)()
+        assert before[0].sequences[0].tokens != after[0].sequences[0].tokens
+
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(sampler.group, "send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            within(60, manager.sync_weights)
+        monkeypatch.undo()
+        with pytest.raises(InternalError, match="send_weights for another group, which was not"):
+            within(60, model.get_train_configs)

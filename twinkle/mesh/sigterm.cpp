@@ -45,7 +45,12 @@ SigtermHandler::SigtermHandler(std::shared_ptr<Watch> watch) : watch_(std::move(
   if (wake_ < 0) return;  // no file is free: the signal ends the process at once
   wake = wake_;
   process = getpid();
+  sigset_t all, before;  // of the thread: no other signal is its
+  sigfillset(&all);
+  sigdelset(&all, SIGTERM);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
   thread_ = std::thread([this] { answer(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   struct sigaction action = {};
   action.sa_handler = on_sigterm;
   action.sa_flags = SA_RESTART;
@@ -63,19 +68,22 @@ SigtermHandler::~SigtermHandler() {
   const uint64_t one = 1;
   (void)!write(wake_, &one, sizeof(one));
   thread_.join();
+  wake = -1;  // before another file has the number
   close(wake_);
 }
 
-// Until a signal comes, another, the end of the handler, or so many milliseconds have passed.
-void SigtermHandler::wait(int ms) {
+// Until SIGTERM or the end of the handler comes, or so many milliseconds have passed. False:
+// neither has come.
+bool SigtermHandler::wait(int ms) {
   pollfd fd{wake_, POLLIN, 0};
   poll(&fd, 1, ms);
   uint64_t count = 0;
-  (void)!read(wake_, &count, sizeof(count));
+  return read(wake_, &count, sizeof(count)) == sizeof(count);
 }
 
 void SigtermHandler::answer() {
-  wait(-1);
+  while (!wait(-1)) {
+  }
   for (int ms = 0; ms < kNewsMs && !ends_ && watch_->why("").empty(); ms += kLookMs) wait(kLookMs);
   const std::string why = watch_->why("");
   if (why.empty() && !ends_) {

@@ -25,7 +25,7 @@ class SigtermHandler {
 
  private:
   void answer();
-  void wait(int ms);
+  bool wait(int ms);
 
   const std::shared_ptr<Watch> watch_;
   int wake_ = -1;  // -1: this one does nothing

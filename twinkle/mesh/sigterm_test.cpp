@@ -80,6 +80,24 @@ TEST(SigtermHandler, GivesTheScriptTimeToEndByTheErrorOfARankThatHasGone) {
   EXPECT_NE(all.find("; this rank was ended by SIGTERM\n"), std::string::npos) << all;
 }
 
+TEST(SigtermHandler, IsOfNoOtherSignal) {
+  const pid_t child = fork();
+  if (child == 0) {
+    struct sigaction action = {};
+    action.sa_handler = own_handler;
+    sigaction(SIGUSR1, &action, nullptr);
+    const SigtermHandler handler(watch_alone());
+    sigset_t usr1;
+    sigemptyset(&usr1);
+    sigaddset(&usr1, SIGUSR1);
+    pthread_sigmask(SIG_BLOCK, &usr1, nullptr);  // no other thread but the handler's could take it
+    kill(getpid(), SIGUSR1);
+    std::this_thread::sleep_for(milliseconds(SigtermHandler::kNewsMs + 500));
+    _exit(0);
+  }
+  EXPECT_EQ(signal_of(child), 0);
+}
+
 TEST(SigtermHandler, AForkEndsByTheSignalAtOnceAndItsParentGoesOn) {
   const SigtermHandler handler(watch_alone());
   const pid_t child = fork();
@@ -92,7 +110,9 @@ TEST(SigtermHandler, AForkEndsByTheSignalAtOnceAndItsParentGoesOn) {
 
 TEST(SigtermHandler, LeavesAHandlerOfTheScriptAndGoesWithItsEnd) {
   const auto before = std::signal(SIGTERM, own_handler);
-  { const SigtermHandler handler(watch_alone()); }
+  {
+    const SigtermHandler handler(watch_alone());
+  }
   EXPECT_EQ(std::signal(SIGTERM, SIG_DFL), own_handler);
   {
     const SigtermHandler handler(watch_alone());
@@ -100,7 +120,9 @@ TEST(SigtermHandler, LeavesAHandlerOfTheScriptAndGoesWithItsEnd) {
     EXPECT_NE(std::signal(SIGTERM, own_handler), SIG_DFL) << "the first stands";
   }
   EXPECT_EQ(std::signal(SIGTERM, before), own_handler) << "which came later";
-  { const SigtermHandler handler(watch_alone()); }
+  {
+    const SigtermHandler handler(watch_alone());
+  }
   EXPECT_EQ(std::signal(SIGTERM, before), SIG_DFL);
 }
 

@@ -1,6 +1,7 @@
 #include "twinkle/mesh/watch.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -9,6 +10,8 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <new>
 #include <sstream>
 #include <utility>
 
@@ -34,6 +37,46 @@ std::string frame_of(Kind kind, int32_t rank, const std::string& text) {
   return out + shown;
 }
 
+// The connections of this process's watches. A fork has copies, which would keep them open when
+// this process has ended, and nobody would hear of its end: it closes them before anything else.
+class Connections {
+ public:
+  static Connections& of_process() {
+    static auto& all = *new Connections;  // outlives every fork
+    return all;
+  }
+
+  void add(const std::vector<int>& sockets) {
+    const std::scoped_lock lock(mutex_);
+    sockets_.insert(sockets_.end(), sockets.begin(), sockets.end());
+  }
+
+  void close(int fd) {
+    const std::scoped_lock lock(mutex_);
+    std::erase(sockets_, fd);
+    ::close(fd);
+  }
+
+ private:
+  // Locked while the process forks, so that no number in a fork's list is another file's by then.
+  // What is done in the fork takes no memory, and no lock that another thread may have held.
+  Connections() {
+    const int error =
+        pthread_atfork([] { of_process().mutex_.lock(); }, [] { of_process().mutex_.unlock(); },
+                       [] { of_process().close_copies(); });
+    if (error != 0) throw std::bad_alloc();
+  }
+
+  void close_copies() {
+    for (const int fd : sockets_) ::close(fd);
+    sockets_.clear();
+    mutex_.unlock();
+  }
+
+  std::mutex mutex_;
+  std::vector<int> sockets_;
+};
+
 bool waits_at(const std::map<int64_t, std::string>& places, const std::string& place) {
   return std::ranges::any_of(places, [&](const auto& p) { return p.second == place; });
 }
@@ -53,11 +96,14 @@ Watch::Watch(int rank, int size, const std::vector<int>& sockets, double timeout
     known_[rank];
     for (const Peer& peer : peers_) known_[peer.rank];
   }
+  Connections::of_process().add(sockets);
   thread_ = std::thread([this] { loop(); });
 }
 
 Watch::~Watch() {
-  if (getpid() != process_) {  // of a fork, which has neither the thread nor a say
+  // Of a fork, which has neither the thread nor a say, nor the sockets: other files may have their
+  // numbers.
+  if (getpid() != process_) {
     thread_.detach();
     return;
   }
@@ -68,7 +114,7 @@ Watch::~Watch() {
   const uint64_t one = 1;
   (void)!write(wake_, &one, sizeof(one));
   thread_.join();
-  for (const Peer& peer : peers_) close(peer.socket);
+  for (const Peer& peer : peers_) Connections::of_process().close(peer.socket);
   close(wake_);
 }
 

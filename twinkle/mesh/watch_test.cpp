@@ -1,10 +1,13 @@
 #include "twinkle/mesh/watch.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <csignal>
 #include <future>
 #include <latch>
 #include <memory>
@@ -63,6 +66,54 @@ TEST(Watch, TheFirstRanksEndIsSeenByAll) {
   of.watches[0].reset();
   for (int r : {1, 2}) EXPECT_EQ(why(*of.watches[r]).substr(0, 21), "mesh: rank 0 has gone") << r;
   of.watches.clear();
+}
+
+// As of a rank that has begun a helper: a worker of a data loader, or a reward's own process.
+TEST(Watch, ARankThatIsKilledHasGoneThoughAForkOfItLives) {
+  std::array<int, 2> ends{}, told{};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
+  ASSERT_EQ(pipe(told.data()), 0);
+  const pid_t rank = fork();
+  if (rank == 0) {
+    alarm(60);
+    close(ends[0]);
+    const Watch its(1, 2, {ends[1]}, 60);
+    const pid_t helper = fork();
+    alarm(60);  // a fork has no alarm
+    if (helper > 0) (void)!write(told[1], &helper, sizeof(helper));
+    while (true) pause();
+  }
+  close(ends[1]);
+  const Watch watch(0, 2, {ends[0]}, 60);
+  pid_t helper = 0;
+  ASSERT_EQ(read(told[0], &helper, sizeof(helper)), static_cast<ssize_t>(sizeof(helper)));
+  EXPECT_EQ(watch.why("a"), "");
+  kill(rank, SIGKILL);
+  EXPECT_EQ(waitpid(rank, nullptr, 0), rank);
+  EXPECT_EQ(why(watch).substr(0, 21), "mesh: rank 1 has gone");
+  EXPECT_EQ(kill(helper, SIGKILL), 0) << "it has not lived until now";
+  for (const int fd : told) close(fd);
+}
+
+TEST(Watch, AForkClosesItsCopiesOfTheConnectionsAndNoFileThatHasTheirNumbers) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()), 0);
+  auto watch = std::make_unique<Watch>(0, 2, std::vector{ends[0]}, 60);
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool is_closed = fcntl(ends[0], F_GETFD) < 0;
+    dup2(STDERR_FILENO, ends[0]);
+    watch.reset();
+    _exit(is_closed && fcntl(ends[0], F_GETFD) >= 0 ? 0 : 1);
+  }
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_GE(fcntl(ends[0], F_GETFD), 0) << "the process's own";
+  EXPECT_EQ(watch->why("a"), "");
+  watch.reset();
+  EXPECT_LT(fcntl(ends[0], F_GETFD), 0);
+  close(ends[1]);
 }
 
 TEST(Watch, WhatARankSaysOfItsFailureIsWhatAllSay) {

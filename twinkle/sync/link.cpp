@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/parallel.h"
 #include "twinkle/engine/memory/text_of_error.h"
 #include "twinkle/model/weights/weight_memory.h"
 #include "twinkle/sync/checksum.h"
@@ -76,6 +77,16 @@ std::exception_ptr error_of(const Call& call) {
   } catch (...) {
     return std::current_exception();
   }
+}
+
+// On a thread of its own, for this one, whose interrupt ends it: it may wait for other ranks of its
+// engine, and this one for it.
+template <class Call>
+auto started(const Call& call) {
+  return std::async(std::launch::async, [call, interrupt = Interrupt::current()] {
+    const Interruptible scope(interrupt);
+    return call();
+  });
 }
 
 // What a rank that is still at work tells the others, and how often: well within the timeouts of
@@ -160,7 +171,7 @@ Link::Mine Link::described(Engine& engine, const std::string& tenant, bool sends
 // Describes what this rank has while others do, and tells them that it lives for as long as that
 // takes: an engine may be busy. Every rank tells its hello once.
 std::vector<Hello> Link::meet(const std::function<Mine()>& describe, Mine& mine) {
-  auto at_work = std::async(std::launch::async, describe);
+  auto at_work = started(describe);
   std::vector<std::string> hellos(static_cast<size_t>(comm_->size()));
   std::exception_ptr failed;
   std::string own = kAtWork;
@@ -219,7 +230,7 @@ bool Link::same_base(Engine& engine, const std::string& tenant, const Mine& mine
 // a rank has failed, all throw.
 void Link::settle(const std::function<void()>& work) {
   std::future<void> at_work;
-  if (work) at_work = std::async(std::launch::async, work);
+  if (work) at_work = started(work);
   std::exception_ptr failed;
   while (true) {
     const bool is_at_work = at_work.valid() && at_work.wait_for(kBeat) != std::future_status::ready;

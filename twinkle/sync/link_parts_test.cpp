@@ -1,11 +1,20 @@
-// Syncs from and to ranks that share their base: each sends, and gets, its own parts.
+// Syncs of models of several ranks: those that share their base send, and get, each its own parts.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <memory>
 #include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
+#include "twinkle/base/error_for_test.h"
+#include "twinkle/base/parallel.h"
 #include "twinkle/engine/group/groups_for_test.h"
+#include "twinkle/mesh/counting_comm.h"
 #include "twinkle/sync/link_for_test.h"
 
 namespace twinkle::sync {
@@ -80,6 +89,87 @@ TEST(LinkOfParts, GoesFromAndToThoseWhoHoldThem) {
     expect_same_samples(Sharing{2, gathered}, Sharing{1, 0});
     expect_same_samples(Sharing{1, 0}, Sharing{3, gathered});
     expect_same_samples(Sharing{3, gathered}, Sharing{2, gathered});
+  }
+}
+
+// A door of a model's first rank to which the other one does not come at the operation of this
+// number.
+class DoorAlone : public mesh::Channel {
+ public:
+  DoorAlone(std::unique_ptr<mesh::Channel> door, int alone, std::atomic<bool>& is_alone)
+      : Channel(door->rank(), door->size()),
+        door_(std::move(door)),
+        alone_(alone),
+        is_alone_(is_alone) {}
+
+  std::vector<std::string> all_gather(const std::string& bytes) override {
+    if (++num_operations_ != alone_) return door_->all_gather(bytes);
+    is_alone_ = true;
+    for (int i = 0; i < 500; ++i) {
+      Interrupt::check();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    ADD_FAILURE() << "operation " << alone_ << " waits on, its caller has been interrupted";
+    throw Interrupted();
+  }
+  std::string broadcast(std::string bytes, int root) override {
+    return door_->broadcast(std::move(bytes), root);
+  }
+  void close(const std::string& why) noexcept override { door_->close(why); }
+
+ private:
+  const std::unique_ptr<mesh::Channel> door_;
+  const int alone_;
+  std::atomic<bool>& is_alone_;
+  int num_operations_ = 0;
+};
+
+// Asks for an interrupt before each exchange, as a group of torch does.
+class AskingComm : public mesh::CountingComm {
+ public:
+  explicit AskingComm(std::unique_ptr<mesh::Comm> comm)
+      : CountingComm(*comm), kept_(std::move(comm)) {}
+  std::vector<std::string> all_gather(const std::string& bytes) override {
+    Interrupt::check();
+    return CountingComm::all_gather(bytes);
+  }
+
+ private:
+  const std::unique_ptr<mesh::Comm> kept_;
+};
+
+// A sync whose engine waits for the model's other rank, when it is described (the operation after
+// the adapter's Create) and when its base is compared.
+TEST(LinkOfParts, EndsByAnInterruptWhereTheEngineWaitsForTheModelsOtherRank) {
+  const model::TinyModel model;
+  Engine sampler(options_of(model));
+  sampler.run<Done>(Create{.tenant = "frozen", .frozen = true});
+  const Create create{.tenant = "me", .lora_json = kLora};
+  for (const int alone : {2, 3}) {
+    std::atomic<bool> is_alone = false, second_has_left = false;
+    std::vector<engine::Group> groups = engine::groups({2}, 20);
+    groups[0].door = std::make_unique<DoorAlone>(std::move(groups[0].door), alone, is_alone);
+    std::thread second([&] {
+      Engine engine(options_of(model), {}, std::move(groups[1]));
+      engine.run<Done>(create);
+      for (int i = 2; i < alone; ++i) engine.read_weights("me", [](const engine::WeightsView&) {});
+      second_has_left = true;
+    });
+    Engine trainer(options_of(model), {}, std::move(groups[0]));
+    trainer.run<Done>(create);
+    auto comms = mesh::thread_comms(2, 20);
+    Link sends(std::make_unique<AskingComm>(std::move(comms[0])), {}),
+        receives(std::move(comms[1]), {});
+    std::string others;
+    std::thread other([&] { others = error_of([&] { receives.receive(sampler, "frozen"); }); });
+    {
+      const Interrupt interrupt([&] { return is_alone && second_has_left; });
+      EXPECT_THROW(sends.send(trainer, "me", "default"), Interrupted);
+    }
+    EXPECT_TRUE(is_alone.load()) << alone;
+    other.join();
+    second.join();
+    EXPECT_EQ(others, "sync: rank 0: its script was interrupted; start all ranks again");
   }
 }
 

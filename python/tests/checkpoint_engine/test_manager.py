@@ -1,7 +1,9 @@
 """CheckpointEngineManager in one process."""
 
+import gc
 import itertools
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -188,6 +190,34 @@ def test_what_an_engine_refuses_is_raised_as_it_is_and_the_next_sync_works(tiny_
     model.remove_adapter("b")
     manager.sync_weights()
     assert sampled(own) == sampled(TorchSampler(model=model))
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_manager_and_its_model_end_where_their_script_drops_them(is_refused, tiny_llama_dir):
+    """Not where garbage is collected, which is another place on each rank."""
+
+    def used():
+        model = trained(tiny_llama_dir, "adapter")
+        own = TorchSampler(model_id=tiny_llama_dir)
+        manager = CheckpointEngineManager(model=model, sampler=own)
+        manager.sync_weights()
+        if is_refused:
+            for name in ("a", "b"):
+                model.add_adapter_to_model(name, LoraConfig(r=2, target_modules=["q_proj"]))
+            model.remove_adapter("default")
+            try:
+                manager.sync_weights()
+            except InvalidError as error:
+                assert "pass adapter_name" in str(error)
+            else:
+                pytest.fail("it was taken")
+        return [weakref.ref(each) for each in (manager, model, model.engine, own, own.engine)]
+
+    gc.disable()
+    try:
+        assert [of() for of in used()] == [None] * 5
+    finally:
+        gc.enable()
 
 
 def test_registry_has_engines_by_name():

@@ -128,6 +128,7 @@ def test_wrong_sizes_are_named(sizes, text):
         ([0, 1], ("up",), "axis 'up' is unknown"),
         ([[0, 1]], ("dp", "dp"), "must differ"),
         ([0, 0], ("dp",), r"ranks are \[0, 0\], there must be one at least, and each once"),
+        ([-1, 0], ("dp",), r"ranks are \[-1, 0\], but -1 is none: ranks count from 0"),
         ([0.5], ("dp",), "ranks must be integers"),
         ([[0, 1], [2]], ("dp", "tp"), r"mesh is \[\[0, 1\], \[2\]\], it must be an array of ranks"),
     ],

@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from twinkle import DeviceMesh, LoraConfig, TransformersModel
-from twinkle.errors import InvalidError, NotAvailableError
+from twinkle.errors import InvalidError, NotAvailableError, TwinkleError
 from twinkle.model.sharing import sharing_options
 from twinkle.sampler import TorchSampler
 
@@ -14,6 +14,8 @@ ALL = 1 << 50
 SHARDED = DeviceMesh.from_sizes(fsdp_size=2)
 HYBRID = DeviceMesh.from_sizes(fsdp_size=2, dp_size=2)
 WHOLE = DeviceMesh.from_sizes(dp_size=2)
+ALONE = DeviceMesh.from_sizes(dp_size=1, fsdp_size=1)
+NAMES = ("FULL_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 
 
 def options(mesh, strategy="accelerate", ddp=None, **fsdp):
@@ -34,6 +36,11 @@ def options(mesh, strategy="accelerate", ddp=None, **fsdp):
         (HYBRID, {"sharding_strategy": "HYBRID_SHARD_ZERO2"}, ALL),
         (WHOLE, {"reshard_after_forward": False}, None),
         (None, {"reshard_after_forward": False}, None),
+        *((ALONE, {"sharding_strategy": name}, None) for name in NAMES),
+        *((None, {"sharding_strategy": name}, None) for name in NAMES),
+        (WHOLE, {"forward_prefetch": None, "ddp": {"bucket_cap_mb": None}}, None),
+        (WHOLE, {"sharding_strategy": None, "gathered_bytes": None}, None),
+        (SHARDED, {"reshard_after_forward": None, "sharding_strategy": None}, None),
     ],
 )
 def test_torchs_words_become_the_bytes_that_stay_gathered(mesh, fsdp, gathered):
@@ -66,6 +73,31 @@ def test_what_ranks_cannot_do_is_refused_by_name(mesh, given, says):
         options(mesh, **given)
 
 
+@pytest.mark.parametrize("mesh", [None, ALONE, WHOLE, SHARDED, HYBRID])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"sharding_strategy": "BOGUS"}, "sharding_strategy is 'BOGUS', it must be 'FULL_SHARD'"),
+        ({"sharding_strategy": "NO_SHARD"}, "'NO_SHARD', it must be .* dp_size"),
+        ({"gathered_bytes": -5}, "gathered_bytes is -5, it must be an integer of at least 0"),
+        ({"gathered_bytes": 1, "reshard_after_forward": False}, "leave one out"),
+        ({"reshard_after_forward": "maybe"}, "reshard_after_forward is 'maybe', it must be True"),
+        ({"use_orig_params": "yes"}, "fsdp_config: use_orig_params is 'yes', it must be True or F"),
+        ({"ddp": {"find_unused_parameters": "banana"}}, "ddp_config: find_unused_parameters is 'b"),
+        ({"ddp": {"bucket_cap_mb": 0}}, "bucket_cap_mb is 0, it must be a number above 0"),
+    ],
+)
+def test_values_that_are_never_right_are_refused_on_any_mesh(mesh, given, says):
+    with pytest.raises(InvalidError, match=says):
+        options(mesh, **given)
+
+
+@pytest.mark.parametrize("strategy", [*NAMES, 1, 2, 4, 5])
+def test_ranks_that_shard_nothing_refuse_a_strategy_of_shards(strategy):
+    with pytest.raises(InvalidError, match=r"but device_mesh has no ranks along fsdp: give them"):
+        options(WHOLE, sharding_strategy=strategy)
+
+
 def test_experts_in_parallel_are_refused_on_any_mesh():
     with pytest.raises(NotAvailableError, match="mixture-of-experts"):
         options(SHARDED, expert_parallel={"ep_size": 2})
@@ -96,6 +128,14 @@ def test_the_engine_is_made_with_the_bytes_that_stay_gathered(tmp_path, monkeypa
         assert made.value.args == (gathered,)
 
 
+def refused(call, given):
+    try:
+        call(**given)
+    except TwinkleError:
+        return
+    raise AssertionError(f"{call.__name__} takes {given}")
+
+
 def test_a_model_ends_where_its_script_drops_it(tiny_llama_dir):
     """Not where garbage is collected, which is another place on each rank: ranks wait for each
     other at the end of an engine."""
@@ -107,7 +147,20 @@ def test_a_model_ends_where_its_script_drops_it(tiny_llama_dir):
         model.set_optimizer("SGD", lr=0.1)
         model.forward_backward(inputs=rows)
         model.clip_grad_and_step()
-        TorchSampler(model=model).sample(rows, max_tokens=1, adapter_name="default")
+        sampler = TorchSampler(model=model)
+        sampler.sample(rows, max_tokens=1, adapter_name="default")
+        for call, given in (
+            (model.forward_backward, {"inputs": None}),
+            (model.forward_only, {"inputs": rows, "adapter_name": "other"}),
+            (model.calculate_loss, {}),
+            (model.step, {"optim_params": 1}),
+            (model.set_optimizer, {"optimizer_cls": "Nope"}),
+            (model.add_adapter_to_model, {"adapter_name": "more", "config_or_dir": "/nowhere"}),
+            (model.save, {"name": "../other"}),
+            (model.load, {"name": "/nowhere"}),
+            (sampler.sample, {"inputs": rows, "max_tokens": -1}),
+        ):
+            refused(call, given)
         return weakref.ref(model), weakref.ref(model.engine)
 
     gc.disable()

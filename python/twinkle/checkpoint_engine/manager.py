@@ -12,6 +12,7 @@ from twinkle.engine.group import timeout_seconds
 from twinkle.errors import NotAvailableError
 from twinkle.infra import current_run
 from twinkle.remote import remote_class, remote_function
+from twinkle.remote.group import settled
 from twinkle.remote.proxy import Proxy
 
 _turns = (
@@ -44,23 +45,24 @@ class CheckpointEngineManager:
         self._model, self._sampler = model, sampler
         self._bucket_bytes = bucket_size(bucket_bytes)
         self._ends = None  # how weights get there, once it is known
-        self._sync = self._sync_here
-        if _is_remote(model) or _is_remote(sampler):
-            self._sync = self._way_to_workers(platform)
+        # No bound method of its own is kept: the model would end with the collector of garbage.
+        self._there = None  # a manager in the workers that have both
+        self._in_workers = _is_remote(model) or _is_remote(sampler)
+        if self._in_workers:
+            self._check_workers()
+            if model.group is sampler.group:
+                # One process has both: it does as a process alone does.
+                given = (model, sampler, platform, self._bucket_bytes)
+                self._there = current_run().made_in_workers(
+                    CheckpointEngineManager, model.group.name, given, {}
+                )
 
-    def _way_to_workers(self, platform):
+    def _check_workers(self):
         for what, each in (("model", self._model), ("sampler", self._sampler)):
             if not _is_remote(each):
                 checks.refuse(
                     f"checkpoint_engine: {what}", each, "in the workers of a group, as the other is"
                 )
-        group = self._model.group
-        if group is not self._sampler.group:
-            return self._sync_groups
-        # One process has both: it does as a process alone does.
-        given = (self._model, self._sampler, platform, self._bucket_bytes)
-        there = current_run().made_in_workers(CheckpointEngineManager, group.name, given, {})
-        return there.sync_weights
 
     @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def sync_weights(self, merge_and_sync=True):
@@ -80,6 +82,14 @@ class CheckpointEngineManager:
             self._ends = None  # the next sync meets anew: these may be closed
             raise
 
+    def _sync(self):
+        if self._there is not None:
+            self._there.sync_weights()
+        elif self._in_workers:
+            self._sync_groups()
+        else:
+            self._sync_here()
+
     def _sync_here(self):
         if self._sampler.engine is self._model.engine:
             return
@@ -98,13 +108,18 @@ class CheckpointEngineManager:
         with ExitStack() as held:
             for group in sorted({each.group for each in both}, key=lambda group: group.name):
                 held.enter_context(_turns.setdefault(group, threading.Lock()))
+            groups = [each.group for each in both]
             if self._ends is None or any(_met.get(each) is not self._ends for each in both):
                 self._meet(*both)
-            _all_of(self._model.send_weights(), self._sampler.receive_weights())
+            # A worker skips what was sent behind a call that fails, and the other side would wait.
+            with settled(*groups):
+                results = self._model.send_weights(), self._sampler.receive_weights()
+            _all_of(*results)
 
     def _meet(self, model, sampler):
         for each in (model, sampler):
             _met.pop(each, None)
+            each.group.settle()
         options = {"bucket_bytes": self._bucket_bytes}
         address = model.prepare_checkpoint_engine(**options)
         sampler.finalize_checkpoint_engine()
@@ -115,10 +130,12 @@ class CheckpointEngineManager:
             "num_senders": senders,
             **options,
         }
-        _all_of(
-            model.init_checkpoint_process_group(rank=0, **meet),
-            sampler.init_checkpoint_process_group(rank=senders, **meet),
-        )
+        with settled(model.group, sampler.group):
+            results = (
+                model.init_checkpoint_process_group(rank=0, **meet),
+                sampler.init_checkpoint_process_group(rank=senders, **meet),
+            )
+        _all_of(*results)
         self._ends = object()
         for each in (model, sampler):
             _met[each] = self._ends
@@ -128,9 +145,14 @@ def _is_remote(one):
     return type(one) is Proxy
 
 
-def _own_first(errors):
-    """A rank's own error tells more than another's of having been told."""
-    return min(errors, key=lambda error: str(error).startswith("sync: rank "))
+def _raise_of(errors):
+    """Raises one of them, if any: a rank's own tells more than another's of having been told. The
+    list is emptied: tracebacks have the frames that have it, and these the model."""
+    try:
+        if errors:
+            raise min(errors, key=lambda error: str(error).startswith("sync: rank "))
+    finally:
+        errors.clear()
 
 
 def _all_of(*results):
@@ -141,8 +163,7 @@ def _all_of(*results):
             result()
         except Exception as error:
             errors.append(error)
-    if errors:
-        raise _own_first(errors)
+    _raise_of(errors)
 
 
 def _both(send, receive, ends):
@@ -160,5 +181,4 @@ def _both(send, receive, ends):
     thread.start()
     call(receive, ends[1])
     thread.join()
-    if errors:
-        raise _own_first(errors)
+    _raise_of(errors)

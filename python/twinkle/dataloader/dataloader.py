@@ -25,7 +25,8 @@ class DataLoader:
 
     dataset: a Dataset, anything with len and [index], an IterableDataset or another iterable that
     can be read repeatedly, or a callable that makes one.
-    batch_size: rows over all data ranks of device_mesh; each rank gets its slice.
+    batch_size: rows over all data ranks of device_mesh, or else of initialize's, or of the only
+    group of workers; each rank gets its slice.
     min_batch_size: a smaller last batch is dropped (None: the number of data ranks, each of which
     needs a row; the log says how many rows an epoch then lacks that one process would read).
     shuffle, seed: a different order every epoch, the same on every machine. drop_last: like
@@ -185,13 +186,15 @@ class DataLoader:
 
 
 def _place(device_mesh, batch_size):
-    """(data rank, data ranks, least rows of a batch), of initialize's mesh where None is given."""
+    """(data rank, data ranks, least rows of a batch), of initialize's mesh where None is given; in
+    the driver of one group without any, of that group's, which is all its ranks along dp."""
     run = current_run()
     device_mesh = run.mesh if device_mesh is None else device_mesh
-    if device_mesh is None:
+    only = run.groups[0] if run.cluster is not None and len(run.groups) == 1 else None
+    if device_mesh is None and only is None:
         return 0, 1, 1
     if run.cluster is not None:  # the driver has the whole batches, which calls cut for workers
-        size = device_mesh.data_world_size
+        size = only.num_ranks if device_mesh is None else device_mesh.data_world_size
         require(
             batch_size % size == 0,
             f"dataloader: batch_size is {batch_size}, it must be divisible by {size}, the number "

@@ -1,7 +1,10 @@
 """Engine: a model and who works on it."""
 
+import gc
+import itertools
 import json
 import os
+import weakref
 
 from twinkle import checks, hub
 from twinkle.core import core
@@ -18,6 +21,8 @@ from twinkle.template.template import Template, resolve
 
 _DEVICE = "engine: device"
 _DEFAULT_TARGETS = ["q_proj", "v_proj"]  # as peft for these families
+_numbers = itertools.count()
+_several = weakref.WeakValueDictionary()  # {number: a compiled engine of several ranks}
 
 
 class Engine:
@@ -50,6 +55,8 @@ class Engine:
         **options,
     ):
         self.ranks = ranks_of(device_mesh)
+        if self.ranks.size > 1:
+            end_dropped()
 
         def make():
             checks.path("engine: model_id", model_id)
@@ -69,6 +76,8 @@ class Engine:
         # The compiled engine: every operation as a method that takes its tenant's name.
         with engine_group(device_mesh) as group:
             self.operations = core().Engine(path, group=group, **given)
+        if self.ranks.size > 1:
+            _several[next(_numbers)] = self.operations
         self._template = None
         self._decodes = None  # whether the model has a tokenizer; None: not tried yet
 
@@ -181,3 +190,13 @@ class Engine:
             values["base_model_name_or_path"] = named
             fields["lora_json"] = json.dumps(values)  # of patterns the first counts
         return fields | {"tenant": name, "seed": seed, "weight": weight, "priority": priority}
+
+
+def end_dropped():
+    """Ends the engines of several ranks that only cycles of a script's objects keep: here on every
+    rank, not where Python collects garbage, which is another place on each. An engine's end waits
+    for the other ranks', so they end in the order in which they were made."""
+    held = [each for _, each in sorted(_several.items(), reverse=True)]
+    gc.collect()
+    while held:
+        held.pop()

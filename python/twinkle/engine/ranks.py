@@ -57,7 +57,10 @@ class Ranks:
                 raise failed
             return None, None
 
-        self.agree(what, checked)
+        try:
+            self.agree(what, checked)
+        finally:
+            failed = None  # it holds this frame, by which a cycle would keep who has called
 
 
 class _Several(Ranks):
@@ -99,9 +102,12 @@ class _Several(Ranks):
             sent = pickle.dumps(told)  # what can't be sent is told like other errors
         except Exception as error:
             failed, why = error, f"{type(error).__name__}: {error}"
-        of_ranks = self.gather(what, (sent, why))
-        if failed is not None:
-            raise failed
+        try:
+            of_ranks = self.gather(what, (sent, why))
+            if failed is not None:
+                raise failed
+        finally:
+            failed = None  # as in alike
         for rank, (_, text) in enumerate(of_ranks):
             require(text is None, f"infra: rank {rank} could not make {what}: {text}")
         return own, [pickle.loads(each) for each, _ in of_ranks]

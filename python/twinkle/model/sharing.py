@@ -14,6 +14,11 @@ _FIELDS = {
         "manual_prefetch", "reshard_after_forward", "sharding_strategy", "sync_module_states",
         "transformer_layer_cls_to_wrap", "use_orig_params"),
 }  # fmt: skip
+# What changes nothing is a flag, too, or None.
+_FLAGS = (
+    "broadcast_buffers", "check_reduction", "cpu_ram_efficient_loading", "find_unused_parameters",
+    "forward_prefetch", "gradient_as_bucket_view", "init_sync", "limit_all_gathers",
+    "static_graph", "sync_module_states", "use_orig_params")  # fmt: skip
 _HONOURED = ("gathered_bytes", "reshard_after_forward", "sharding_strategy")
 _ALL = 1 << 50  # as the engine's largest
 # torch's names and accelerate's numbers: whether layers stay gathered after a forward, and whether
@@ -29,8 +34,8 @@ def sharing_options(mesh, strategy, ddp_config, fsdp_config):
     """The engine's options that a model's arguments ask for; what changes nothing is told once.
 
     mesh: the model's, or None. InvalidError: an unknown strategy, a config that is no dict, a field
-    that is unknown or has another kind of value, or one that the mesh contradicts.
-    NotAvailableError: experts in parallel."""
+    that is unknown or has another kind of value, which is looked at on any mesh, or one that a mesh
+    of several ranks contradicts. NotAvailableError: experts in parallel."""
     require(
         strategy in ("accelerate", "native_fsdp"),
         f"model: strategy is {strategy!r}, it must be 'accelerate' or 'native_fsdp'",
@@ -42,6 +47,7 @@ def sharing_options(mesh, strategy, ddp_config, fsdp_config):
     for name, config in given.items():
         refuse_unknown(f"model: {name}", config, _FIELDS[name])
         _refuse_experts(name, config)
+        _check_inert(f"model: {name}", config)
     ranks = 1 if mesh is None else mesh.world_size
     fsdp = 1 if mesh is None else mesh.fsdp_world_size or 1
     require(
@@ -49,6 +55,7 @@ def sharing_options(mesh, strategy, ddp_config, fsdp_config):
         "model: strategy is 'native_fsdp', but device_mesh has no ranks along fsdp: give them to "
         "fsdp_size, or leave strategy out",
     )
+    options = _of_fsdp(given["fsdp_config"], mesh, ranks, fsdp)
     honoured = _HONOURED if fsdp > 1 else ()
     inert = [
         f"{field} of {name}" for name, config in given.items() for field in config
@@ -58,7 +65,7 @@ def sharing_options(mesh, strategy, ddp_config, fsdp_config):
     if ranks > 1:
         why = "ranks have one way to share a model, docs/parallel.md"
     get_logger().info_if(f"model: {', '.join(inert)} change nothing here: {why}", inert)
-    return _of_fsdp(given["fsdp_config"], mesh) if fsdp > 1 else {}
+    return options if fsdp > 1 else {}
 
 
 def _refuse_experts(name, config):
@@ -70,7 +77,17 @@ def _refuse_experts(name, config):
         )
 
 
-def _of_fsdp(config, mesh):
+def _check_inert(what, config):
+    for name in _FLAGS:
+        if config.get(name) is not None:
+            checks.flag(f"{what}: {name}", config[name])
+    if config.get("bucket_cap_mb") is not None:
+        checks.number(f"{what}: bucket_cap_mb", config["bucket_cap_mb"], above=0)
+
+
+def _of_fsdp(config, mesh, ranks, fsdp):
+    """One process takes what is right for several, whatever their mesh."""
+    config = {field: value for field, value in config.items() if value is not None}
     what = "model: fsdp_config: sharding_strategy"
     strategy = config.get("sharding_strategy", "FULL_SHARD")
     if isinstance(strategy, bool) or strategy not in list(_STRATEGIES):
@@ -80,7 +97,12 @@ def _of_fsdp(config, mesh):
         )  # fmt: skip
     stays, is_hybrid = _STRATEGIES[strategy]
     require(
-        not is_hybrid or (mesh.dp_world_size or 1) > 1,
+        "sharding_strategy" not in config or ranks == 1 or fsdp > 1,
+        f"{what} is {strategy!r}, but device_mesh has no ranks along fsdp: give them to fsdp_size, "
+        "or leave it out",
+    )
+    require(
+        not is_hybrid or ranks == 1 or (mesh.dp_world_size or 1) > 1,
         f"{what} is {strategy!r}, but device_mesh has no ranks along dp: give it dp_size, or use "
         "'FULL_SHARD'",
     )

@@ -224,32 +224,87 @@ def _require_same(what, values):
 
 
 def _are_same(one, other):
-    if _is_plain(one) and _is_plain(other):
-        return one == other or (one != one and other != other)  # nan
+    """Whether two values, from different processes, hold the same.
+
+    Values may hold themselves and share parts. Which of their parts are one object does not count:
+    one that holds a part twice is the same as one that holds two equal ones."""
+    # A pair that is met again is taken for the same: where it is not, its first comparison ends
+    # all. Both stay in `met`, or what is made for a comparison would get an earlier one's id.
+    todo, met = [(one, other, False)], {}
+    while todo:
+        one, other, is_part = todo.pop()
+        if _is_plain(one) and _is_plain(other):
+            if one == other or (one != one and other != other):  # nan
+                continue
+            return False
+        key = id(one), id(other)
+        if key in met:
+            continue
+        met[key] = one, other
+        parts = _parts(one, other, is_part)
+        if parts is None:
+            return False
+        todo.extend(parts)
+    return True
+
+
+def _parts(one, other, is_part):
+    """(a part of one, the same part of other, whether it is an object's) of two values that are the
+    same if all these are; None: they are not. is_part: whether they are of an object."""
     if type(one) is not type(other):
-        return False
-    if hasattr(one, "ndim") and hasattr(one, "dtype"):
+        return None
+    if _is_array(one):
         are_alike = one.dtype == other.dtype and one.shape == other.shape
-        return are_alike and bool(((one == other) | ((one != one) & (other != other))).all())
+        if are_alike and isinstance(one, np.ndarray) and one.dtype == object:
+            return [(one.tolist(), other.tolist(), is_part)]
+        same = are_alike and bool(((one == other) | ((one != one) & (other != other))).all())
+        return [] if same else None
     if isinstance(one, (list, tuple, deque)):
-        return len(one) == len(other) and all(map(_are_same, one, other))
+        pairs = zip(one, other, strict=False)
+        return [(*pair, is_part) for pair in pairs] if len(one) == len(other) else None
     if isinstance(one, Mapping):
-        return set(one) == set(other) and all(_are_same(one[key], other[key]) for key in one)
+        same = set(one) == set(other)
+        return [(one[key], other[key], is_part) for key in one] if same else None
     if isinstance(one, (set, frozenset)):
-        return one == other
-    if one is other or pickle.dumps(one) == pickle.dumps(other):
+        return [] if one == other else None
+    return [] if one is other else _parts_of_object(one, other, is_part)
+
+
+def _is_array(value):
+    """Whether it is NumPy's or torch's; others with a dtype, as a DataFrame, are objects."""
+    if isinstance(value, (np.ndarray, np.generic)):
         return True
+    is_torchs = type(value).__module__.partition(".")[0] == "torch"
+    return is_torchs and not isinstance(value, type) and hasattr(value, "ndim")
+
+
+def _parts_of_object(one, other, is_part):
+    """As _parts. What is part of an object has been pickled with it: again for each part would take
+    as often as it is deep."""
     if inspect.ismethod(one):
-        return one.__func__ is other.__func__ and _are_same(one.__self__, other.__self__)
-    if inspect.isroutine(one) or isinstance(one, type):
-        return False
-    # What pickle would keep of them: two pickles of equal tensors differ.
-    kept = copyreg.dispatch_table.get(type(one))
-    kept = kept or (lambda each: each.__reduce_ex__(pickle.DEFAULT_PROTOCOL))
+        same = one.__func__ is other.__func__
+        return [(one.__self__, other.__self__, is_part)] if same else None
+    is_named = inspect.isroutine(one) or isinstance(one, type)
+    if (is_named or not is_part) and _are_pickled_alike(one, other):
+        return []
+    return None if is_named else [(_kept(one), _kept(other), True)]
+
+
+def _are_pickled_alike(one, other):
     try:
-        return _are_same(kept(one), kept(other))
-    except RecursionError:  # it holds itself
+        return pickle.dumps(one) == pickle.dumps(other)
+    except RecursionError:  # they were sent from where there was more room
         return False
+
+
+def _kept(one):
+    """What pickle would keep of an object: two pickles of equal tensors differ."""
+    reduced = copyreg.dispatch_table.get(type(one))
+    kept = reduced(one) if reduced else one.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+    if not isinstance(kept, tuple):
+        return kept
+    entries = [part if part is None else list(part) for part in kept[3:5]]  # given as iterators
+    return (*kept[:3], *entries, *kept[5:])
 
 
 def _concatenated(values):

@@ -54,8 +54,10 @@ def ray_package():
 
 def check_groups(groups, mesh):
     """Refuses groups that cannot be placed anywhere, before anything is started. InvalidError: a
-    mesh of initialize() that fits none of them; NotAvailableError: a device that no engine runs
-    on."""
+    global_device_mesh that is no DeviceMesh, or fits none of them; NotAvailableError: a device that
+    no engine runs on."""
+    if mesh is not None and not isinstance(mesh, DeviceMesh):
+        checks.refuse("infra: global_device_mesh", mesh, "a DeviceMesh")
     for group in groups:
         _needs(group)
     sizes = {group.name: group.num_ranks for group in groups}

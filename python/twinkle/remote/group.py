@@ -5,6 +5,7 @@ import sys
 import time
 import weakref
 from collections import deque
+from contextlib import contextmanager
 from pathlib import Path
 
 from twinkle import checks
@@ -18,6 +19,7 @@ from twinkle.remote.messages import REFER, SEND, Call, Failure, Outcome
 _HERE = str(Path(__file__).parents[1])  # frames of this package are not the user's
 _GRACE = 2.0  # seconds in which other workers may say more after one has failed
 _MOST_UNSEEN = 64  # calls that have been sent and not looked at
+_MOST_TRIES = 5  # to find two groups without a call, while other threads send some
 
 
 def call_site():
@@ -117,9 +119,14 @@ class WorkerGroup:
             self._see_failures()
             self._count_late()
             pending = pending or Pending(self, {}, what, call_site())
-            for rank, ref in self._shipped(calls, pending).items():
-                pending.refs[rank] = self._sent(rank, ref, pending)
-            self._unseen.append(pending)
+            shipped = self._shipped(calls, pending)
+            self._unseen.append(pending)  # before: an interrupt leaves no call that nobody knows
+            try:
+                for rank, ref in shipped.items():
+                    pending.refs[rank] = self._sent(rank, ref, pending)
+            finally:
+                if not pending.refs:
+                    self._unseen.remove(pending)
             return pending
 
     def _shipped(self, calls, pending):
@@ -189,6 +196,48 @@ class WorkerGroup:
         return self.send(calls, of.what, pending)
 
     # ---- waiting
+
+    def settle(self):
+        """Waits until the workers have done what they were sent. Raises the first error that nobody
+        has seen, with those of calls behind it as notes; InternalError: as outcomes."""
+        self.check_run("an object", self)
+        self._check_whole()
+        first, notes = None, {}
+        for pending in list(self._unseen):
+            try:
+                self.outcomes(pending)
+            except Exception as error:
+                if first is None:
+                    first = error
+                else:
+                    notes[f"A call behind it: {type(error).__name__}: {error}"] = None
+        try:
+            if first is not None:
+                for note in notes:
+                    first.add_note(note)
+                raise first
+        finally:
+            del first  # whose traceback has this frame
+        for pending in list(self._late):
+            self._wait_for_late(pending)
+
+    def is_settled(self):
+        """Whether nothing is left that settle would wait for."""
+        self._count_late()
+        return not self._unseen and not self._late
+
+    def _wait_for_late(self, pending):
+        import ray
+
+        while left := pending.left():
+            seconds = pending.failed_at + timeout_seconds() - time.monotonic()
+            ready, _ = ray.wait(list(left), num_returns=1, timeout=max(0.0, seconds))
+            for ref in ready:
+                self._take(pending, left[ref], ref)
+            if not ready:
+                self._break_silent(next(iter(left.values())), pending)
+        with self._lock:
+            self._count_late()
 
     def outcomes(self, pending, timeout=None):
         """{rank: Outcome} of a call once all workers have answered. Raises what one of them raised,
@@ -344,6 +393,12 @@ class WorkerGroup:
 
     # ---- the end
 
+    def _end_alone(self):
+        """Ends the group, whose last call waits for one that nobody will send."""
+        pending = self._unseen[-1]
+        why = f"waits in {pending.what} for another group, which was not called; {ANEW}"
+        self._break(min(pending.refs), why, pending)
+
     def _check_whole(self):
         if self._broken is not None:
             raise InternalError(self._broken)
@@ -373,6 +428,37 @@ class WorkerGroup:
                 get_logger().error(f"infra: a call that nobody waited for has failed: {error}")
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
+
+
+@contextmanager
+def settled(*groups):
+    """In its block calls may be sent that wait for each other: no worker of the groups skips one
+    for a call before it, since all those have ended, and no other thread sends one. What is left
+    alone where the block is interrupted would wait for ever, and ends. groups: of one run. Raises
+    before the block as settle."""
+    lock = groups[0]._lock  # of the run
+    for _ in range(_MOST_TRIES):
+        for group in groups:
+            group.settle()  # other threads may go on, and send more
+        lock.acquire()
+        if all(group.is_settled() for group in groups):
+            break
+        lock.release()
+    else:
+        lock.acquire()
+    try:
+        for group in groups:  # of a thread that always sends more the last is waited for here
+            group.settle()
+        try:
+            yield
+        except BaseException:
+            sent = [group for group in groups if group._unseen]
+            if len(sent) < len(groups) and not any(group._broken for group in groups):
+                for group in sent:
+                    group._end_alone()
+            raise
+    finally:
+        lock.release()
 
 
 def _says_less(error):

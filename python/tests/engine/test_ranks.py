@@ -1,0 +1,93 @@
+"""What is left of a call that ranks refuse, and of engines that their scripts have dropped."""
+
+import gc
+import weakref
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from twinkle.engine import engine
+from twinkle.engine.ranks import Ranks, _Several
+from twinkle.errors import InvalidError
+
+
+class _Two(_Several):
+    """The first of two ranks. The second says what this one does, or `why` it refuses."""
+
+    def __init__(self, why=None):
+        self.rank, self.size, self._why = 0, 2, why
+
+    def gather(self, what, value):
+        told, why = value
+        return [value, (told, why or self._why)]
+
+
+class Caller:
+    """Who calls: a cycle from an error to its frames would keep it."""
+
+    def __init__(self, ranks, fails):
+        self._ranks, self._fails = ranks, fails
+
+    def check(self):
+        if self._fails:
+            raise InvalidError("engine: seed is -1")
+        return None, None
+
+    def alike(self):
+        with self._ranks.alike("its call"):
+            self.check()
+
+    def agree(self):
+        self._ranks.agree("its call", self.check)
+
+
+@pytest.mark.parametrize("method", ["alike", "agree"])
+@pytest.mark.parametrize(
+    ("ranks", "fails", "text"),
+    [
+        (Ranks(), True, "^engine: seed is -1$"),
+        (_Two(), True, "^engine: seed is -1$"),
+        (_Two("ValueError: no"), False, "^infra: rank 1 could not make its call: ValueError: no$"),
+    ],
+    ids=["alone", "own", "another's"],
+)
+def test_a_refused_call_keeps_nobody(ranks, fails, text, method):
+    def left():
+        caller = Caller(ranks, fails)
+        with pytest.raises(InvalidError, match=text):
+            getattr(caller, method)()
+        return weakref.ref(caller)
+
+    gc.disable()
+    try:
+        assert left()() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("order", [range(6), range(5, -1, -1), (3, 0, 5, 1, 4, 2)])
+def test_engines_that_cycles_keep_end_in_the_order_in_which_they_were_made(order, monkeypatch):
+    """In which Python collects garbage depends on what else there is: on each rank on another."""
+    of_ranks, ended = weakref.WeakValueDictionary(), []
+    monkeypatch.setattr(engine, "_several", of_ranks)
+
+    def drop():
+        """Engines 6 and 7 are still held."""
+        made = [np.zeros(1) for _ in range(8)]  # as an engine, unknown to the collector
+        for number, each in enumerate(made):
+            of_ranks[number] = each
+            weakref.finalize(each, ended.append, number)
+        for number in order:
+            owner = SimpleNamespace(engine=made[number])
+            owner.itself = owner
+        return made[6:]
+
+    gc.disable()
+    try:
+        held = drop()
+        assert ended == []
+        engine.end_dropped()
+        assert ended == list(range(6)) and list(of_ranks) == [6, 7] and len(held) == 2
+    finally:
+        gc.enable()
