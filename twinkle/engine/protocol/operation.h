@@ -270,7 +270,7 @@ struct Save {
                        // is there, whatever it is
   bool gradients = true;      // with the optimizer: the accumulated ones, too
   std::string expert_format;  // of an adapter: kPerExpert, factors of each expert's linears,
-                              // whatever it has; empty: as its config says, stacks as peft has them
+                              // whatever it has; empty: the form that peft reads, if there is one
 
   bool operator==(const Save&) const = default;
   static constexpr std::string_view kName = "save";
