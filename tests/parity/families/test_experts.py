@@ -183,6 +183,35 @@ def test_an_adapter_on_every_linear_is_read_by_peft_with_all_factors_and_trained
     expect_scores(ours.engine(case.twin, directory=str(tmp_path / "theirs")), back, case)
 
 
+@pytest.mark.parametrize("name", ["qwen2_moe", "glm4_moe", "gpt_oss"])
+def test_patterns_and_expressions_keep_ranks_and_scales_in_the_form_that_peft_reads(name, tmp_path):
+    """peft has no dropout of parameters: its form says 0, and what is read here has it still."""
+    case = families.case(name)
+    patterns = {
+        "rank_pattern": {"q_proj": 2, "layers.0.mlp.*": 3},
+        "alpha_pattern": {"down_proj": 9},
+    }
+    targets = r"model\.layers\.\d\..*\.(q_proj|o_proj|up_proj|down_proj)"
+    fields = FIELDS | patterns | {"target_modules": targets}
+    made = ours.engine(
+        case.twin, lora_json=json.dumps(fields | {"use_rslora": True, "lora_dropout": 0.1})
+    )
+    learn(made, case)
+    made.save(tenant=ours.TENANT, directory=str(tmp_path)).result()
+    back = peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path)
+    expect_scores(made, back, case)
+    equal_scores(made, ours.engine(case.twin, directory=str(tmp_path)), case)
+
+
+def test_a_class_that_has_a_module_for_each_expert_has_its_factors(tmp_path):
+    case = families.case("deepseek")
+    made = ours.engine(case.directory, lora_json=json.dumps(FIELDS))
+    made.save(tenant=ours.TENANT, directory=str(tmp_path)).result()
+    written = safetensors.torch.load_file(tmp_path / "adapter_model.safetensors")
+    assert "base_model.model.model.layers.1.mlp.experts.7.up_proj.lora_A.weight" in written
+    equal_scores(made, ours.engine(case.directory, directory=str(tmp_path)), case)
+
+
 FORMS = {
     "all-linear": {"target_modules": "all-linear"},
     "all-linear and stacks": {"target_modules": "all-linear", "target_parameters": PARAMETERS},
