@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "twinkle/base/error.h"
+#include "twinkle/lora/peft/names.h"
 
 namespace twinkle::lora {
 namespace {
@@ -18,11 +19,6 @@ constexpr std::string_view kExperts = ".experts.";
 constexpr const char *kGateUp = "gate_up_proj", *kDown = "down_proj";
 constexpr std::array<std::pair<const char*, const char*>, 3> kTinkers{
     {{"gate_proj", ".w1"}, {"up_proj", ".w3"}, {kDown, ".w2"}}};
-
-bool ends_in(const std::string& path, const std::string& name) {
-  return path == name || (path.size() > name.size() && path.ends_with(name) &&
-                          path[path.size() - name.size() - 1] == '.');
-}
 
 constexpr std::string_view kModule = "mlp.experts", kMixtralsModule = "block_sparse_moe.experts";
 constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kMixtrals{
@@ -97,7 +93,7 @@ std::vector<size_t> match_parameters(const PeftConfig& config,
     require(used[t], Code::kInvalid, "lora: target parameter '", config.target_parameters[t],
             "' matches nothing",
             listed.empty() ? ", this model has no experts" : "; there is: ", listed,
-            "; a router is not adapted");
+            "; a router is not adapted: leave it out");
   }
   return out;
 }

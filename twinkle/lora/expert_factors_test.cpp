@@ -80,9 +80,10 @@ TEST(ExpertFactors, TargetParametersAreTheStacksOfAllExperts) {
   EXPECT_EQ(
       targets(config_of({"q_proj"}, {"experts.down_proj"})),
       (Paths{"model.layers.0.self_attn.q_proj", layer + "0.down_proj", layer + "1.down_proj"}));
-  EXPECT_EQ(error_of([] { targets(config_of({}, {"gate.weight"})); }),
-            "lora: target parameter 'gate.weight' matches nothing; there is: "
-            "mlp.experts.down_proj, mlp.experts.gate_up_proj; a router is not adapted");
+  EXPECT_EQ(
+      error_of([] { targets(config_of({}, {"gate.weight"})); }),
+      "lora: target parameter 'gate.weight' matches nothing; there is: "
+      "mlp.experts.down_proj, mlp.experts.gate_up_proj; a router is not adapted: leave it out");
   EXPECT_EQ(error_of([] { targets(config_of({"up_proj"}, {"gate_up_proj"})); }),
             "lora: the adapter targets " + layer + "0.up_proj and " + layer +
                 "0.gate_up_proj, which holds it: leave one of them out");

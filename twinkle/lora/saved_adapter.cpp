@@ -12,6 +12,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/lora/expert_factors.h"
+#include "twinkle/lora/peft/form.h"
 #include "twinkle/lora/per_expert.h"
 #include "twinkle/model/weights/tensors.h"
 
@@ -19,6 +20,11 @@ namespace twinkle::lora {
 namespace {
 
 [[noreturn]] void refuse_module(const std::string& path) {
+  require(!path.ends_with(".mlp.gate") && !path.ends_with(".mlp.router"), Code::kInvalid,
+          "lora: the saved adapter has module ", path,
+          ", a router, which is not adapted here: train it with a list of names in target_modules "
+          "(q_proj, ..., down_proj), which peft does not extend to routers, as it does "
+          "\"all-linear\"");
   require(!path.ends_with("unembed_tokens"), Code::kInvalid, "lora: the saved adapter has module ",
           path,
           ", Tinker's name of the head, which is lm_head here: rename its tensors to lm_head "
@@ -83,13 +89,14 @@ at::Tensor read(const StoredTensor& view, const char* half, const std::string& m
 // Where a linear's factors are in a file: an entry of its own, or its place in a stack's.
 struct Source {
   const StoredPeftEntry* entry = nullptr;
-  size_t stack = 0, expert = 0;
+  size_t stack = 0, expert = 0, part = 0;
 };
 
 struct Stack {
   const StoredPeftEntry* entry;
   StackLayout layout;
-  std::vector<Pair> pairs = {};  // once they are read
+  const PeftStack* form = nullptr;  // that it has, where its experts' linears are put together
+  std::vector<std::vector<Pair>> pairs = {};  // by part and expert, once they are read
 
   void read_pairs();
 };
@@ -97,27 +104,35 @@ struct Stack {
 void Stack::read_pairs() {
   const std::string& module = entry->module;
   const Pair all{read(entry->a, "lora_A", module), read(entry->b, "lora_B", module)};
-  if (!is_tinkers(module)) {
-    pairs = split_pair(all, layout);
+  if (form) {
+    pairs = form->split(all);
     return;
   }
+  if (!is_tinkers(module)) {
+    pairs = {split_pair(all, layout)};
+    return;
+  }
+  std::vector<Pair>& each = pairs.emplace_back();
   for (int64_t e = 0; e < layout.num_experts; ++e) {
     const auto mine = [&](const at::Tensor& of, const at::Tensor Pair::* half) {
-      if (of.size(0) == 1 && e > 0) return pairs[0].*half;
+      if (of.size(0) == 1 && e > 0) return each[0].*half;
       return of.select(0, e).clone();
     };
-    pairs.push_back({mine(all.a, &Pair::a), mine(all.b, &Pair::b)});
+    each.push_back({mine(all.a, &Pair::a), mine(all.b, &Pair::b)});
   }
 }
 
 // The factors that a file has for a model's linears, checked before they are read.
 class Reader {
  public:
-  Reader(const PeftAdapter& saved, std::span<const LinearShape> linears, const PeftConfig* target)
+  // `stacks`: of the form that the file has, where that is not the adapter's own.
+  Reader(const PeftAdapter& saved, std::span<const LinearShape> linears,
+         std::span<const PeftStack> stacks, const PeftConfig* target)
       : saved_(saved), linears_(linears), sizes_(saved.config) {
     if (target) target_sizes_.emplace(*target);
     if (target) check_sharing(saved.config, *target);
     for (const StoredPeftEntry& entry : saved.entries) entries_[entry.module] = &entry;
+    for (const PeftStack& stack : stacks) add_put_together(stack);
     add_stacks();
     add_tinkers();
     add_modules();
@@ -143,8 +158,8 @@ class Reader {
         continue;
       }
       Stack& stack = stacks_[source.stack];
-      if (source.expert == 0) stack.read_pairs();
-      Pair& pair = stack.pairs[source.expert];
+      if (stack.pairs.empty()) stack.read_pairs();
+      Pair& pair = stack.pairs[source.part][source.expert];
       out.push_back({path, std::move(pair.a), std::move(pair.b)});
     }
     return out;
@@ -165,6 +180,20 @@ class Reader {
     size_ += sizes_.rank(path) * (linears_[linear].inputs + linears_[linear].outputs);
   }
 
+  void add_put_together(const PeftStack& form) {
+    const auto node = taken(form.module);
+    if (node.empty()) return;
+    const StackLayout layout{form.whole, form.num_experts(), form.rank(), {}};
+    Stack stack{node.mapped(), layout, &form};
+    check_stack(stack.entry->a.shape, stack.entry->b.shape, layout, form.module);
+    for (size_t part = 0; part < form.parts.size(); ++part) {
+      const auto& linears = form.parts[part].linears;
+      for (size_t e = 0; e < linears.size(); ++e)
+        if (linears[e]) add(*linears[e], {nullptr, stacks_.size(), e, part});
+    }
+    stacks_.push_back(std::move(stack));
+  }
+
   void add_stacks() {
     for (StackedPair& pair : stacked_pairs(linears_, match_parameters(saved_.config, linears_))) {
       const auto node = taken(pair.module);
@@ -180,7 +209,8 @@ class Reader {
     }
     std::optional<bool> turned;  // as peft writes all stacks of a file
     for (const Stack& stack : stacks_)
-      if (!turned) turned = turned_by_shape(stack.entry->a.shape, stack.layout.expert);
+      if (!turned && !stack.form)
+        turned = turned_by_shape(stack.entry->a.shape, stack.layout.expert);
     for (Stack& stack : stacks_) stack.layout.turned_round = turned;
   }
 
@@ -224,13 +254,32 @@ class Reader {
   int64_t size_ = 0;  // numbers
 };
 
+// The adapter's config instead of the file's, where it was written in another form, with the stacks
+// of that. Of a file whose adapter_config.json is no longer what was written that one counts, as
+// for peft.
+std::vector<PeftStack> use_own_config(PeftAdapter& saved, std::span<const LinearShape> linears) {
+  if (saved.own) {
+    PeftForm form = peft_form(*saved.own, linears);
+    saved.own->base_model = form.config.base_model = saved.config.base_model;
+    // As it is once it was written: numbers may differ in their last digit.
+    const Json written = parse_json(boost::json::serialize(json_of(form.config)), "lora");
+    if (peft_config(written, "the adapter's config") == saved.config) {
+      saved.config = *saved.own;
+      return std::move(form.stacks);
+    }
+  }
+  saved.config = resolved(saved, linears);
+  return {};
+}
+
 // Without the folder in its errors.
 SavedAdapter read_factors(PeftAdapter& saved, std::span<const LinearShape> linears,
                           const std::function<void(int64_t)>& reserve, const PeftConfig* target,
                           const IsBaseWeight& is_base_weight) {
   take_mixtrals_names(saved);
   saved.config.share_expert_factors = shares_factors(saved);
-  Reader reader(saved, linears, target);
+  const std::vector<PeftStack> stacks = use_own_config(saved, linears);
+  Reader reader(saved, linears, stacks, target);
   for (const auto& [name, copy] : saved.base_weights) {
     require(is_base_weight && is_base_weight(name, copy), Code::kInvalid, "lora: tensor '",
             copy.name, "' is not this base model's ", name,

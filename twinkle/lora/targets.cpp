@@ -11,14 +11,10 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/lora/expert_factors.h"
+#include "twinkle/lora/peft/names.h"
 
 namespace twinkle::lora {
 namespace {
-
-bool ends_with_target(const std::string& path, const std::string& target) {
-  return path == target || (path.size() > target.size() && path.ends_with(target) &&
-                            path[path.size() - target.size() - 1] == '.');
-}
 
 // Boost's engine gives up on an expression whose search explodes, where std::regex would not come
 // back.
@@ -56,7 +52,7 @@ bool is_among_all(const LinearShape& linear) {
 bool all_gates_are_experts(std::span<const LinearShape> linears) {
   bool any = false;
   for (const LinearShape& linear : linears) {
-    if (!ends_with_target(linear.path, "gate_proj")) continue;
+    if (!ends_in(linear.path, "gate_proj")) continue;
     if (!expert_path(linear.path)) return false;
     any = true;
   }
@@ -216,14 +212,13 @@ std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linear
   return out;
 }
 
-std::vector<size_t> match_targets(const PeftConfig& config, std::span<const LinearShape> linears) {
+std::vector<size_t> match_modules(const PeftConfig& config, std::span<const LinearShape> linears,
+                                  std::vector<std::string>& unused) {
   const auto* names = std::get_if<std::vector<std::string>>(&config.target_modules);
   const std::string text = names ? "" : std::get<std::string>(config.target_modules);
-  std::vector<size_t> out = match_parameters(config, linears);
-  require(!out.empty() || (names ? !names->empty() : !text.empty()), Code::kInvalid,
-          "lora: target_modules is empty; name modules or use \"all-linear\"");
   std::optional<boost::regex> pattern;
   if (!names && text != "all-linear") pattern = target_pattern(text);
+  std::vector<size_t> out;
   std::vector<bool> used(names ? names->size() : 0, false);
   const bool by_mixtrals = names && all_gates_are_experts(linears);
   for (size_t i = 0; i < linears.size(); ++i) {
@@ -233,15 +228,26 @@ std::vector<size_t> match_targets(const PeftConfig& config, std::span<const Line
     bool hit = !names && (pattern ? matches_by_a_name(path, *pattern) : is_among_all(linears[i]));
     for (size_t t = 0; t < used.size(); ++t) {
       const std::string& name = (*names)[t];
-      if (ends_with_target(path, name) || other == name || ends_with_target(mixtrals, name))
-        used[t] = hit = true;
+      if (ends_in(path, name) || other == name || ends_in(mixtrals, name)) used[t] = hit = true;
     }
     if (hit) out.push_back(i);
   }
-  for (size_t t = 0; t < used.size(); ++t) {
-    require(used[t], Code::kInvalid, "lora: target module '", (*names)[t],
-            "' matches nothing; there is: ", listed(endings(linears)));
-  }
+  for (size_t t = 0; t < used.size(); ++t)
+    if (!used[t]) unused.push_back((*names)[t]);
+  return out;
+}
+
+std::vector<size_t> match_targets(const PeftConfig& config, std::span<const LinearShape> linears) {
+  const auto* names = std::get_if<std::vector<std::string>>(&config.target_modules);
+  const std::string text = names ? "" : std::get<std::string>(config.target_modules);
+  std::vector<size_t> out = match_parameters(config, linears);
+  require(!out.empty() || (names ? !names->empty() : !text.empty()), Code::kInvalid,
+          "lora: target_modules is empty; name modules or use \"all-linear\"");
+  std::vector<std::string> unused;
+  const std::vector<size_t> by_module = match_modules(config, linears, unused);
+  out.insert(out.end(), by_module.begin(), by_module.end());
+  require(unused.empty(), Code::kInvalid, "lora: target module '", unused.empty() ? "" : unused[0],
+          "' matches nothing; there is: ", listed(endings(linears)));
   require(!out.empty(), Code::kInvalid, "lora: target_modules '", text,
           "' matches nothing; there is: ", listed(endings(linears)));
   if (!config.target_parameters.empty()) {
@@ -254,8 +260,8 @@ std::vector<size_t> match_targets(const PeftConfig& config, std::span<const Line
 
 bool targets_head(const PeftConfig& config) {
   if (const auto* names = std::get_if<std::vector<std::string>>(&config.target_modules)) {
-    return std::ranges::any_of(
-        *names, [](const std::string& name) { return ends_with_target(model::kHead, name); });
+    return std::ranges::any_of(*names,
+                               [](const std::string& name) { return ends_in(model::kHead, name); });
   }
   const auto& text = std::get<std::string>(config.target_modules);
   try {

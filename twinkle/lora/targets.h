@@ -31,6 +31,11 @@ std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linear
 // linear, with what there is.
 std::vector<size_t> match_targets(const PeftConfig& config, std::span<const LinearShape> linears);
 
+// As match_targets, by target_modules alone and with expressions and names that match nothing: the
+// names are added to `unused`. An expert's linears may be matched twice over.
+std::vector<size_t> match_modules(const PeftConfig& config, std::span<const LinearShape> linears,
+                                  std::vector<std::string>& unused);
+
 // The config as an Adapter's config() has it, which is saved: "all-linear" replaced by the names of
 // the modules that it stands for here, as peft writes it, and modules and stacks that are named by
 // their other path by that of here: a regular expression that matches some so by the list of all

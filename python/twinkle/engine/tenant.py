@@ -292,8 +292,8 @@ class Tenant:
         text that load gives back. max_shard_size: of a model's files, bytes or a text such as
         '2GB' or '500MiB'; None: 5 GiB. version: of an adapter, one that was published; 0: as it is.
         expert_format: of an adapter, 'per_expert' for factors of every expert's gate_proj, up_proj
-        and down_proj, which older programs read; None: as the adapter has them, stacks
-        (target_parameters) as peft does. Future of the directory's path. InvalidError: weights that
+        and down_proj, which older programs read; None: as today's peft reads them, stacks
+        (target_parameters). Future of the directory's path. InvalidError: weights that
         are not finite, a directory that holds other things or cannot be written, a max_shard_size
         for an adapter, a version or an expert_format with the optimizer; NotFoundError: no such
         version. An older checkpoint stays then."""

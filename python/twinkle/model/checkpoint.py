@@ -50,7 +50,7 @@ class Checkpoints(Settings):
         max_shard_size: of a full model's files, bytes or a text such as '2GB' or '500MiB'; None:
         5 GiB.
         expert_format: of an adapter, 'per_expert' for factors of every expert's linears, which
-        older programs read; None: as the adapter has them.
+        older programs read; None: as today's peft reads them.
         InvalidError: weights that are not finite, a directory that holds other things or cannot be
         written, a max_shard_size for an adapter, an expert_format for a model or with
         save_optimizer; an older checkpoint stays then.

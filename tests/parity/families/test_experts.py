@@ -11,15 +11,16 @@ import safetensors.torch
 import torch
 from parity import ours, reference
 from parity.families import recipes as families
-from parity.families.test_families import expect_scores, learn
+from parity.families.test_families import FIELDS, expect_scores, learn
 from parity.test_gradients import check
 from peft.utils import transformers_weight_conversion
 
 NATIVE = [name for name in families.ROUTED if not families.FAMILIES[name].alien]
+# Whose twin's class is the family's. That of deepseek is on the hub, with a module for each expert.
+STACKED = [name for name in families.ROUTED if name != "deepseek"]
+SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 PARAMETERS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 HALVES = ["q_proj", "gate_proj", "up_proj", "down_proj"]
-# Of whose experts peft 0.21 turns no linears' names into stacks.
-NO_NAMES = ("qwen2_moe", "gpt_oss")
 MIXTRALS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
@@ -105,9 +106,10 @@ def test_what_peft_makes_of_gate_up_and_down_is_read_with_its_ranks(tmp_path):
     expect_scores(ours.engine(case.directory, directory=str(tmp_path)), model, case)
 
 
-def by_expert(grads, rank):
+def by_expert(grads, rank, in_turn=False):
     """Those of stacks that peft has made of experts' linears, as gradients of these: the rows of a
-    gate's A come before its up's, and of B, which is 0 elsewhere, the two have a block each."""
+    gate's A come before its up's, and of B, which is 0 elsewhere, the two have a block each, or
+    every other row."""
     out = {}
     for name, value in grads.items():
         head, dot, rest = name.partition(".experts.")
@@ -116,20 +118,22 @@ def by_expert(grads, rank):
             continue
         inner, a = rest.startswith("base_layer."), rest.endswith("lora_A.weight")
         linears = ["gate_proj", "up_proj"] if inner else ["down_proj"]
-        rows = value.shape[0] // len(linears)
+        count = len(linears)
+        rows = value.shape[0] // count
         for i, linear in enumerate(linears):
             ranks = slice(i * rank, (i + 1) * rank)
             if a:
                 each = value.view(-1, len(linears) * rank, value.shape[1])[:, ranks]
             else:
                 stack = value.view(value.shape[0], len(linears) * rank, -1)
-                each = stack[i * rows : (i + 1) * rows, ranks].permute(2, 0, 1)
+                mine = slice(i, None, count) if in_turn else slice(i * rows, (i + 1) * rows)
+                each = stack[mine, ranks].permute(2, 0, 1)
             half = f"{linear}.lora_{'A' if a else 'B'}.weight"
             out |= {f"{head}.experts.{e}.{half}": of for e, of in enumerate(each)}
     return out
 
 
-@pytest.mark.parametrize("name", [name for name in NATIVE if name not in NO_NAMES])
+@pytest.mark.parametrize("name", NATIVE)
 def test_adapters_of_each_experts_linears_are_read_by_peft_and_have_its_gradients(name, tmp_path):
     case = families.case(name)
     each = [f"experts.{e}.{linear}" for e in range(8) for linear in HALVES[1:]]
@@ -140,9 +144,107 @@ def test_adapters_of_each_experts_linears_are_read_by_peft_and_have_its_gradient
     back = peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path, is_trainable=True)
     expect_scores(made, back, case)
     grads, _ = ours.gradients(made, case.sequences)
-    expected = by_expert(reference.adapter_gradients(back, case.sequences), 4)
+    expected = reference.adapter_gradients(back, case.sequences)
+    expected = by_expert(expected, 4, in_turn=name == "gpt_oss")
     assert grads.keys() == expected.keys()
     check(grads, expected)
+
+
+def equal_scores(one, other, case):
+    for mine, theirs in zip(
+        *(ours.scores(made, case.sequences)[0] for made in (one, other)), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_an_adapter_on_every_linear_is_read_by_peft_with_all_factors_and_trained_on_here(
+    name, tmp_path
+):
+    """By peft as it is: no name of a dense layer or of a shared expert is one of the experts'."""
+    case = families.case(name)
+    made = ours.engine(case.twin, lora_json=json.dumps(FIELDS))
+    learn(made, case)
+    saved = str(tmp_path / "saved")
+    made.save(tenant=ours.TENANT, directory=saved, optimizer=True).result()
+    back = peft.PeftModel.from_pretrained(case.fresh_reference(), saved)
+    expect_scores(made, back, case)
+    written = safetensors.torch.load_file(tmp_path / "saved" / "adapter_model.safetensors")
+    theirs = peft.get_peft_model_state_dict(back)
+    assert theirs.keys() == written.keys()
+    assert all(torch.equal(theirs[key], value) for key, value in written.items())
+    again = ours.engine(case.twin, directory=saved)
+    equal_scores(made, again, case)
+    again.load(tenant=ours.TENANT, directory=saved, optimizer=True).result()
+    for engine in (made, again):
+        learn(engine, case)
+    equal_scores(made, again, case)
+    back.save_pretrained(str(tmp_path / "theirs"))  # without the words for us
+    expect_scores(ours.engine(case.twin, directory=str(tmp_path / "theirs")), back, case)
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "glm4_moe", "gpt_oss"])
+def test_patterns_and_expressions_keep_ranks_and_scales_in_the_form_that_peft_reads(name, tmp_path):
+    """peft has no dropout of parameters: its form says 0, and what is read here has it still."""
+    case = families.case(name)
+    patterns = {
+        "rank_pattern": {"q_proj": 2, "layers.0.mlp.*": 3},
+        "alpha_pattern": {"down_proj": 9},
+    }
+    targets = r"model\.layers\.\d\..*\.(q_proj|o_proj|up_proj|down_proj)"
+    fields = FIELDS | patterns | {"target_modules": targets}
+    made = ours.engine(
+        case.twin, lora_json=json.dumps(fields | {"use_rslora": True, "lora_dropout": 0.1})
+    )
+    learn(made, case)
+    made.save(tenant=ours.TENANT, directory=str(tmp_path)).result()
+    back = peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path)
+    expect_scores(made, back, case)
+    equal_scores(made, ours.engine(case.twin, directory=str(tmp_path)), case)
+
+
+def test_a_class_that_has_a_module_for_each_expert_has_its_factors(tmp_path):
+    case = families.case("deepseek")
+    made = ours.engine(case.directory, lora_json=json.dumps(FIELDS))
+    made.save(tenant=ours.TENANT, directory=str(tmp_path)).result()
+    written = safetensors.torch.load_file(tmp_path / "adapter_model.safetensors")
+    assert "base_model.model.model.layers.1.mlp.experts.7.up_proj.lora_A.weight" in written
+    equal_scores(made, ours.engine(case.directory, directory=str(tmp_path)), case)
+
+
+FORMS = {
+    "all-linear": {"target_modules": "all-linear"},
+    "all-linear and stacks": {"target_modules": "all-linear", "target_parameters": PARAMETERS},
+    "seven names": {"target_modules": SEVEN},
+    "two names": {"target_modules": ["o_proj", "down_proj"]},
+    "paths": {},
+    "paths and stacks": {"target_parameters": PARAMETERS},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", STACKED)
+def test_what_peft_makes_of_usual_targets_is_read_and_comes_back(name, form, tmp_path, monkeypatch):
+    """Also where its names match nothing, or nothing but modules that are no experts'."""
+    case = families.case(name)
+    # It writes the endings of so many paths or more, which real models always have.
+    monkeypatch.setattr(peft.tuners.tuners_utils, "MIN_TARGET_MODULES_FOR_OPTIMIZATION", 8)
+    model = adapted(
+        case, tmp_path / "theirs", **{"target_modules": every_linear(case.reference)} | FORMS[form]
+    )
+    written = json.loads((tmp_path / "theirs" / "adapter_config.json").read_text())
+    if "gate.weight" in (written["target_parameters"] or []):
+        assert form.startswith("all-linear")
+        with pytest.raises(Exception, match=r"a router, .* a list of names in target_modules"):
+            ours.engine(case.twin, directory=str(tmp_path / "theirs"))
+        return
+    made = ours.engine(case.twin, directory=str(tmp_path / "theirs"))
+    expect_scores(made, model, case)
+    learn(made, case)
+    made.save(tenant=ours.TENANT, directory=str(tmp_path / "mine")).result()
+    back = peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path / "mine")
+    expect_scores(made, back, case)
+    equal_scores(made, ours.engine(case.twin, directory=str(tmp_path / "mine")), case)
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
@@ -162,11 +264,7 @@ def test_stacks_are_written_for_each_expert_on_request_and_peft_reads_them(name,
     assert written[f"{stem}{names['gate_proj']}.lora_A.weight"].shape == (4, 64)
     assert written[f"{stem}{names['up_proj']}.lora_B.weight"].shape == (24, 4)
     expect_scores(made, peft.PeftModel.from_pretrained(case.fresh_reference(), directory), case)
-    again = ours.engine(case.directory, directory=directory)
-    for mine, theirs in zip(
-        ours.scores(made, case.sequences)[0], ours.scores(again, case.sequences)[0], strict=True
-    ):
-        assert torch.equal(mine, theirs)
+    equal_scores(made, ours.engine(case.directory, directory=directory), case)
 
 
 def shared_factors(grads):
@@ -212,7 +310,9 @@ def test_tinkers_factors_are_those_of_each_expert_as_peft_reads_them(shared, tmp
     grads, _ = ours.gradients(made, case.sequences)
     expected = by_expert(reference.adapter_gradients(model, case.sequences), 4)
     check(grads, shared_factors(expected) if shared else expected)
-    made.save(tenant=ours.TENANT, directory=str(tmp_path / "again")).result()
+    # Of each expert's own factors the default form is peft's of today.
+    form = {} if shared else {"expert_format": "per_expert"}
+    made.save(tenant=ours.TENANT, directory=str(tmp_path / "again"), **form).result()
     again = safetensors.torch.load_file(tmp_path / "again" / "adapter_model.safetensors")
     given = tinkers if shared else each
     assert again.keys() == given.keys()

@@ -208,7 +208,8 @@ def test_all_linear_learns_what_the_weights_with_it_added_say(tmp_path):
     config = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
     made = ours.engine(case.directory, lora_json=json.dumps(config))
     learn(made, case)
-    made.save(tenant=ours.TENANT, directory=str(tmp_path / "adapter")).result()
+    folder = str(tmp_path / "adapter")
+    made.save(tenant=ours.TENANT, directory=folder, expert_format="per_expert").result()
     factors = safetensors.torch.load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     weights = tensors_in(case.directory)
     for path in {key.rsplit(".lora_", 1)[0] for key in factors}:

@@ -1,6 +1,7 @@
 #include "twinkle/engine/checkpoint/persist.h"
 
 #include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <bit>
@@ -16,6 +17,7 @@
 #include "twinkle/io/atomic.h"
 #include "twinkle/io/folder/model_code.h"
 #include "twinkle/io/peft/peft.h"
+#include "twinkle/lora/peft/form.h"
 #include "twinkle/lora/per_expert.h"
 #include "twinkle/model/family.h"
 #include "twinkle/model/weights/tensors.h"
@@ -328,6 +330,35 @@ int64_t HeldSave::num_bytes() const {
   return static_cast<int64_t>(out);
 }
 
+namespace {
+
+// In the form that peft reads, unless another is asked for, there is none, or nobody else is to
+// read it.
+void hold_adapter(HeldSave& out, const Save& operation, lora::Pool& pool,
+                  const model::Layout& layout) {
+  const lora::Adapter& adapter = pool.at(out.pin.slot());
+  const std::vector<lora::LinearShape> linears = lora::shapes_of(pool.linears());
+  if (operation.expert_format == kPerExpert) {
+    auto [config, entries] = lora::per_expert(adapter, linears);
+    out.config = std::move(config);
+    out.entries = std::move(entries);
+    return;
+  }
+  lora::PeftForm form{.config = adapter.config()};
+  if (layout.has_stacked_experts && !operation.as_is)
+    form = lora::peft_form(adapter.config(), linears);
+  if (!form.missing.empty())
+    TORCH_WARN("engine: save: peft cannot read the adapter of tenant '", operation.tenant,
+               "': ", form.missing,
+               ", and its stacks have one of each; it is saved with factors of each "
+               "expert, which are read here");
+  out.config = form.config;
+  out.entries = form.is_own ? adapter.entries() : lora::peft_entries(adapter, form, linears);
+  if (!form.is_own) out.own = adapter.config();
+}
+
+}  // namespace
+
 HeldSave hold(const Save& operation, Tenant& tenant, const HeldModel& model, lora::Pool& pool,
               KeptMemory& memory) {
   const bool is_adapter = tenant.mode() == Mode::kLora;
@@ -347,15 +378,7 @@ HeldSave hold(const Save& operation, Tenant& tenant, const HeldModel& model, lor
                .num_ranks = tenant.num_ranks(),
                .in_runs = !is_adapter && tenant.num_ranks() > 1};
   if (is_adapter && out.rank == 0) {
-    const lora::Adapter& adapter = pool.at(out.pin.slot());
-    if (operation.expert_format == kPerExpert) {
-      auto [config, entries] = lora::per_expert(adapter, lora::shapes_of(pool.linears()));
-      out.config = std::move(config);
-      out.entries = std::move(entries);
-    } else {
-      out.config = adapter.config();
-      out.entries = adapter.entries();
-    }
+    hold_adapter(out, operation, pool, model.decoder.spec().layout);
     if (lora::has_mixtrals_names(model.decoder.spec().layout))
       lora::give_mixtrals_names(out.config, out.entries);
   } else if (!is_adapter) {
@@ -400,7 +423,7 @@ SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carr
   if (is_adapter) {
     PeftConfig config = held.config;
     if (config.base_model.empty()) config.base_model = base.directory.string();
-    write_peft(target.staging(), config, held.entries);
+    write_peft(target.staging(), config, held.entries, held.own ? &*held.own : nullptr);
     if (with_training)
       training = training_text(held, base, digest_of(target.staging() / kAdapterFile));
   } else {

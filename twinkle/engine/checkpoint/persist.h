@@ -69,6 +69,7 @@ struct HeldSave {
   bool as_is = false;               // weights that no forward can use are kept, too
   lora::AdapterRef pin;             // of an adapter: the pool changes a copy meanwhile
   PeftConfig config;                // of the same
+  std::optional<PeftConfig> own;    // its own one, where `config` is of another form
   std::vector<PeftEntry> entries;   // they borrow the pin's memory
   std::vector<TensorView> weights;  // of a model: they borrow the decoder's memory on a CPU
   Json training;                    // null: not asked for

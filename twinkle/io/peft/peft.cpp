@@ -14,6 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "base_model.model.";
+constexpr const char* kOwn = "twinkle_adapter";
 constexpr std::string_view kA = ".lora_A.weight", kB = ".lora_B.weight";
 
 struct Pair {
@@ -107,6 +108,10 @@ PeftAdapter read_peft(const fs::path& dir) {
   if (version != nullptr && version->is_string()) adapter.peft_version = version->get_string();
   const SafetensorsFile file = open_weights(dir);
   const std::string name = file.path().string();
+  if (const auto own = file.metadata().find(kOwn); own != file.metadata().end()) {
+    const std::string what = name + ": " + kOwn + " of its metadata";
+    adapter.own = peft_config(parse_json(own->second, what), what);
+  }
   for (auto& [module, pair] : pairs_of(file)) {
     const std::string where = std::string("io: ").append(name).append(": module '").append(module);
     require(pair.a && pair.b, Code::kInvalid, where, "' has no lora_", pair.a ? "B" : "A",
@@ -123,7 +128,8 @@ PeftAdapter read_peft(const fs::path& dir) {
   return adapter;
 }
 
-void write_peft(const fs::path& dir, const PeftConfig& config, std::span<const PeftEntry> entries) {
+void write_peft(const fs::path& dir, const PeftConfig& config, std::span<const PeftEntry> entries,
+                const PeftConfig* own) {
   const Json document = json_of(config);
   peft_config(document, "the adapter's config");  // what could not be read is not written
   require(!entries.empty(), Code::kInvalid, "io: an adapter needs at least one module");
@@ -138,8 +144,9 @@ void write_peft(const fs::path& dir, const PeftConfig& config, std::span<const P
     views.push_back(entry.b);
     views.back().name.assign(stem).append(kB);
   }
-  write_safetensors(dir / "adapter_model.safetensors", views, {{"format", "pt"}},
-                    Commits::kWithFolder);
+  std::map<std::string, std::string> metadata{{"format", "pt"}};
+  if (own != nullptr) metadata[kOwn] = boost::json::serialize(json_of(*own));
+  write_safetensors(dir / "adapter_model.safetensors", views, metadata, Commits::kWithFolder);
   write_file_atomically(dir / "adapter_config.json", pretty(document), Commits::kWithFolder);
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -66,6 +67,8 @@ struct PeftAdapter {
   // Weights of the base model, of which peft saves copies where the output layer is targeted:
   // "lm_head.weight", "model.embed_tokens.weight", and their tensors.
   std::vector<std::pair<std::string, StoredTensor>> base_weights = {};
+  // The config of the adapter that was saved, where write_peft had one besides.
+  std::optional<PeftConfig> own = {};
 };
 
 // From and to the object of adapter_config.json. `what` names it in errors.
@@ -79,9 +82,11 @@ Json json_of(const PeftConfig& config);
 // shape than the config's rank says.
 PeftAdapter read_peft(const std::filesystem::path& dir);
 
-// Writes both files into `dir`, the staging folder of an AtomicDirectory, which syncs them.
+// Writes both files into `dir`, the staging folder of an AtomicDirectory, which syncs them. `own`:
+// the adapter's config where its factors are written in another form; it is kept in the tensors'
+// file's metadata, which peft does not read and does not keep.
 // Error kInvalid: no entries, a module twice, shapes that do not fit the config; AtomicFile's.
 void write_peft(const std::filesystem::path& dir, const PeftConfig& config,
-                std::span<const PeftEntry> entries);
+                std::span<const PeftEntry> entries, const PeftConfig* own = nullptr);
 
 }  // namespace twinkle

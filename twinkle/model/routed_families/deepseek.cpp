@@ -29,6 +29,7 @@ Family deepseek() {
                 experts.aux_loss = nn::AuxLoss::kEachLayer;
                 share_experts(config, 0, experts);
                 route_layers(spec, experts, deepseek_routed(config, 0));
+                spec.layout.has_stacked_experts = false;  // its class is on the hub
                 spec.layout.stacks = expert_stacks("mlp", "gate_proj", "up_proj", "down_proj");
                 return spec;
               },

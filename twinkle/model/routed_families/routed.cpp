@@ -82,6 +82,7 @@ ExpertsSpec corrected_experts(const Json& config, const kernels::RouteOptions& a
 void route_layers(DecoderSpec& spec, const ExpertsSpec& experts,
                   const std::function<bool(int64_t)>& is_routed) {
   check_groups(experts.route, experts.num_experts);
+  spec.layout.has_stacked_experts = true;
   for (int64_t i = 0; i < spec.num_layers(); ++i) {
     if (is_routed(i)) spec.layers[static_cast<size_t>(i)].mlp = experts;
   }

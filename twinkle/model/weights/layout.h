@@ -27,6 +27,8 @@ struct Layout {
   std::vector<Rename> model = {};  // of whole names; the first that fits counts
   std::vector<Rename> layer = {};  // of names behind "model.layers.N."
   std::vector<Stack> stacks = {};
+  // True of a family whose class in transformers has experts as stacks, by which peft knows them.
+  bool has_stacked_experts = false;
   // Beginnings of the names, as in the checkpoint, of tensors that no causal decoder reads
   // (vision, heads that predict further tokens). They survive a save.
   std::vector<std::string> skipped = {};
