@@ -193,14 +193,14 @@ def test_an_unknown_quantisation_is_refused(name, method, tmp_path):
 TRANSPOSE = "transpose it, or save it again with peft"
 
 
-def saved_adapter(case, fields, folder):
+def saved_adapter(case, fields, folder, **form):
     made = ours.engine(case.directory, lora_json=json.dumps(fields))
-    made.save(tenant=ours.TENANT, directory=str(folder)).result()
+    made.save(tenant=ours.TENANT, directory=str(folder), **form).result()
     return folder / "adapter_model.safetensors"
 
 
-def refusal_of_transposed(case, fields, folder):
-    file = saved_adapter(case, fields, folder)
+def refusal_of_transposed(case, fields, folder, **form):
+    file = saved_adapter(case, fields, folder, **form)
     turned = {key: value.T.contiguous() for key, value in safetensors.torch.load_file(file).items()}
     safetensors.torch.save_file(turned, file)
     with pytest.raises(InvalidError) as refused:
@@ -211,9 +211,16 @@ def refusal_of_transposed(case, fields, folder):
 @pytest.mark.parametrize("name", ALL)
 def test_an_adapter_whose_factors_are_turned_round_is_refused(name, tmp_path):
     case = families.case(name)
-    text = refusal_of_transposed(case, FIELDS, tmp_path)
+    text = refusal_of_transposed(case, FIELDS, tmp_path, expert_format="per_expert")
     file = str(tmp_path / "adapter_model.safetensors")
     for word in (file, "lora_A", "4]", "[r, in] with r = 4", TRANSPOSE):
+        assert word in text, text
+
+
+@pytest.mark.parametrize("name", [name for name in families.ROUTED if name != "deepseek"])
+def test_stacks_of_each_experts_factors_that_are_turned_round_are_refused(name, tmp_path):
+    text = refusal_of_transposed(families.case(name), FIELDS, tmp_path)
+    for word in (str(tmp_path), ".mlp.experts", "lora_A", TRANSPOSE):
         assert word in text, text
 
 
