@@ -91,7 +91,9 @@ ModelInfo facts_of(model::Decoder& decoder, const Checkpoint& checkpoint) {
   for (const lora::LinearShape& linear : lora::shapes_of(decoder.linears())) {
     if (is_both_halves(linear)) continue;
     AdapterSize& size = info.adapter_sizes[linear.path.substr(linear.path.rfind('.') + 1)];
-    size.numbers += linear.inputs + linear.outputs;
+    // A stack's B has zeros beside those of the gate and of the up (lora/peft/form.h).
+    const bool is_half = lora::expert_path(linear.path) && !linear.path.ends_with("down_proj");
+    size.numbers += linear.inputs + linear.outputs * (is_half ? 2 : 1);
     ++size.linears;
   }
   info.carried_bytes = carried_bytes(checkpoint.path());
