@@ -16,7 +16,6 @@ namespace twinkle::kernels {
 namespace {
 
 constexpr int64_t kPiecesPerThread = 8;
-constexpr int64_t kRunsPerThread = 4;  // of pieces that follow one another, where there are more
 // Rows that reading a weight counts as: few rows take as long as that.
 constexpr int64_t kWeightRows = 8;
 
@@ -126,21 +125,10 @@ void by_pairs(const at::Tensor& x, std::span<const RowGroup> groups, const at::T
   const at::Tensor packed = pack(products, x);
   const auto pieces =
       pieces_for_threads(products, [](const Bf16Product& p) { return avx512_loop(p).tile; });
-  const auto weights_of = [&](const OutputPiece& piece) {
-    return products[piece.product].w + piece.first;
-  };
-  // A thread takes some in turn: while one ends the next one's weights come from memory.
-  const int64_t count = std::ssize(pieces);
-  const int64_t runs = std::min<int64_t>(count, kRunsPerThread * at::get_num_threads());
-  for_each_task<float>({runs}, [&](int64_t run, float*) {
-    const int64_t begin = run * count / runs, end = (run + 1) * count / runs;
-    for (int64_t i = begin; i < end; ++i) {
-      const OutputPiece& piece = pieces[static_cast<size_t>(i)];
-      Bf16Product p = products[piece.product];
-      p.is_fetched = i > begin;
-      if (i + 1 < end) p.next = weights_of(pieces[static_cast<size_t>(i + 1)]);
-      avx512_loop(p).run(p, piece.first, piece.last);
-    }
+  for_each_task<float>({std::ssize(pieces)}, [&](int64_t i, float*) {
+    const OutputPiece& piece = pieces[static_cast<size_t>(i)];
+    const Bf16Product& p = products[piece.product];
+    avx512_loop(p).run(p, piece.first, piece.last);
   });
 }
 

@@ -25,7 +25,7 @@ constexpr int kThinGroup = 16;         // rows that add their products to one ti
 constexpr int64_t kLaneBlocks = 3;     // of 16 rows, the most whose sums registers hold
 constexpr int64_t kMostBlocks = 8;     // the most that are lanes, a few at a time
 constexpr int64_t kEmptyLanes = 5;     // the most: transposing a tile of weights costs six rows
-constexpr int64_t kColumnDepth = 256;  // inputs of a run: two tiles of it stay in the first cache
+constexpr int64_t kColumnDepth = 128;  // inputs of a run: its lines stay in the first cache
 constexpr int64_t kColumnOutputs = 512;  // whose sums stay in the second one
 
 // sums[r][n] += x[r] panel[n], over `pairs` pairs of inputs, for kRows rows and kTiles tiles.
@@ -236,17 +236,15 @@ struct ColumnRun {
   int64_t sums_step;
   bool begins, fetches_right;  // the sums; the run's next two tiles
   int64_t num_ahead;           // lines for each 32 inputs
-  uint32_t* panel;  // [pair][tile][16 outputs], what the run's first rows fill for others
 };
 
-// Begins the sums of kRows rows and kTiles tiles, or adds to them; kFills: of the run's first rows.
-template <int kTiles, bool kFills, int kRows>
+// Begins the sums of kRows rows and kTiles tiles, or adds to them.
+template <int kTiles, int kRows>
 TWINKLE_BF16 void column_tiles(const ColumnRun& run, LinesAhead& ahead) {
   const __m512i in_turn = in_turn_of_two();
   const __m512i right = _mm512_add_epi16(in_turn, _mm512_set1_epi16(kTile));  // the second tile
   const uint16_t* w = run.w;
   const uint32_t* x = run.x;
-  uint32_t* panel = run.panel;
   __m512 s[kRows][kTiles];
 #pragma GCC unroll 16
   for (int j = 0; j < kRows; ++j) {
@@ -262,19 +260,14 @@ TWINKLE_BF16 void column_tiles(const ColumnRun& run, LinesAhead& ahead) {
       for (int k = 0; k < kDepth; ++k) _mm_prefetch(w + 2 * kTile + k * run.outputs, _MM_HINT_T1);
     }
 #pragma GCC unroll 4
-    for (int k = 0; k < kTile; ++k, w += 2 * run.outputs, panel += kTiles * kTile) {
+    for (int k = 0; k < kTile; ++k, w += 2 * run.outputs) {
       __m512i both[kTiles];
-      if constexpr (!kFills) {
-        for (int n = 0; n < kTiles; ++n) both[n] = _mm512_load_si512(panel + n * kTile);
-      } else if constexpr (kTiles == 2) {
+      if constexpr (kTiles == 2) {
         const __m512i first = _mm512_loadu_si512(w), second = _mm512_loadu_si512(w + run.outputs);
         both[0] = _mm512_permutex2var_epi16(first, in_turn, second);
         both[1] = _mm512_permutex2var_epi16(first, right, second);
       } else {
         both[0] = two_lines(w, w + run.outputs, in_turn);
-      }
-      if constexpr (kFills) {
-        for (int n = 0; n < kTiles; ++n) _mm512_store_si512(panel + n * kTile, both[n]);
       }
 #pragma GCC unroll 16
       for (int j = 0; j < kRows; ++j) {
@@ -295,28 +288,25 @@ TWINKLE_BF16 void column_tiles(const ColumnRun& run, LinesAhead& ahead) {
   }
 }
 
-template <int kTiles, bool kFills, size_t... kRows>
+template <int kTiles, size_t... kRows>
 constexpr auto column_tiles_of(std::index_sequence<kRows...>) {
-  return std::array<decltype(&column_tiles<1, true, 1>), sizeof...(kRows)>{
-      column_tiles<kTiles, kFills, kRows + 1>...};
+  return std::array<decltype(&column_tiles<1, 1>), sizeof...(kRows)>{
+      column_tiles<kTiles, kRows + 1>...};
 }
 
 // kTiles tiles for so many rows: those of a block in two halves, so that a row's pair of inputs is
 // read once for both tiles and all sums stay in registers.
 template <int kTiles>
 TWINKLE_BF16 void column_rows(int64_t rows, ColumnRun run, LinesAhead& ahead) {
-  using Counts = std::make_index_sequence<kTile / kTiles>;
-  static constexpr auto kFirst = column_tiles_of<kTiles, true>(Counts());
-  static constexpr auto kOthers = column_tiles_of<kTiles, false>(Counts());
-  alignas(64) uint32_t panel[kColumnDepth / 2 * kTiles * kTile];
-  run.panel = panel;
+  static constexpr auto kLoops =
+      column_tiles_of<kTiles>(std::make_index_sequence<kTile / kTiles>());
   for (int64_t row = 0; row < rows;) {
     const int64_t left = std::min(kTile - row % kTile, rows - row);
-    const int64_t count = left > std::ssize(kFirst) ? (left + 1) / 2 : left;
+    const int64_t count = left > std::ssize(kLoops) ? (left + 1) / 2 : left;
     ColumnRun part = run;
     part.x += row / kTile * kTile * kTile + row % kTile;
     part.sums += row * kTile;
-    (row == 0 ? kFirst : kOthers)[static_cast<size_t>(count - 1)](part, ahead);
+    kLoops[static_cast<size_t>(count - 1)](part, ahead);
     run.fetches_right = false;
     row += count;
   }
@@ -325,12 +315,10 @@ TWINKLE_BF16 void column_rows(int64_t rows, ColumnRun run, LinesAhead& ahead) {
 // Some of its outputs, kColumnOutputs at most, for rows from `row` on, kLaneBlocks blocks at most.
 struct ColumnStrip {
   int64_t first, last, row, rows;
-  bool is_fetched;       // its first run
-  const uint16_t* next;  // strip's first weight; null: there is none, or it is fetched
 };
 
-// One run of inputs for all of the strip's outputs, while the next one, or the next strip's first,
-// comes from memory in its own order.
+// One run of inputs for all of the strip's outputs, while the next one comes from memory in its own
+// order.
 TWINKLE_BF16 void column_strip(const Bf16Product& p, const ColumnStrip& strip) {
   alignas(64) float sums[kLaneBlocks * kTile * kColumnOutputs];
   const int64_t of_tile = blocks_of(strip.rows) * kTile * kTile;
@@ -338,9 +326,8 @@ TWINKLE_BF16 void column_strip(const Bf16Product& p, const ColumnStrip& strip) {
   const int64_t parts = (strip.rows + kTile / 2 - 1) / (kTile / 2);  // of the rows, about
   for (int64_t begin = 0; begin < p.inputs; begin += kColumnDepth) {
     const int64_t depth = std::min(kColumnDepth, p.inputs - begin);
-    const bool ends = begin + depth == p.inputs;
-    const bool fetches = ends ? strip.next != nullptr : strip.row == 0;
-    LinesAhead ahead{ends ? strip.next : p.w + (begin + depth) * p.outputs + strip.first, p.outputs,
+    const bool fetches = strip.row == 0 && begin + depth < p.inputs;
+    LinesAhead ahead{p.w + (begin + depth) * p.outputs + strip.first, p.outputs,
                      (strip.last - strip.first + 31) / 32};
     for (int64_t o = strip.first; o < strip.last; o += 2 * kTile) {
       const ColumnRun run{
@@ -352,9 +339,8 @@ TWINKLE_BF16 void column_strip(const Bf16Product& p, const ColumnStrip& strip) {
           .sums = sums + (o - strip.first) / kTile * of_tile,
           .sums_step = of_tile,
           .begins = begin == 0,
-          .fetches_right = begin == 0 && !strip.is_fetched && o + 2 * kTile < strip.last,
-          .num_ahead = fetches ? (kDepth + parts - 1) / parts : 0,
-          .panel = nullptr};
+          .fetches_right = begin == 0 && strip.row == 0 && o + 2 * kTile < strip.last,
+          .num_ahead = fetches ? (kDepth + parts - 1) / parts : 0};
       strip.last - o > kTile ? column_rows<2>(strip.rows, run, ahead)
                              : column_rows<1>(strip.rows, run, ahead);
     }
@@ -365,16 +351,13 @@ TWINKLE_BF16 void column_strip(const Bf16Product& p, const ColumnStrip& strip) {
 }
 
 TWINKLE_BF16 void column_loop(const Bf16Product& p, int64_t first, int64_t last) {
-  bool is_fetched = p.is_fetched;
   for (int64_t o = first; o < last; o += kColumnOutputs) {
     const int64_t end = std::min(last, o + kColumnOutputs);
-    const uint16_t* const next = end < last ? p.w + end : p.next;
     for (int64_t row = 0; row < p.rows;) {
       const int64_t rows = std::min(next_blocks(blocks_of(p.rows - row)) * kTile, p.rows - row);
-      column_strip(p, {o, end, row, rows, is_fetched || row > 0, row == 0 ? next : nullptr});
+      column_strip(p, {o, end, row, rows});
       row += rows;
     }
-    is_fetched = next != nullptr;
   }
 }
 

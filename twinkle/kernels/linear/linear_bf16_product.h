@@ -15,10 +15,6 @@ struct Bf16Product {
   const uint16_t* x_rest =
       nullptr;  // by tiles [rows][32]: the inputs beyond the last 32, and zeros
   const uint32_t* packed = nullptr;  // of pack_rows
-  // What a transposed product fetches while it ends: where the next one begins, of a weight of the
-  // same shape; null: nothing. And whether the one before has done so.
-  const uint16_t* next = nullptr;
-  bool is_fetched = false;
 };
 
 // One way to compute it: outputs [first, last), first a multiple of `tile`.
