@@ -267,7 +267,7 @@ void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& ser
                     .key_id = caller.key_id,
                     .uses_up = true};
     command.refused =
-        a->refused.empty() ? services.amounts.refusal(services, caller.owner, adds) : a->refused;
+        a->refused.empty() ? services.amounts.refusal(services, caller.owner, adds.amount) : a->refused;
     const auto pending =
         command.refused.empty() ? services.amounts.pend(caller.owner, adds) : nullptr;
     // The body is lent, not copied: it may be most of what the service has in memory.

@@ -248,3 +248,16 @@ def test_tuples_become_one_tuple_and_a_tuple_and_a_list_a_list():
     assert joined((1, 2), [3, 4]) == joined([1, 2], [3, 4]) == [1, 2, 3, 4]
     arrays = joined(np.array([1, 2]), np.array([3, 4]))
     assert isinstance(arrays, np.ndarray) and arrays.tolist() == [1, 2, 3, 4]
+
+
+def test_a_dict_that_holds_itself_is_refused():
+    """Not a RecursionError somewhere in the call."""
+    deep = {"x": 1}
+    for _ in range(62):
+        deep = {"in": deep}
+    assert joined(deep, deep) == deep
+    itself = {}
+    itself["in"] = itself
+    for value in ({"in": deep}, itself):
+        with pytest.raises(InvalidError, match="^model: given of the loss's arguments has dicts in"):
+            joined(value, value)

@@ -25,6 +25,7 @@ _NEVER_CONSTANT = frozenset(
         "ref_rejected_logps", "returns", "rewards",
     )
 )  # fmt: skip
+_MOST_DEEP = 64  # dicts in one another
 _SCORES = ("logps", "entropies", "logits", "embeddings", "values")
 
 
@@ -125,6 +126,11 @@ class _Arguments:
         entry in it. is_cut: as cut_arguments gives it; None: nobody knows."""
         if any(isinstance(value, Mapping) for value in values):
             _require_names(_what(path), values)
+            require(
+                len(path) < _MOST_DEEP,
+                f"model: {path[0]} of the loss's arguments has dicts in one another, {_MOST_DEEP} "
+                "deep or more, or one that holds itself",
+            )
             return {
                 name: self.joined(
                     (*path, name),

@@ -4,6 +4,7 @@ Scores, gradients of all weights, text, saves and tenants of these families: tes
 """
 
 import json
+import re
 
 import peft
 import pytest
@@ -51,6 +52,14 @@ def adapted(case, directory, **options):
                 value.normal_(std=0.1)
     model.save_pretrained(str(directory))
     return model
+
+
+def learn_and_be_read_by_peft(made, case, directory):
+    """The engine, and peft over the same base, which has the adapter that it saves."""
+    learn(made, case)
+    made.save(tenant=ours.TENANT, directory=str(directory)).result()
+    back = peft.PeftModel.from_pretrained(case.fresh_reference(), directory)
+    expect_scores(made, back, case)
 
 
 def by_stack(grads):
@@ -196,10 +205,27 @@ def test_patterns_and_expressions_keep_ranks_and_scales_in_the_form_that_peft_re
     made = ours.engine(
         case.twin, lora_json=json.dumps(fields | {"use_rslora": True, "lora_dropout": 0.1})
     )
+    learn_and_be_read_by_peft(made, case, tmp_path)
+    equal_scores(made, ours.engine(case.twin, directory=str(tmp_path)), case)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "why"),
+    [
+        ({"rank_pattern": {"experts.0.up_proj": 2}}, "has experts of different ranks or scales"),
+        ({"alpha_pattern": {"up_proj": 10}}, "has a gate_proj of scale 1.50* and an up_proj of 2.5"),
+    ],
+)
+def test_who_saves_what_no_stack_of_peft_can_hold_is_warned_and_reads_it_here(
+    patterns, why, tmp_path, capfd
+):
+    case = families.case("qwen3_moe")
+    made = ours.engine(case.twin, lora_json=json.dumps(FIELDS | patterns))
     learn(made, case)
     made.save(tenant=ours.TENANT, directory=str(tmp_path)).result()
-    back = peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path)
-    expect_scores(made, back, case)
+    said = capfd.readouterr().err
+    assert re.search(rf"peft cannot read the adapter of tenant '{ours.TENANT}': .* {why}", said)
+    assert "one rank to all experts of a stack" in said
     equal_scores(made, ours.engine(case.twin, directory=str(tmp_path)), case)
 
 
@@ -240,10 +266,7 @@ def test_what_peft_makes_of_usual_targets_is_read_and_comes_back(name, form, tmp
         return
     made = ours.engine(case.twin, directory=str(tmp_path / "theirs"))
     expect_scores(made, model, case)
-    learn(made, case)
-    made.save(tenant=ours.TENANT, directory=str(tmp_path / "mine")).result()
-    back = peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path / "mine")
-    expect_scores(made, back, case)
+    learn_and_be_read_by_peft(made, case, tmp_path / "mine")
     equal_scores(made, ours.engine(case.twin, directory=str(tmp_path / "mine")), case)
 
 

@@ -15,7 +15,7 @@ import transformers
 from parity import models, ours, reference
 from parity.families import recipes as families
 from parity.families.test_bad_files import changed, expect_refusal
-from parity.families.test_experts import PARAMETERS, adapted
+from parity.families.test_experts import PARAMETERS, adapted, learn_and_be_read_by_peft
 from parity.families.test_families import expect_scores, learn, tensors_in
 from parity.families.test_old_adapters import OF_0_18, SCALE, STEM, E, R, write
 from parity.test_gradients import check
@@ -163,10 +163,7 @@ def test_adapters_of_square_experts_are_read_in_and_out_as_peft_has_them(square,
     )
     made = ours.engine(case.directory, directory=str(tmp_path / "theirs"))
     expect_scores(made, model, case)
-    learn(made, case)
-    made.save(tenant=ours.TENANT, directory=str(tmp_path / "mine")).result()
-    back = peft.PeftModel.from_pretrained(case.fresh_reference(), tmp_path / "mine")
-    expect_scores(made, back, case)
+    learn_and_be_read_by_peft(made, case, tmp_path / "mine")
 
 
 @torch.no_grad()

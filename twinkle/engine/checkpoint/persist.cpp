@@ -351,7 +351,8 @@ void hold_adapter(HeldSave& out, const Save& operation, lora::Pool& pool,
     TORCH_WARN("engine: save: peft cannot read the adapter of tenant '", operation.tenant,
                "': ", form.missing,
                ", and its stacks have one of each; it is saved with factors of each "
-               "expert, which are read here");
+               "expert, which are read here. For peft, give one rank to all experts of a stack, "
+               "and to gate_proj and up_proj scales of which one is 1, 2, 4, ... times the other");
   out.config = form.config;
   out.entries = form.is_own ? adapter.entries() : lora::peft_entries(adapter, form, linears);
   if (!form.is_own) out.own = adapter.config();

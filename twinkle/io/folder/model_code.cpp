@@ -37,7 +37,14 @@ void add_modules(const Json& map, std::vector<std::string>& out) {
 }
 
 std::string_view without_blanks(std::string_view text) {
-  return text.substr(std::min(text.find_first_not_of(" \t"), text.size()));
+  return text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+}
+
+std::string_view without_comments(std::string_view text) {
+  text = without_blanks(text);
+  while (text.starts_with('#'))
+    text = without_blanks(text.substr(std::min(text.find('\n'), text.size())));
+  return text;
 }
 
 // Its letters, digits and "_" up to anything else.
@@ -49,10 +56,11 @@ std::string_view leading_name(std::string_view text) {
   return text.substr(0, size);
 }
 
-// The modules beside it that a line of Python imports: "from .x import y", "from . import x, y".
-void add_imports(std::string_view line, std::vector<std::string>& out) {
+// The modules beside it that Python's next line imports: "from .x import y", "from . import x, y",
+// the names in brackets over several lines, too.
+void add_imports(std::string_view text, std::vector<std::string>& out) {
   constexpr std::string_view kFrom = "from", kImport = "import";
-  line = without_blanks(line);
+  std::string_view line = without_blanks(text.substr(0, text.find('\n')));
   const bool from = line.starts_with(kFrom);
   if (!from && !line.starts_with(kImport)) return;
   line = without_blanks(line.substr(from ? kFrom.size() : kImport.size()));
@@ -63,9 +71,14 @@ void add_imports(std::string_view line, std::vector<std::string>& out) {
     out.emplace_back(module);  // of a package above this one it is empty, and no file
     return;
   }
-  line.remove_prefix(kImport.size());
+  line = without_blanks(line.substr(kImport.size()));
+  if (line.starts_with('(')) {
+    line = text.substr(static_cast<size_t>(line.data() - text.data()) + 1);
+    line = line.substr(0, line.find(')'));
+  }
   while (true) {
-    out.emplace_back(leading_name(without_blanks(line)));
+    line = without_comments(line);
+    out.emplace_back(leading_name(line));
     const size_t comma = line.find(',');
     if (comma == std::string_view::npos) return;
     line.remove_prefix(comma + 1);
@@ -91,9 +104,8 @@ std::set<std::string> model_code_in(const std::filesystem::path& folder) {
     if (!out.insert(name).second) continue;
     const std::string text = read_file(folder / name);
     for (std::string_view rest = text; !rest.empty();) {
-      const std::string_view line = rest.substr(0, rest.find('\n'));
-      add_imports(line, modules);
-      rest.remove_prefix(std::min(line.size() + 1, rest.size()));
+      add_imports(rest, modules);
+      rest.remove_prefix(std::min(rest.find('\n'), rest.size() - 1) + 1);
     }
   }
   return out;

@@ -11,7 +11,7 @@ using Names = std::set<std::string>;
 
 TEST(ModelCode, IsWhatAnAutoMapNamesAndWhatThatImportsFromBesideIt) {
   const ScratchDir dir;
-  for (const char* name : {"a", "b", "c", "d", "e", "f", "g", "train", "os"})
+  for (const char* name : {"a", "b", "c", "d", "e", "f", "g", "h", "i", "train", "os"})
     write_text(dir / (std::string(name) + ".py"), "import os\n");
   EXPECT_EQ(model_code_in(dir.path()), Names());
   write_text(dir / "config.json", R"({"auto_map": {"AutoModel": "a.Model", "AutoConfig": "x.C"},
@@ -28,7 +28,8 @@ TEST(ModelCode, IsWhatAnAutoMapNamesAndWhatThatImportsFromBesideIt) {
              "fromage = .1\n"
              "from .a import itself");
   write_text(dir / "c.py", "  from .d import (\n  train)\nfrom . import e as train, f\nfrom");
-  EXPECT_EQ(model_code_in(dir.path()), (Names{"a.py", "b.py", "c.py", "d.py", "e.py", "f.py"}));
+  write_text(dir / "f.py", "from . import (  # two\r\n    h as train,\r\n    i,\r\n)\nfrom . import (");
+  EXPECT_EQ(model_code_in(dir.path()), (Names{"a.py", "b.py", "c.py", "d.py", "e.py", "f.py", "h.py", "i.py"}));
 }
 
 TEST(ModelCode, OfAFolderThatIsNoneOrHasBrokenConfigsThereIsNone) {

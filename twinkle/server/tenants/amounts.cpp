@@ -19,10 +19,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const char* const kRemedyOfDisk =
-    "ask the operator for a higher limit, or to remove checkpoints, which counts from the next "
-    "start of the server";
-
 std::string refused(const std::string& what, int64_t has, int64_t limit, const char* remedy) {
   return "server: this tenant has " + std::to_string(has) + " " + what + ", its limit is " +
          std::to_string(limit) + "; " + remedy;
@@ -115,11 +111,10 @@ struct Amounts::Measured {
   }
 };
 
-std::string Amounts::refusal(Services& services, const std::string& owner,
-                             const Addition& adds) const {
+std::string Amounts::refusal(Services& services, const std::string& owner, Amount adds) const {
   const store::Quota quota = services.quota_of(owner);
   const auto is_full = [](int64_t has, int64_t limit) { return limit > 0 && has >= limit; };
-  if (adds.amount == Amount::kRun && quota.max_runs > 0) {
+  if (adds == Amount::kRun && quota.max_runs > 0) {
     const int64_t runs = num_runs(services, owner);
     if (is_full(runs, quota.max_runs))
       return refused(
@@ -127,18 +122,21 @@ std::string Amounts::refusal(Services& services, const std::string& owner,
           "finish a session whose runs are done (ServiceClient.close(\"success\")), or ask "
           "the operator for a higher limit");
   }
-  if (adds.amount == Amount::kAdapter && quota.max_adapters > 0) {
+  if (adds == Amount::kAdapter && quota.max_adapters > 0) {
     const int64_t adapters = num_adapters(services, owner);
     if (is_full(adapters, quota.max_adapters))
       return refused("adapters that are kept to be sampled", adapters, quota.max_adapters,
                      "they are never given back, nor are those of sessions that have finished: ask "
                      "the operator for a higher limit");
   }
-  if (adds.amount != Amount::kNothing && quota.max_disk > 0) {
+  if (adds != Amount::kNothing && quota.max_disk > 0) {
     const int64_t has = num_bytes(services, owner);
     const int64_t coming = num_coming_bytes(services, owner);
     const std::string what = "bytes of checkpoints and snapshots";
-    if (is_full(has, quota.max_disk)) return refused(what, has, quota.max_disk, kRemedyOfDisk);
+    if (is_full(has, quota.max_disk))
+      return refused(what, has, quota.max_disk,
+                     "ask the operator for a higher limit, or to remove checkpoints, which counts "
+                     "from the next start of the server");
     if (is_full(has + coming, quota.max_disk))
       return refused(what + ", and saves that have not ended may add " + std::to_string(coming),
                      has, quota.max_disk,

@@ -44,7 +44,7 @@ class Amounts {
   // Of a request of this body; bytes are any where its handler refuses the body.
   static Addition addition(const Services& services, Amount amount, const Json& body);
   // Why it is refused, or "": the limit, what there is, and the remedy.
-  std::string refusal(Services& services, const std::string& owner, const Addition& adds) const;
+  std::string refusal(Services& services, const std::string& owner, Amount adds) const;
   // Counts as the owner's until it is dropped.
   std::shared_ptr<Pending> pend(const std::string& owner, const Addition& adds);
 
