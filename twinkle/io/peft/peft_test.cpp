@@ -175,6 +175,32 @@ TEST(Peft, ReadsBackWhatItWrote) {
   }
 }
 
+TEST(Peft, KeepsTheAdaptersOwnConfigInTheMetadataOfItsTensors) {
+  const ScratchDir dir;
+  const std::string file = (dir / "adapter_model.safetensors").string();
+  const std::vector<PeftEntry> entries = {{"q_proj", view({2, 5}), view({3, 2})}};
+  PeftConfig own = config_of_rank_two();
+  own.target_modules = std::string("all-linear");
+  own.rank_pattern = {{"b", 5}, {"a", 3}};
+  write_peft(dir.path(), config_of_rank_two(), entries);
+  EXPECT_EQ(read_peft(dir.path()).own, std::nullopt);
+  write_peft(dir.path(), config_of_rank_two(), entries, &own);
+  EXPECT_EQ(read_peft(dir.path()).own, own);
+  EXPECT_EQ(read_peft(dir.path()).config, config_of_rank_two());
+  const auto error = [&](const std::string& text) {
+    const std::string stem = "base_model.model.q_proj.";
+    write_safetensors(file,
+                      {{view({2, 5}, Dtype::kF32, stem + "lora_A.weight"),
+                        view({3, 2}, Dtype::kF32, stem + "lora_B.weight")}},
+                      {{"twinkle_adapter", text}});
+    return error_of([&] { read_peft(dir.path()); });
+  };
+  const std::string what = file + ": twinkle_adapter of its metadata";
+  EXPECT_TRUE(error("{").find(what) != std::string::npos) << error("{");
+  EXPECT_EQ(error(R"({"peft_type": "LORA", "r": 0, "target_modules": ["q"]})"),
+            "io: " + what + ": field 'r' is 0, it must be an integer of at least 1");
+}
+
 TEST(Peft, NamesWhatIsMissing) {
   const ScratchDir dir;
   EXPECT_EQ(error_of([&] { read_peft(dir.path()); }),
