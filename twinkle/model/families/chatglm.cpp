@@ -1,6 +1,9 @@
 // glm-4-9b and chatglm3 as their own code has them (zai-org's modeling_chatglm.py): glm's
 // arithmetic with other fields, other names, and one linear for q, k and v.
 #include <cmath>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "twinkle/model/families/glm.h"
 
@@ -8,7 +11,7 @@ namespace twinkle::model {
 namespace {
 
 // The fields by which glm says the same.
-Json as_glm(const Json& config) {
+JsonObject as_glm(const Json& config) {
   const auto size = [&](const char* key) { return read_size(config, key); };
   const double ratio = get_or(config, "rope_ratio", 1.0);
   require(ratio > 1e-4 && std::isfinite(ratio), Code::kInvalid,
@@ -39,13 +42,30 @@ Json as_glm(const Json& config) {
   return out;
 }
 
+// Of as_glm(); its errors name the fields that this family has.
+DecoderSpec spec_of(const JsonObject& glm) {
+  constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+      {"num_key_value_heads", "multi_query_group_num"},
+      {"head_dim", "kv_channels"},
+      {"rms_norm_eps", "layernorm_epsilon"}};
+  try {
+    return glm_like(glm);
+  } catch (const Error& e) {
+    std::string text = e.what();
+    for (const auto& [theirs, own] : kNames)
+      if (const size_t at = text.find(theirs); at != std::string::npos)
+        text.replace(at, theirs.size(), own);
+    fail(e.code, text);
+  }
+}
+
 }  // namespace
 
 Family chatglm() {
   return {.name = "chatglm",
           .architectures = {"ChatGLMModel", "ChatGLMForConditionalGeneration"},
           .spec = [](const Json& config) {
-            DecoderSpec spec = glm_like(as_glm(config));
+            DecoderSpec spec = spec_of(as_glm(config));
             // Where every head has keys of its own its code splits the linear's rows by head.
             const bool stacked = get_or(config, "multi_query_attention", false);
             for (LayerSpec& layer : spec.layers) {

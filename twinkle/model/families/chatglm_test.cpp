@@ -59,6 +59,9 @@ TEST(ChatGlm, WhatChangesItsArithmeticIsRefused) {
   refuse("pre_seq_len", 128, "'pre_seq_len' is 128; it changes the arithmetic");
   refuse("original_rope", nullptr, "'rope_ratio' is 500, and 'original_rope' is not true");
   refuse("rope_ratio", 0, "'rope_ratio' is 0, it must be finite and above 0.0001");
+  refuse("multi_query_group_num", 3, "a multiple of multi_query_group_num, 3");
+  refuse("kv_channels", 11, "kv_channels is 11, rope needs an even one");
+  refuse("layernorm_epsilon", -1, "layernorm_epsilon is -1, it must be above 0");
   JsonObject config = chatglm_config();
   expect_error("value_head is set, but model_type 'chatglm' has no token classifier",
                [&] { read_spec(config, true); });
