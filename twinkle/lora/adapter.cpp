@@ -88,9 +88,9 @@ void Adapter::make_grads(std::span<const size_t> which) {
 }
 
 Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linears, uint64_t seed) {
-  const Sizes sizes(config);
   const std::vector<LinearShape> shapes = shapes_of(linears);
   config_ = with_named_targets(config, shapes);
+  const Sizes sizes(config_);
   const std::vector<size_t> matched = match_targets(config, shapes);
   check_sharing(config, shapes, matched);
   std::vector<std::string> paths;

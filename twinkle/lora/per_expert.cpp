@@ -105,13 +105,13 @@ PeftConfig config_of(const Adapter& adapter, const std::set<std::string>& stacks
   std::set<std::string> seen;
   for (const Factors& factors : adapter.factors()) {
     const auto expert = expert_path(factors.path);
-    if (!is_stacks(factors, stacks) || !seen.insert(expert->parameter()).second) continue;
+    if (!is_stacks(factors, stacks)) continue;
     for (const std::string& name : parts_of(expert->name)) {
       const std::string path = path_of(*expert, name);
       const std::string pattern = expert->module + ".[0-9]+." + name;
-      if (before.rank(factors.path) != after.rank(path))
+      if (before.rank(factors.path) != after.rank(path) && seen.insert("rank " + pattern).second)
         ranks.emplace_back(pattern, before.rank(factors.path));
-      if (before.alpha(factors.path) != after.alpha(path))
+      if (before.alpha(factors.path) != after.alpha(path) && seen.insert("alpha " + pattern).second)
         alphas.emplace_back(pattern, before.alpha(factors.path));
     }
   }
@@ -136,14 +136,34 @@ bool has_mixtrals_names(const model::Layout& layout) {
   return path == theirs;
 }
 
+// Patterns and an expression need not mean of the new names what they mean of the old ones: where
+// they don't, each module is named.
 void give_mixtrals_names(PeftConfig& config, std::span<PeftEntry> entries) {
-  bool any = false;
+  std::vector<std::pair<std::string, std::string>> renamed;
   for (PeftEntry& entry : entries) {
     if (!expert_path(entry.module)) continue;  // a stack's, which has peft's name
+    const std::string before = entry.module;
     to_mixtrals_name(entry.module);
-    any = true;
+    renamed.emplace_back(before, entry.module);
   }
-  if (any) rename(config, to_mixtrals_name);
+  if (renamed.empty()) return;
+  const PeftConfig ours = config;
+  rename(config, to_mixtrals_name);
+  if (!std::holds_alternative<Names>(config.target_modules)) {
+    Names modules;
+    for (const PeftEntry& entry : entries)
+      if (!entry.module.ends_with(".experts") && !entry.module.ends_with(".base_layer"))
+        modules.push_back(entry.module);
+    config.target_modules = std::move(modules);
+  }
+  const PeftConfig theirs = config;
+  const Sizes before(ours), after(theirs);
+  for (const auto& [old, now] : renamed) {
+    if (before.rank(old) != after.rank(now))
+      config.rank_pattern.emplace(config.rank_pattern.begin(), now, before.rank(old));
+    if (before.alpha(old) != after.alpha(now))
+      config.alpha_pattern.emplace(config.alpha_pattern.begin(), now, before.alpha(old));
+  }
 }
 
 void take_mixtrals_names(PeftAdapter& saved) {

@@ -114,6 +114,51 @@ TEST_P(PerExpertTest, KeysAreThoseOfEachExpertsLinears) {
   for (const auto& [name, shape] : shapes) EXPECT_EQ(shape.size(), 2u) << name;
 }
 
+// Of names that are theirs, too, expressions and single experts.
+TEST_P(PerExpertTest, RanksAndScalesOfAllPatternsStayUnderEitherNames) {
+  const auto with = [](std::variant<Names, std::string> modules) {
+    return PeftConfig{.rank = kRank, .alpha = 6, .target_modules = std::move(modules)};
+  };
+  std::vector<PeftConfig> configs(3, with(Names{"q_proj", "gate_proj", "up_proj", "down_proj"}));
+  configs[0].rank_pattern = {{"w2", 2}, {"layers.1.mlp.*", 3}};
+  configs[0].alpha_pattern = {{"w2", 64}, {"(gate|up)_proj", 3}};
+  configs[1].rank_pattern = {{R"(experts\.1\.gate_proj)", 2}};
+  configs[1].alpha_pattern = {{R"(.*\.down_proj)", 1}};
+  configs[2].target_modules = R"(.*(q_proj|experts\.\d+\.(gate_proj|up_proj)))";
+  configs.push_back(stacks());
+  configs[3].alpha_pattern.emplace_back(R"(experts\.1\.gate_proj)", 64);
+  configs[3].rank_pattern.emplace_back(R"(experts\.2\.up_proj)", 2);
+  for (const PeftConfig& config : configs) {
+    const Drawn from = adapter(config);
+    std::map<std::string, const Factors*> factors;
+    for (const Factors& of : from.factors()) factors[of.path] = &of;
+    for (const bool mixtrals : {false, true}) {
+      if (mixtrals && GetParam()) continue;  // it has no dense layers
+      auto [written, entries] = per_expert(from, shapes_);
+      if (mixtrals) give_mixtrals_names(written, entries);
+      const Sizes told(written);
+      write_peft(scratch_.path(), written, entries);
+      const SavedAdapter saved = read_back();
+      EXPECT_EQ(saved.modules.size(), entries.size());
+      const Sizes after(saved.config);
+      for (const auto& module : saved.modules) {
+        const auto expert = expert_path(module.path);
+        auto of = factors.find(module.path);
+        if (of == factors.end())
+          of = factors.find(module.path.substr(0, module.path.rfind('.')) + ".gate_up_proj");
+        ASSERT_NE(of, factors.end()) << module.path;
+        const int64_t rank = of->second->f.a.size(0);
+        std::string theirs = module.path;
+        if (mixtrals && expert) to_mixtrals_name(theirs);
+        EXPECT_EQ(module.a.size(0), rank) << module.path;
+        EXPECT_EQ(after.scale(module.path), of->second->f.scale) << module.path;
+        EXPECT_EQ(told.rank(theirs), rank) << theirs << ", which peft looks for";
+        EXPECT_EQ(told.scale(theirs), of->second->f.scale) << theirs;
+      }
+    }
+  }
+}
+
 // A dense layer has linears of the same last names, which the adapter has nothing for.
 TEST_P(PerExpertTest, TheConfigNamesNoModuleMoreThanTheStacks) {
   const auto config = per_expert(adapter(stacks()), shapes_).config;

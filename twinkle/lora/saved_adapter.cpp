@@ -29,6 +29,10 @@ namespace {
           path,
           ", Tinker's name of the head, which is lm_head here: rename its tensors to lm_head "
           "and name lm_head in target_modules");
+  require(!path.ends_with("gate_up_proj"), Code::kInvalid, "lora: the saved adapter has module ",
+          path,
+          ", one pair for gate_proj and up_proj, as peft saves what it read here, and this one has "
+          "one for each: create the adapter from that directory instead");
   fail(Code::kInvalid, "lora: the saved adapter has module ", path,
        ", which this model does not have or the adapter's config does not target: is it of another "
        "base model?");
@@ -129,7 +133,6 @@ class Reader {
   Reader(const PeftAdapter& saved, std::span<const LinearShape> linears,
          std::span<const PeftStack> stacks, const PeftConfig* target)
       : saved_(saved), linears_(linears), sizes_(saved.config) {
-    if (target) target_sizes_.emplace(*target);
     if (target) check_sharing(saved.config, *target);
     for (const StoredPeftEntry& entry : saved.entries) entries_[entry.module] = &entry;
     for (const PeftStack& stack : stacks) add_put_together(stack);
@@ -143,6 +146,9 @@ class Reader {
     for (const size_t i : match_targets(target ? *target : saved.config, linears))
       wanted.insert(linears[i].path);
     check_modules(modules, std::move(wanted));
+    if (!target) return;
+    const Sizes targets(*target);
+    for (const std::string_view path : modules) check_scale(sizes_, targets, std::string(path));
   }
 
   // Of all factors.
@@ -175,8 +181,9 @@ class Reader {
 
   void add(size_t linear, const Source& source) {
     const std::string& path = linears_[linear].path;
-    if (target_sizes_) check_scale(sizes_, *target_sizes_, path);
-    sources_[linear] = source;
+    require(sources_.emplace(linear, source).second, Code::kInvalid,
+            "lora: the saved adapter has factors of ", path,
+            " twice, of its own and in those of all experts: leave one of them out");
     size_ += sizes_.rank(path) * (linears_[linear].inputs + linears_[linear].outputs);
   }
 
@@ -247,19 +254,28 @@ class Reader {
   const PeftAdapter& saved_;
   std::span<const LinearShape> linears_;
   const Sizes sizes_;
-  std::optional<Sizes> target_sizes_;
   Entries entries_;                   // that nobody has taken
   std::map<size_t, Source> sources_;  // by linear
   std::vector<Stack> stacks_;
   int64_t size_ = 0;  // numbers
 };
 
+PeftForm own_form(const PeftConfig& own, std::span<const LinearShape> linears) {
+  try {
+    return peft_form(own, linears);
+  } catch (const Error& e) {
+    fail(e.code, e.what(),
+         "; that is what twinkle_adapter in the metadata of adapter_model.safetensors says: remove "
+         "it, and the file is read as peft reads it");
+  }
+}
+
 // The adapter's config instead of the file's, where it was written in another form, with the stacks
 // of that. Of a file whose adapter_config.json is no longer what was written that one counts, as
 // for peft.
 std::vector<PeftStack> use_own_config(PeftAdapter& saved, std::span<const LinearShape> linears) {
   if (saved.own) {
-    PeftForm form = peft_form(*saved.own, linears);
+    PeftForm form = own_form(*saved.own, linears);
     saved.own->base_model = form.config.base_model = saved.config.base_model;
     // As it is once it was written: numbers may differ in their last digit.
     const Json written = parse_json(boost::json::serialize(json_of(form.config)), "lora");

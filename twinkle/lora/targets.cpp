@@ -271,6 +271,24 @@ bool targets_head(const PeftConfig& config) {
   }
 }
 
+void name_sizes_of_stacks(PeftConfig& config, std::span<const LinearShape> linears) {
+  if (config.target_parameters.empty()) return;
+  const PeftConfig before = config;
+  const Sizes sizes(before);
+  std::map<std::string, int64_t> ranks;  // by parameter
+  std::map<std::string, double> alphas;
+  for (const size_t i : match_parameters(before, linears)) {
+    const std::string& path = linears[i].path;
+    const std::string parameter = expert_path(path)->parameter();
+    if (const int64_t rank = sizes.rank(parameter); sizes.rank(path) != rank)
+      ranks.emplace(parameter, rank);
+    if (const double alpha = sizes.alpha(parameter); sizes.alpha(path) != alpha)
+      alphas.emplace(parameter, alpha);
+  }
+  config.rank_pattern.insert(config.rank_pattern.begin(), ranks.begin(), ranks.end());
+  config.alpha_pattern.insert(config.alpha_pattern.begin(), alphas.begin(), alphas.end());
+}
+
 PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears) {
   std::vector<std::string> paths, names;  // of linears; of stacks, too
   std::set<std::string> stacks;
@@ -282,6 +300,7 @@ PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> li
   names.insert(names.end(), paths.begin(), paths.end());
   use_names("rank_pattern", config.rank_pattern, names);
   use_names("alpha_pattern", config.alpha_pattern, names);
+  name_sizes_of_stacks(config, linears);
   std::map<std::string, std::string> here;  // by the other path
   for (const std::string& name : names) here[other_path(name)] = name;
   const bool by_mixtrals = all_gates_are_experts(linears);

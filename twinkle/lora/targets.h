@@ -39,8 +39,12 @@ std::vector<size_t> match_modules(const PeftConfig& config, std::span<const Line
 // The config as an Adapter's config() has it, which is saved: "all-linear" replaced by the names of
 // the modules that it stands for here, as peft writes it, and modules and stacks that are named by
 // their other path by that of here: a regular expression that matches some so by the list of all
-// that it matches.
+// that it matches; and with name_sizes_of_stacks().
 PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears);
+
+// Puts a pattern of its own before the others for each stack among the target_parameters that has
+// another rank or alpha by its parameter's path, as peft matches it, than by its experts' paths.
+void name_sizes_of_stacks(PeftConfig& config, std::span<const LinearShape> linears);
 
 // True if such an adapter works on the model's head.
 bool targets_head(const PeftConfig& config);

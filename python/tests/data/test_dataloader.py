@@ -86,8 +86,18 @@ def test_short_batches_meshes_callables_and_collators(monkeypatch):
     loader.set_processor("InputProcessor", padding_side="right")
     assert batches(loader) == [[0, 1], [2, 3]]
     one, _ = iter(loader), iter(loader)
-    with pytest.raises(InvalidError, match="this epoch ended when another one was started"):
+    ended = "this epoch ended when another one was started"
+    with pytest.raises(InvalidError, match=ended):
         next(one)
+    for starts in (False, True):
+        loader = DataLoader(numbers(6), batch_size=2)
+        one = iter(loader)
+        next(one)
+        loader.skip_consumed_samples(2)
+        other = iter(loader) if starts else None  # the first since then, as that was
+        with pytest.raises(InvalidError, match=ended):
+            next(one)
+    assert len(list(other)) == 2
 
 
 def test_a_dataset_without_rows_is_refused():

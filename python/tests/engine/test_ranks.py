@@ -10,6 +10,7 @@ import pytest
 from twinkle.engine import engine
 from twinkle.engine.ranks import Ranks, _Several
 from twinkle.errors import InvalidError
+from twinkle.remote.group import Pending
 
 
 class _Two(_Several):
@@ -18,7 +19,7 @@ class _Two(_Several):
     def __init__(self, why=None):
         self.rank, self.size, self._why = 0, 2, why
 
-    def gather(self, what, value):
+    def _exchange(self, what, value):
         told, why = value
         return [value, (told, why or self._why)]
 
@@ -64,6 +65,56 @@ def test_a_refused_call_keeps_nobody(ranks, fails, text, method):
         assert left()() is None
     finally:
         gc.enable()
+
+
+class _Untold(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+def test_what_cannot_be_sent_or_said_is_told_before_it_is_raised():
+    """Else this rank alone would go on, and the other wait for it."""
+    told = []
+
+    class Seen(_Two):
+        def _exchange(self, what, value):
+            told.append(value)
+            return super()._exchange(what, value)
+
+    def fails():
+        raise _Untold
+
+    with pytest.raises(Exception, match="pickle"):
+        Seen().gather("numbers", lambda: None)
+    with pytest.raises(_Untold):
+        Seen().agree("numbers", fails)
+    assert [sent for sent, _ in told] == [None, None]
+    assert "pickle" in told[0][1]
+    assert told[1][1] == "_Untold"
+    assert Seen().gather("numbers", [1, 2]) == [[1, 2], [1, 2]]
+
+
+def test_an_error_that_a_remote_call_raises_keeps_nobody_who_has_caught_it():
+    pending = Pending(None, {}, "f", "train.py:1")
+    pending.error = InvalidError("no")
+    pending.error.add_note("In the worker")
+    seen = []
+
+    def left():
+        caller = Caller(None, False)
+        for _ in range(2):
+            try:
+                pending.check()
+            except InvalidError as error:
+                seen.append((str(error), error.__notes__))
+        return weakref.ref(caller)
+
+    gc.disable()
+    try:
+        assert left()() is None
+    finally:
+        gc.enable()
+    assert seen == [("no", ["In the worker"])] * 2
 
 
 @pytest.mark.parametrize("order", [range(6), range(5, -1, -1), (3, 0, 5, 1, 4, 2)])

@@ -112,7 +112,7 @@ class DataLoader:
             self._loader = StreamLoader(dataset, **options)
         self._indexed = indexed
         self._collate = collate_fn
-        self._epoch = 0
+        self._epoch, self._loop = 0, None  # the loop that is on
 
     def __repr__(self):
         count = f", {len(self)} batches" if self._indexed else ""
@@ -129,11 +129,12 @@ class DataLoader:
         epoch = self._epoch
         self._epoch += 1
         self._loader.start(epoch)
-        return self._batches(self._epoch)
+        self._loop = loop = object()
+        return self._batches(loop)
 
-    def _batches(self, epoch):
+    def _batches(self, loop):
         while True:
-            if epoch != self._epoch:
+            if loop is not self._loop:
                 raise InvalidError("dataloader: this epoch ended when another one was started")
             batch = self._loader.next()
             if not batch:
@@ -172,7 +173,7 @@ class DataLoader:
                 "dataloader: consumed_train_samples", consumed_train_samples, 0, _INT64_MAX
             )
         )
-        self._epoch = 0
+        self._epoch, self._loop = 0, None
 
     @at_once
     def resume_from_checkpoint(self, consumed_train_samples):

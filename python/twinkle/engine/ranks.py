@@ -28,7 +28,8 @@ class Ranks:
     def gather(self, what, value):
         """The value of every rank, in their order. what: the call, for errors. Waits for them all.
 
-        InvalidError: ranks have made different calls; InternalError: a rank has gone."""
+        InvalidError: ranks have made different calls, or another's value can't be pickled; where
+        this one's can't, what pickle says; InternalError: a rank has gone."""
         del what
         return [value]
 
@@ -79,6 +80,9 @@ class _Several(Ranks):
         _start_warner(self.watch, threading.Event())  # which nobody sets: until the process ends
 
     def gather(self, what, value):
+        return self.agree(what, lambda: (None, value))[1]  # which tells what can't be sent
+
+    def _exchange(self, what, value):
         with self._lock:
             self._count += 1
             place = f"exchange {self._count}, {what}"
@@ -101,9 +105,11 @@ class _Several(Ranks):
             own, told = make()
             sent = pickle.dumps(told)  # what can't be sent is told like other errors
         except Exception as error:
-            failed, why = error, f"{type(error).__name__}: {error}"
+            failed, why = error, type(error).__name__
+            with suppress(Exception):  # of a user's error the text, too, is the user's
+                why += f": {error}"
         try:
-            of_ranks = self.gather(what, (sent, why))
+            of_ranks = self._exchange(what, (sent, why))
             if failed is not None:
                 raise failed
         finally:

@@ -128,7 +128,7 @@ class _Arguments:
             _require_names(_what(path), values)
             require(
                 len(path) < _MOST_DEEP,
-                f"model: {path[0]} of the loss's arguments has dicts in one another, {_MOST_DEEP} "
+                f"model: {_what(path[:1])} has dicts in one another, {_MOST_DEEP} "
                 "deep or more, or one that holds itself",
             )
             return {

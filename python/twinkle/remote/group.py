@@ -1,5 +1,6 @@
 """WorkerGroup: the workers of a DeviceGroup, as the driver sees them."""
 
+import copy
 import itertools
 import sys
 import time
@@ -43,9 +44,10 @@ class Pending:
         self.error = None  # what the call raised, once that is known
 
     def check(self):
-        """Raises what the call has raised, where that is known."""
+        """Raises what the call has raised, where that is known: a copy, since an error holds the
+        frames that it went through, and those would hold the call and so the error."""
         if self.error is not None:
-            raise self.error
+            raise copy.copy(self.error)
 
     def left(self):
         """{reference: rank} of the workers that have not answered."""

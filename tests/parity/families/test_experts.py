@@ -232,6 +232,7 @@ def test_who_saves_what_no_stack_of_peft_can_hold_is_warned_and_reads_it_here(
 def test_a_class_that_has_a_module_for_each_expert_has_its_factors(tmp_path):
     case = families.case("deepseek")
     made = ours.engine(case.directory, lora_json=json.dumps(FIELDS))
+    learn(made, case)
     made.save(tenant=ours.TENANT, directory=str(tmp_path)).result()
     written = safetensors.torch.load_file(tmp_path / "adapter_model.safetensors")
     assert "base_model.model.model.layers.1.mlp.experts.7.up_proj.lora_A.weight" in written

@@ -243,7 +243,6 @@ TEST(PersistErrors, WeightsOfAModelOfOtherArithmeticAreNamed) {
   engine.run<LoadResult>(Load{"me", scratch / "x"});
 }
 
-// The base model's tokenizer is larger than what is trained, and is what a disk is full of first.
 TEST(PersistErrors, ASaveOfTheTextAloneIsNamedWhereTheEnginesModelHasPictures) {
   JsonObject text = model::tiny_config();
   for (const char* key : {"architectures", "rope_theta"}) text.erase(key);
@@ -312,6 +311,7 @@ TEST(PersistErrors, ASaveByTheOtherNamesOfAModelWithPicturesIsNamed) {
                 hub.path().string());
 }
 
+// The base model's tokenizer is larger than what is trained, and is what a disk is full of first.
 TEST(PersistErrors, AFullDiskWhileCopyingTheTokenizerNamesTheFileAndSaysSo) {
   const model::TinyModel model;
   write_text(fs::path(model.path()) / "tokenizer.json", std::string(200000, ' '));

@@ -99,7 +99,9 @@ std::set<std::string> model_code_in(const std::filesystem::path& folder) {
     const std::string module = modules.back(), name = module + ".py";
     modules.pop_back();
     // One of another repository is "owner/name--module".
-    if (module.empty() || module.find('/') != std::string::npos || !is_a_file(folder / name))
+    constexpr std::string_view kNoModules("/\0", 2);
+    if (module.empty() || module.find_first_of(kNoModules) != std::string::npos ||
+        !is_a_file(folder / name))
       continue;
     if (!out.insert(name).second) continue;
     const std::string text = read_file(folder / name);

@@ -14,6 +14,8 @@ TEST(ModelCode, IsWhatAnAutoMapNamesAndWhatThatImportsFromBesideIt) {
   for (const char* name : {"a", "b", "c", "d", "e", "f", "g", "h", "i", "train", "os"})
     write_text(dir / (std::string(name) + ".py"), "import os\n");
   EXPECT_EQ(model_code_in(dir.path()), Names());
+  std::filesystem::create_directory(dir / "me");
+  write_text(dir / "me/train--train.py", "");
   write_text(dir / "config.json", R"({"auto_map": {"AutoModel": "a.Model", "AutoConfig": "x.C"},
       "_name_or_path": "train.v2"})");
   write_text(dir / "tokenizer_config.json", R"({"auto_map": ["b.Tokenizer", null]})");
@@ -38,8 +40,13 @@ TEST(ModelCode, OfAFolderThatIsNoneOrHasBrokenConfigsThereIsNone) {
   write_text(dir / "config.json", R"({"auto_map": {"A": "a.)");
   EXPECT_EQ(model_code_in(dir.path()), Names());
   EXPECT_EQ(model_code_in(dir / "a.py"), Names());
-  write_text(dir / "config.json", R"({"auto_map": {"A": ["../a.M", "a", 3, null]}})");
-  EXPECT_EQ(model_code_in(dir.path()), Names());
+  std::filesystem::create_directory(dir / "in");
+  write_text(dir / "in/config.json", R"({"auto_map": {"A": ["../a.M", "a", 3, null]}})");
+  EXPECT_EQ(model_code_in(dir / "in"), Names());
+  // What C's functions take for the weights' name.
+  write_text(dir / "in/model.safetensors", "");
+  write_text(dir / "in/config.json", R"({"auto_map": {"A": "model.safetensors\u0000.M"}})");
+  EXPECT_EQ(model_code_in(dir / "in"), Names());
 }
 
 }  // namespace

@@ -1,3 +1,5 @@
+#include <boost/algorithm/string/predicate.hpp>
+
 #include <algorithm>
 #include <array>
 #include <string_view>
@@ -57,8 +59,12 @@ void refuse_other_features(const Json& object, const std::string& what) {
   for (const auto& [key, value] : object.get_object()) {
     const std::string_view name(key.data(), key.size());
     if (std::find(kKnown.begin(), kKnown.end(), name) != kKnown.end()) continue;
+    const bool chooses = name == "exclude_modules" || name.starts_with("layers_");
     require(is_off(value), Code::kInvalid, "io: ", what, ": field '", name, "' is ",
-            boost::json::serialize(value), ", a feature of peft that Twinkle does not support");
+            boost::json::serialize(value), ", a feature of peft that Twinkle does not support",
+            chooses ? ": leave it out, and name the modules that are adapted in target_modules, by "
+                      "their paths or an expression"
+                    : "");
   }
   const Json* bias = find(object, "bias");
   refuse_unless(is_one_of(bias, {"none"}), object, "bias", "\"none\"", what);
@@ -76,7 +82,11 @@ std::variant<std::vector<std::string>, std::string> targets_of(const Json& objec
   const Json* parameters = find(object, "target_parameters");
   if (parameters != nullptr && !is_off(*parameters) && (value == nullptr || is_off(*value)))
     return {};
-  if (value != nullptr && value->is_string()) return std::string(value->get_string());
+  if (value != nullptr && value->is_string()) {
+    constexpr const char* kAll = "all-linear";
+    const std::string text(value->get_string());
+    return boost::algorithm::iequals(text, kAll) ? kAll : text;  // as peft has it
+  }
   std::vector<std::string> names;
   const bool list = value != nullptr && value->is_array() && !value->get_array().empty() &&
                     std::all_of(value->get_array().begin(), value->get_array().end(),

@@ -60,6 +60,12 @@ TEST(PeftConfig, ComesBackFromJsonWithEveryKindOfTargets) {
   }
 }
 
+TEST(PeftConfig, AllLinearIsKnownHoweverItIsWritten) {
+  const Json object = 
+      parse_json(R"({"peft_type": "LORA", "r": 2, "target_modules": "All-LINEAR"})", "x");
+  EXPECT_EQ(std::get<std::string>(peft_config(object, "F").target_modules), "all-linear");
+}
+
 TEST(PeftConfig, ReadsAndWritesTargetParametersWithModulesOrWithout) {
   PeftConfig config{.target_modules = std::vector<std::string>{"q_proj"}};
   config.target_parameters = {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"};
@@ -113,11 +119,18 @@ TEST(PeftConfig, AcceptsUnusedFeaturesAndRefusesUsedOnesByName) {
         "io: F: field '" + field + "' is true, a feature of peft that Twinkle does not support");
   }
   for (const std::string field :
-       {"modules_to_save", "layers_to_transform", "layer_replication", "trainable_token_indices",
-        "exclude_modules", "something_of_tomorrow"}) {
+       {"modules_to_save", "layer_replication", "trainable_token_indices",
+        "something_of_tomorrow"}) {
     EXPECT_EQ(
         error_of_fields("\"" + field + "\": [1]"),
         "io: F: field '" + field + "' is [1], a feature of peft that Twinkle does not support");
+  }
+  for (const std::string field : {"exclude_modules", "layers_to_transform", "layers_pattern"}) {
+    EXPECT_EQ(error_of_fields("\"" + field + "\": [1]"),
+              "io: F: field '" + field +
+                  "' is [1], a feature of peft that Twinkle does not support: leave it out, and "
+                  "name the modules that are adapted in target_modules, by their paths or an "
+                  "expression");
   }
   EXPECT_EQ(
       error_of_fields(R"("rank_pattern": {"q": 0})"),

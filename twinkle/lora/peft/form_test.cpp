@@ -203,6 +203,68 @@ TEST_F(PeftFormTest, FactorsThatWereChangedSinceAreNotTakenApart) {
             std::string::npos);
 }
 
+TEST_F(PeftFormTest, AnExpertsFactorsBesideThoseOfAllAreRefused) {
+  const Drawn adapter = drawn(on("all-linear"));
+  const PeftForm form = write(adapter);
+  auto entries = peft_entries(adapter, form, shapes_);
+  const auto own = std::ranges::find_if(adapter.factors(), [](const Factors& f) {
+    return f.path == "model.layers.1.mlp.experts.0.down_proj";
+  });
+  entries.push_back({own->path, model::view_of("", own->f.a), model::view_of("", own->f.b)});
+  EXPECT_NE(refused([&] {
+              write_peft(scratch_.path(), form.config, entries, &adapter.config());
+            }).find("experts.0.down_proj twice, of its own and in those of all experts"),
+            std::string::npos);
+}
+
+TEST_F(PeftFormTest, AnOwnConfigThatDoesNotFitSaysWhereItIs) {
+  const Drawn adapter = drawn(on("all-linear"));
+  const PeftForm form = write(adapter);
+  const PeftConfig other = on(Names{"c_attn"});
+  const std::string text = refused([&] {
+    write_peft(scratch_.path(), form.config, peft_entries(adapter, form, shapes_), &other);
+  });
+  EXPECT_NE(text.find("target module 'c_attn' matches nothing"), std::string::npos) << text;
+  EXPECT_NE(text.find("twinkle_adapter in the metadata of adapter_model.safetensors"),
+            std::string::npos);
+}
+
+TEST_F(PeftFormTest, WhatPeftSavedAgainIsRefusedByAnAdapterOfEachExpertsLinears) {
+  const Drawn adapter = drawn(on("all-linear"));
+  write(adapter, false);
+  EXPECT_NE(invalid_of([&] {
+              read_adapter(scratch_.path(), shapes_, {}, &adapter.config());
+            }).find("experts.0.gate_up_proj, one pair for gate_proj and up_proj"),
+            std::string::npos);
+}
+
+// peft looks for a parameter's name alone.
+TEST_F(PeftFormTest, AStacksRankAndScaleAreOfItsParametersName) {
+  PeftConfig stacks = on(Names{"q_proj"});
+  stacks.target_parameters = {"mlp.experts.gate_up_proj", "down_proj"};
+  stacks.rank_pattern = {{R"(experts\.0\.gate_up_proj)", 2}, {R"(\d+\.down_proj)", 4}, {"down_proj", 6}};
+  stacks.alpha_pattern = {{R"(\d+\.gate_up_proj)", 7.0}};
+  const Drawn adapter = drawn(stacks);
+  const Sizes sizes(adapter.config());
+  for (const Factors& factors : adapter.factors()) {
+    const auto expert = expert_path(factors.path);
+    const int64_t rank = expert && expert->name == "down_proj" ? 6 : 3;
+    EXPECT_EQ(factors.f.a.size(0), rank) << factors.path;
+    EXPECT_EQ(factors.f.scale, 5.0 / static_cast<double>(rank)) << factors.path;
+    EXPECT_EQ(sizes.rank(expert ? expert->parameter() : factors.path), rank);
+  }
+  write_peft(scratch_.path(), adapter.config(), adapter.entries());
+  expect_the_same(adapter, read());
+  // As peft has kept the patterns.
+  write_peft(scratch_.path(), stacks, adapter.entries());
+  const SavedAdapter saved = read();
+  const Sizes theirs(saved.config);
+  for (const auto& module : saved.modules) {
+    EXPECT_EQ(theirs.rank(module.path), sizes.rank(module.path)) << module.path;
+    EXPECT_EQ(theirs.alpha(module.path), sizes.alpha(module.path)) << module.path;
+  }
+}
+
 TEST_F(PeftFormTest, WhatPeftReadsAsItIsIsTheAdaptersOwn) {
   PeftConfig stacks = on(Names{"q_proj"});
   stacks.target_parameters = {"mlp.experts.gate_up_proj"};

@@ -86,6 +86,7 @@ PeftConfig resolved(const PeftAdapter& saved, std::span<const LinearShape> linea
       if (!wanted.contains(linear.path)) others.push_back(linear.path);
     out.target_modules = shortest_names(chosen, others);
   }
+  name_sizes_of_stacks(out, linears);
   if (weights.empty()) return out;
   const PeftConfig before = out;
   const Sizes file(saved.config), now(before);

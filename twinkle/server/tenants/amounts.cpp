@@ -19,9 +19,26 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::string refused(const std::string& what, int64_t has, int64_t limit, const char* remedy) {
+std::string refused(const std::string& what, int64_t has, int64_t limit,
+                    const std::string& remedy) {
   return "server: this tenant has " + std::to_string(has) + " " + what + ", its limit is " +
          std::to_string(limit) + "; " + remedy;
+}
+
+// Whether it counts, or will not: one whose making has failed never was, and one that is lost is
+// no more.
+bool is_there(const Services& services, const Run& run) {
+  return !run.finished && (run.is_made || run.num_creating > 0) &&
+         !services.operations.lost().contains(run.id);
+}
+
+// Of the run whose last request is the oldest, or "".
+std::string most_silent_session(const Services& services, const std::string& owner) {
+  const Run* out = nullptr;
+  for (const auto& [id, run] : services.runs.all())
+    if (run.owner == owner && is_there(services, run) && (!out || run.last_ms < out->last_ms))
+      out = &run;
+  return out ? out->id.substr(0, out->id.find(':')) : "";
 }
 
 int64_t num_named(const Services& services, const std::string& owner) {
@@ -116,11 +133,13 @@ std::string Amounts::refusal(Services& services, const std::string& owner, Amoun
   const auto is_full = [](int64_t has, int64_t limit) { return limit > 0 && has >= limit; };
   if (adds == Amount::kRun && quota.max_runs > 0) {
     const int64_t runs = num_runs(services, owner);
+    const std::string of = most_silent_session(services, owner);
+    const std::string by_hand =
+        of.empty() ? "" : ", or, of a client that has gone, POST /api/v1/sessions/" + of + "/finish";
     if (is_full(runs, quota.max_runs))
-      return refused(
-          "runs", runs, quota.max_runs,
-          "finish a session whose runs are done (ServiceClient.close(\"success\")), or ask "
-          "the operator for a higher limit");
+      return refused("runs", runs, quota.max_runs,
+                     "finish a session whose runs are done (ServiceClient.close(\"success\")" +
+                         by_hand + "), or ask the operator for a higher limit");
   }
   if (adds == Amount::kAdapter && quota.max_adapters > 0) {
     const int64_t adapters = num_adapters(services, owner);
@@ -140,7 +159,8 @@ std::string Amounts::refusal(Services& services, const std::string& owner, Amoun
     if (is_full(has + coming, quota.max_disk))
       return refused(what + ", and saves that have not ended may add " + std::to_string(coming),
                      has, quota.max_disk,
-                     "wait until they have ended, or ask the operator for a higher limit");
+                     "wait until they have ended, send the requests before them that have not "
+                     "come, or ask the operator for a higher limit");
   }
   return "";
 }
@@ -157,7 +177,7 @@ Amounts::Held Amounts::pending(const std::string& owner, Amount amount) const {
 int64_t Amounts::num_runs(const Services& services, const std::string& owner) const {
   return pending(owner, Amount::kRun).num +
          std::ranges::count_if(services.runs.all(), [&](const auto& run) {
-           return run.second.owner == owner && !run.second.finished;
+           return run.second.owner == owner && is_there(services, run.second);
          });
 }
 
@@ -193,6 +213,7 @@ int64_t Amounts::num_coming_bytes(const Services& services, const std::string& o
 
 void Amounts::changed(const std::string& run, const fs::path& folder, int64_t most) {
   OnDisk& has = on_disk_[run];
+  if (!has.is_walked && !has.is_walking) return;  // who walks finds it
   has.changed[folder] = has.folders.contains(folder) ? 0 : most;
 }
 
@@ -239,6 +260,7 @@ void Amounts::measure(Services& services, const std::string& owner, Amount amoun
   for (const Measured& m : *runs) {
     OnDisk& of = on_disk_.at(m.run);
     of.measuring.swap(of.changed);  // `measuring` is empty: one measurement at a time
+    of.is_walking = !of.is_walked;
   }
 }
 
@@ -246,10 +268,12 @@ void Amounts::measure(Services& services, const std::string& owner, Amount amoun
 void Amounts::take(const Measured& measured) {
   OnDisk& has = on_disk_[measured.run];
   has.is_walked = measured.is_walked;
+  has.is_walking = false;
   for (const fs::path& folder : measured.folders) {
     const auto bytes = measured.bytes.find(folder);
     if (bytes != measured.bytes.end()) {
       has.bytes += bytes->second - std::exchange(has.folders[folder], bytes->second);
+      if (bytes->second == 0) has.folders.erase(folder);  // it is gone
       continue;
     }
     const auto most = has.measuring.find(folder);

@@ -76,7 +76,8 @@ class Amounts {
   using Most = std::map<std::filesystem::path, int64_t>;  // bytes, by folder
   // What a run has on disk, a sum that goes on: a long run has thousands of folders.
   struct OnDisk {
-    bool is_walked = false;                            // all folders, since the start
+    bool is_walked = false;                            // all folders, since the start, ...
+    bool is_walking = false;                           // ... or being so
     std::map<std::filesystem::path, int64_t> folders;  // as measured
     Most changed;                                      // to be measured, ...
     Most measuring;                                    // ... and being

@@ -69,16 +69,22 @@ class AmountsTest : public ServiceTest {
 constexpr int64_t kHeaders = (64 << 10) + 2048;
 constexpr int64_t kCheckpointBytes = 96000 + kHeaders, kForSamplersBytes = 32000 + kHeaders;
 
-constexpr const char* kOneRun =
-    "server: this tenant has 1 runs, its limit is 1; finish a session whose runs are done "
-    "(ServiceClient.close(\"success\")), or ask the operator for a higher limit";
+// Where one of these sessions has the run; "": it is being made.
+std::string one_run(const std::string& session) {
+  return "server: this tenant has 1 runs, its limit is 1; finish a session whose runs are done "
+         "(ServiceClient.close(\"success\")" +
+         (session.empty()
+              ? ""
+              : ", or, of a client that has gone, POST /api/v1/sessions/" + session + "/finish") +
+         "), or ask the operator for a higher limit";
+}
 
 TEST_F(AmountsTest, OneRunTooManyIsRefusedUntilASessionIsFinished) {
   limit([](store::Quota& q) { q.max_runs = 1; });
   const std::string first = session(key_), second = session(key_), third = session(key_);
   EXPECT_EQ(create(first).status, 200);
-  EXPECT_EQ(detail(create(first, 1)), kOneRun);
-  EXPECT_EQ(detail(create(second)), kOneRun);
+  EXPECT_EQ(detail(create(first, 1)), one_run(first));
+  EXPECT_EQ(detail(create(second)), one_run(first));
   EXPECT_EQ(create(first).status, 200);  // what was accepted is known
   const Response saved = result(save("save_weights", first + ":train:0", 1, "a"), key_);
   const auto load = [&](const std::string& session, int64_t number) {
@@ -86,7 +92,7 @@ TEST_F(AmountsTest, OneRunTooManyIsRefusedUntilASessionIsFinished) {
                 {{"session_id", session}, {"model_seq_id", number}, {"path", text(saved, "path")}},
                 key_);
   };
-  EXPECT_EQ(detail(load(second, 1)), kOneRun);
+  EXPECT_EQ(detail(load(second, 1)), one_run(first));
   EXPECT_EQ(post("/api/v1/sessions/" + first + "/finish", JsonObject{}, key_).status, 200);
   EXPECT_EQ(create(second).status, 200);
   EXPECT_NE(detail(save("save_weights", first + ":train:0", 2, "b")).find("has finished"),
@@ -94,7 +100,29 @@ TEST_F(AmountsTest, OneRunTooManyIsRefusedUntilASessionIsFinished) {
   EXPECT_NE(detail(create(first, 2)).find("has finished"), std::string::npos);
   EXPECT_EQ(post("/api/v1/sessions/" + second + "/finish", JsonObject{}, key_).status, 200);
   EXPECT_EQ(load(third, 0).status, 200);
-  EXPECT_EQ(detail(create(third, 1)), kOneRun) << "one that was loaded is a run";
+  EXPECT_EQ(detail(create(third, 1)), one_run(third)) << "one that was loaded is a run";
+}
+
+TEST_F(AmountsTest, ARunWhoseMakingHasFailedIsNone) {
+  go_on();
+  limit([](store::Quota& q) { q.max_runs = 2; });
+  const std::string s = session(key_), run = text(result(create(s), key_), "model_id");
+  const std::string path = text(result(save("save_weights", run, 1, "a"), key_), "path");
+  const auto load = [&](int64_t number) {
+    return post("/api/v1/load_weights",
+                {{"session_id", s}, {"model_seq_id", number}, {"path", path}}, key_);
+  };
+  backend_->on_check = [](const engine::Operation& operation) {
+    const auto* made = std::get_if<engine::Create>(&operation);
+    if (made && !made->directory.empty()) fail(Code::kInvalid, "its folder is gone");
+  };
+  EXPECT_NE(failure(load(1), key_).body.find("its folder is gone"), std::string::npos);
+  backend_->on_check = nullptr;
+  EXPECT_EQ(services_->amounts.num_runs(*services_, "alice"), 1);
+  EXPECT_EQ(result(load(2), key_).status, 200);
+  EXPECT_NE(detail(load(3)).find("has 2 runs"), std::string::npos);
+  restart();
+  EXPECT_EQ(services_->amounts.num_runs(*services_, "alice"), 2);
 }
 
 TEST_F(AmountsTest, OfTwoThatComeAtOnceOneIsRefused) {
@@ -107,7 +135,7 @@ TEST_F(AmountsTest, OfTwoThatComeAtOnceOneIsRefused) {
   const auto a = send(request_of(first)), b = send(request_of(second));
   EXPECT_TRUE(loop_->run_until([&] { return a->has_value() && b->has_value(); }));
   EXPECT_EQ((*a)->status, 200);
-  EXPECT_EQ(detail(**b), kOneRun);
+  EXPECT_EQ(detail(**b), one_run(""));
 }
 
 TEST_F(AmountsTest, ARefusalIsOneAfterARestartWithOtherLimitsAndSoIsWhatWasTaken) {
@@ -115,7 +143,7 @@ TEST_F(AmountsTest, ARefusalIsOneAfterARestartWithOtherLimitsAndSoIsWhatWasTaken
   const std::string s = session(key_);
   limit([](store::Quota& q) { q.max_runs = 1; });
   const std::string run = text(result(create(s), key_), "model_id");
-  EXPECT_EQ(detail(create(s, 1)), kOneRun);
+  EXPECT_EQ(detail(create(s, 1)), one_run(s));
   limit([](store::Quota& q) { q.max_adapters = 1; });
   EXPECT_EQ(result(save("save_weights_for_sampler", run, 1, "a"), key_).status, 200);
   EXPECT_EQ(detail(save("save_weights_for_sampler", run, 2, "b")),
@@ -142,7 +170,7 @@ TEST_F(AmountsTest, WhatIsCountedAndWhatWasRefusedAreInAStateThatTakesThePlaceOf
   limit([](store::Quota& q) { q.max_runs = 1, q.max_adapters = 2; });
   const std::string s = session(key_);
   const std::string run = text(result(create(s), key_), "model_id");
-  EXPECT_EQ(detail(create(s, 1)), kOneRun);
+  EXPECT_EQ(detail(create(s, 1)), one_run(s));
   EXPECT_EQ(result(save("save_weights_for_sampler", run, 1, "a"), key_).status, 200);
   EXPECT_EQ(result(save("save_weights_for_sampler", run, 2), key_).status, 200);
   EXPECT_NE(detail(save("save_weights_for_sampler", run, 3, "b")).find("has 2 adapters"),
@@ -237,8 +265,8 @@ TEST_F(AmountsTest, SavesThatWaitFillTheQuotaAndGiveItBackWhenTheyHaveEnded) {
   EXPECT_EQ(coming(), kAll);
   const std::string why =
       "server: this tenant has 0 bytes of checkpoints and snapshots, and saves that have not ended "
-      "may add 426752, its limit is 426752; wait until they have ended, or ask the operator for a "
-      "higher limit";
+      "may add 426752, its limit is 426752; wait until they have ended, send the requests before "
+      "them that have not come, or ask the operator for a higher limit";
   EXPECT_EQ(detail(save("save_weights", run, 5, "b")), why);
   EXPECT_EQ(detail(save("save_weights_for_sampler", run, 6)), why);
   EXPECT_EQ(detail(create(s, 1)), why);

@@ -342,6 +342,7 @@ TEST_F(TenantsTest, WhatTenantsWithoutLimitsHaveIsNotCounted) {
   for (int i = 0; i < kTenants; ++i) {
     twinkle::server::Run of;
     of.id = of.owner = std::string("tenant").append(std::to_string(i));
+    of.is_made = true;
     owners.push_back(of.owner);
     services_->runs.add(std::move(of));
   }
