@@ -145,10 +145,12 @@ class Reader {
     for (const auto& [linear, source] : sources_) modules.push_back(linears[linear].path);
     for (const size_t i : match_targets(target ? *target : saved.config, linears))
       wanted.insert(linears[i].path);
+    if (target) {
+      const Sizes targets(*target);
+      for (const std::string_view path : modules)
+        if (wanted.contains(path)) check_scale(sizes_, targets, std::string(path));
+    }
     check_modules(modules, std::move(wanted));
-    if (!target) return;
-    const Sizes targets(*target);
-    for (const std::string_view path : modules) check_scale(sizes_, targets, std::string(path));
   }
 
   // Of all factors.
