@@ -147,6 +147,7 @@ CATCHES = {
     "twinkle/text/template.cpp": "is the answer of check(), which asks why a row cannot be encoded",
     "twinkle/lora/saved_adapter.cpp": "gets the folder's name",
     "twinkle/model/gemma_families/gemma3.cpp": "gets which of the two ropes is wrong",
+    "twinkle/model/families/chatglm.cpp": "gets the names that its config.json has",
     "twinkle/model/config.cpp": "gets the checkpoint's name, and what can be done",
     "twinkle/lora/targets.cpp": "boost tells of a bad expression in no other way",
     "twinkle/kernels/cuda/graph.cpp": "a recording ends whatever its body threw, which goes on",

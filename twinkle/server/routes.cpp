@@ -266,8 +266,9 @@ void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& ser
                     .time_ms = milliseconds_since_1970(),
                     .key_id = caller.key_id,
                     .uses_up = true};
-    command.refused =
-        a->refused.empty() ? services.amounts.refusal(services, caller.owner, adds.amount) : a->refused;
+    command.refused = a->refused.empty()
+                          ? services.amounts.refusal(services, caller.owner, adds.amount)
+                          : a->refused;
     const auto pending =
         command.refused.empty() ? services.amounts.pend(caller.owner, adds) : nullptr;
     // The body is lent, not copied: it may be most of what the service has in memory.

@@ -67,7 +67,7 @@ def test_a_refused_call_keeps_nobody(ranks, fails, text, method):
         gc.enable()
 
 
-class _Untold(Exception):
+class _UntoldError(Exception):
     def __str__(self):
         raise ValueError("no text")
 
@@ -82,15 +82,15 @@ def test_what_cannot_be_sent_or_said_is_told_before_it_is_raised():
             return super()._exchange(what, value)
 
     def fails():
-        raise _Untold
+        raise _UntoldError
 
     with pytest.raises(Exception, match="pickle"):
         Seen().gather("numbers", lambda: None)
-    with pytest.raises(_Untold):
+    with pytest.raises(_UntoldError):
         Seen().agree("numbers", fails)
     assert [sent for sent, _ in told] == [None, None]
     assert "pickle" in told[0][1]
-    assert told[1][1] == "_Untold"
+    assert told[1][1] == "_UntoldError"
     assert Seen().gather("numbers", [1, 2]) == [[1, 2], [1, 2]]
 
 

@@ -260,5 +260,7 @@ def test_a_dict_that_holds_itself_is_refused():
     itself = {}
     itself["in"] = itself
     for value in ({"in": deep}, itself):
-        with pytest.raises(InvalidError, match="^model: given of the loss's arguments has dicts in"):
+        with pytest.raises(
+            InvalidError, match="given of the loss's arguments has dicts in one another"
+        ):
             joined(value, value)

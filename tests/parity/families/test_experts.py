@@ -213,7 +213,10 @@ def test_patterns_and_expressions_keep_ranks_and_scales_in_the_form_that_peft_re
     ("patterns", "why"),
     [
         ({"rank_pattern": {"experts.0.up_proj": 2}}, "has experts of different ranks or scales"),
-        ({"alpha_pattern": {"up_proj": 10}}, "has a gate_proj of scale 1.50* and an up_proj of 2.5"),
+        (
+            {"alpha_pattern": {"up_proj": 10}},
+            "has a gate_proj of scale 1.50* and an up_proj of 2.5",
+        ),
     ],
 )
 def test_who_saves_what_no_stack_of_peft_can_hold_is_warned_and_reads_it_here(

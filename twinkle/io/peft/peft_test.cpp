@@ -61,7 +61,7 @@ TEST(PeftConfig, ComesBackFromJsonWithEveryKindOfTargets) {
 }
 
 TEST(PeftConfig, AllLinearIsKnownHoweverItIsWritten) {
-  const Json object = 
+  const Json object =
       parse_json(R"({"peft_type": "LORA", "r": 2, "target_modules": "All-LINEAR"})", "x");
   EXPECT_EQ(std::get<std::string>(peft_config(object, "F").target_modules), "all-linear");
 }
@@ -118,9 +118,8 @@ TEST(PeftConfig, AcceptsUnusedFeaturesAndRefusesUsedOnesByName) {
         error_of_fields("\"" + field + "\": true"),
         "io: F: field '" + field + "' is true, a feature of peft that Twinkle does not support");
   }
-  for (const std::string field :
-       {"modules_to_save", "layer_replication", "trainable_token_indices",
-        "something_of_tomorrow"}) {
+  for (const std::string field : {"modules_to_save", "layer_replication", "trainable_token_indices",
+                                  "something_of_tomorrow"}) {
     EXPECT_EQ(
         error_of_fields("\"" + field + "\": [1]"),
         "io: F: field '" + field + "' is [1], a feature of peft that Twinkle does not support");

@@ -242,7 +242,8 @@ TEST_F(PeftFormTest, WhatPeftSavedAgainIsRefusedByAnAdapterOfEachExpertsLinears)
 TEST_F(PeftFormTest, AStacksRankAndScaleAreOfItsParametersName) {
   PeftConfig stacks = on(Names{"q_proj"});
   stacks.target_parameters = {"mlp.experts.gate_up_proj", "down_proj"};
-  stacks.rank_pattern = {{R"(experts\.0\.gate_up_proj)", 2}, {R"(\d+\.down_proj)", 4}, {"down_proj", 6}};
+  stacks.rank_pattern = {
+      {R"(experts\.0\.gate_up_proj)", 2}, {R"(\d+\.down_proj)", 4}, {"down_proj", 6}};
   stacks.alpha_pattern = {{R"(\d+\.gate_up_proj)", 7.0}};
   const Drawn adapter = drawn(stacks);
   const Sizes sizes(adapter.config());

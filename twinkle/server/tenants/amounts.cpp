@@ -135,7 +135,8 @@ std::string Amounts::refusal(Services& services, const std::string& owner, Amoun
     const int64_t runs = num_runs(services, owner);
     const std::string of = most_silent_session(services, owner);
     const std::string by_hand =
-        of.empty() ? "" : ", or, of a client that has gone, POST /api/v1/sessions/" + of + "/finish";
+        of.empty() ? ""
+                   : ", or, of a client that has gone, POST /api/v1/sessions/" + of + "/finish";
     if (is_full(runs, quota.max_runs))
       return refused("runs", runs, quota.max_runs,
                      "finish a session whose runs are done (ServiceClient.close(\"success\")" +
