@@ -74,8 +74,8 @@ class Spread(Loss):
 
 
 said = []  # what the ranks have told each other
-gather = model._ranks.gather
-model._ranks.gather = lambda what, value: said.append(what) or gather(what, value)
+exchange = getattr(model._ranks, "_exchange", None)  # one process has none
+model._ranks._exchange = lambda what, value: said.append(what) or exchange(what, value)
 
 
 class Weighed:
@@ -101,9 +101,9 @@ def exchanged(call):
     return said[before[0] :], weighed.lengths[before[1] :]
 
 
-def length_of(what, value, is_agreed=True):
+def length_of(what, value):
     """How many bytes a rank tells that comes to an exchange with this."""
-    return len(pickle.dumps((what, (pickle.dumps(value), None) if is_agreed else value)))
+    return len(pickle.dumps((what, (pickle.dumps(value), None))))
 
 
 def adapter(name, loss, *metrics, **options):
@@ -208,7 +208,7 @@ scores = [np.zeros(len(row["input_ids"]), np.float32) for row in mine(batch)]
 own_lengths = {
     "a batch": length_of("a batch", (mine(batch), None)),
     "a batch that learns": length_of("a batch", (mine(batch), {})),
-    "its scores": length_of("its scores", [scores], is_agreed=False),
+    "its scores": length_of("its scores", [scores]),
     "its step": length_of("its step", None),
 }
 told["exchanges"] = {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -96,28 +97,45 @@ PeftConfig config_of(const Adapter& adapter, const std::set<std::string>& stacks
                      std::span<const LinearShape> linears) {
   PeftConfig out = adapter.config();
   out.share_expert_factors = false;
-  if (stacks.empty()) return out;
-  out.target_modules = named(adapter, stacks, linears);
-  out.target_parameters.clear();
-  const Sizes before(adapter.config()), after(out);
-  std::vector<std::pair<std::string, int64_t>> ranks;
-  std::vector<std::pair<std::string, double>> alphas;
-  std::set<std::string> seen;
-  for (const Factors& factors : adapter.factors()) {
-    const auto expert = expert_path(factors.path);
-    if (!is_stacks(factors, stacks)) continue;
-    for (const std::string& name : parts_of(expert->name)) {
-      const std::string path = path_of(*expert, name);
-      const std::string pattern = expert->module + ".[0-9]+." + name;
-      if (before.rank(factors.path) != after.rank(path) && seen.insert("rank " + pattern).second)
-        ranks.emplace_back(pattern, before.rank(factors.path));
-      if (before.alpha(factors.path) != after.alpha(path) && seen.insert("alpha " + pattern).second)
-        alphas.emplace_back(pattern, before.alpha(factors.path));
-    }
+  if (!stacks.empty()) {
+    out.target_modules = named(adapter, stacks, linears);
+    out.target_parameters.clear();
   }
-  out.rank_pattern.insert(out.rank_pattern.begin(), ranks.begin(), ranks.end());
-  out.alpha_pattern.insert(out.alpha_pattern.begin(), alphas.begin(), alphas.end());
+  const Sizes sizes(adapter.config());
+  std::map<std::string, ExpertSize> experts = experts_of(adapter, linears);
+  for (const Factors& factors : adapter.factors()) {
+    if (!is_stacks(factors, stacks)) continue;
+    const ExpertPath expert = *expert_path(factors.path);
+    for (const std::string& name : parts_of(expert.name))
+      experts[path_of(expert, name)] = {sizes.rank(factors.path), sizes.alpha(factors.path)};
+  }
+  name_sizes_of_experts(out, experts);
   return out;
+}
+
+// Puts before the others what gives experts' linears these values where theirs are `wrong`; one
+// pattern for the experts of a module that all have one.
+template <class T>
+void put_in_front(std::vector<std::pair<std::string, T>>& patterns,
+                  const std::map<std::string, T>& values, const std::set<std::string>& wrong) {
+  std::map<std::string, std::vector<std::string>> modules;  // paths, by pattern
+  for (const auto& [path, value] : values) {
+    const ExpertPath expert = *expert_path(path);
+    modules[expert.module + ".[0-9]+." + expert.name].push_back(path);
+  }
+  std::vector<std::pair<std::string, T>> front;
+  for (const auto& [pattern, paths] : modules) {
+    if (std::ranges::none_of(paths, [&](const std::string& p) { return wrong.contains(p); }))
+      continue;
+    const T first = values.at(paths[0]);
+    if (std::ranges::all_of(paths, [&](const std::string& p) { return values.at(p) == first; })) {
+      front.emplace_back(pattern, first);
+      continue;
+    }
+    for (const std::string& path : paths)
+      if (wrong.contains(path)) front.emplace_back(path, values.at(path));
+  }
+  patterns.insert(patterns.begin(), front.begin(), front.end());
 }
 
 void rename(PeftConfig& config, const std::function<void(std::string&)>& by) {
@@ -157,13 +175,41 @@ void give_mixtrals_names(PeftConfig& config, std::span<PeftEntry> entries) {
     config.target_modules = std::move(modules);
   }
   const PeftConfig theirs = config;
-  const Sizes before(ours), after(theirs);
+  const Sizes before(ours), after(theirs, Sizes::By::kOwn);
   for (const auto& [old, now] : renamed) {
     if (before.rank(old) != after.rank(now))
       config.rank_pattern.emplace(config.rank_pattern.begin(), now, before.rank(old));
     if (before.alpha(old) != after.alpha(now))
       config.alpha_pattern.emplace(config.alpha_pattern.begin(), now, before.alpha(old));
   }
+}
+
+std::map<std::string, ExpertSize> experts_of(const Adapter& adapter,
+                                             std::span<const LinearShape> linears) {
+  const std::set<std::string> stacks = stacks_of(adapter, linears);
+  const Sizes sizes(adapter.config());
+  std::map<std::string, ExpertSize> out;
+  for (const Factors& factors : adapter.factors())
+    if (expert_path(factors.path) && !is_stacks(factors, stacks))
+      out[factors.path] = {sizes.rank(factors.path), sizes.alpha(factors.path)};
+  return out;
+}
+
+void name_sizes_of_experts(PeftConfig& config, const std::map<std::string, ExpertSize>& linears) {
+  const PeftConfig given = config;
+  const Sizes own(given, Sizes::By::kOwn), either(given);
+  std::map<std::string, int64_t> ranks;
+  std::map<std::string, double> alphas;
+  std::set<std::string> of_other_rank, of_other_alpha;
+  for (const auto& [path, size] : linears) {
+    ranks[path] = size.rank;
+    alphas[path] = size.alpha;
+    if (own.rank(path) != size.rank || either.rank(path) != size.rank) of_other_rank.insert(path);
+    if (own.alpha(path) != size.alpha || either.alpha(path) != size.alpha)
+      of_other_alpha.insert(path);
+  }
+  put_in_front(config.rank_pattern, ranks, of_other_rank);
+  put_in_front(config.alpha_pattern, alphas, of_other_alpha);
 }
 
 void take_mixtrals_names(PeftAdapter& saved) {

@@ -4,7 +4,9 @@
 // that experts share is written for each: the same products. Read again, these are factors of their
 // own.
 #pragma once
+#include <map>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "twinkle/io/peft/peft.h"
@@ -22,6 +24,17 @@ struct PerExpert {
 // `linears`: all of the decoder's. The entries borrow the adapter's memory. Of an adapter without
 // experts: its config() and entries().
 PerExpert per_expert(const Adapter& adapter, std::span<const LinearShape> linears);
+
+struct ExpertSize {
+  int64_t rank;
+  double alpha;
+};
+// By path, of the experts' linears that the adapter has as modules.
+std::map<std::string, ExpertSize> experts_of(const Adapter& adapter,
+                                             std::span<const LinearShape> linears);
+// Puts patterns in front by which each of these has its rank and alpha by its own path, too: other
+// programs do not look for the stack's.
+void name_sizes_of_experts(PeftConfig& config, const std::map<std::string, ExpertSize>& linears);
 
 // Linears of Mixtral's experts are called otherwise in files (to_mixtrals_name()).
 bool has_mixtrals_names(const model::Layout& layout);

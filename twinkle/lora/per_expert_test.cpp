@@ -119,15 +119,17 @@ TEST_P(PerExpertTest, RanksAndScalesOfAllPatternsStayUnderEitherNames) {
   const auto with = [](std::variant<Names, std::string> modules) {
     return PeftConfig{.rank = kRank, .alpha = 6, .target_modules = std::move(modules)};
   };
-  std::vector<PeftConfig> configs(3, with(Names{"q_proj", "gate_proj", "up_proj", "down_proj"}));
+  std::vector<PeftConfig> configs(4, with(Names{"q_proj", "gate_proj", "up_proj", "down_proj"}));
   configs[0].rank_pattern = {{"w2", 2}, {"layers.1.mlp.*", 3}};
   configs[0].alpha_pattern = {{"w2", 64}, {"(gate|up)_proj", 3}};
   configs[1].rank_pattern = {{R"(experts\.1\.gate_proj)", 2}};
   configs[1].alpha_pattern = {{R"(.*\.down_proj)", 1}};
   configs[2].target_modules = R"(.*(q_proj|experts\.\d+\.(gate_proj|up_proj)))";
+  configs[3].rank_pattern = {{R"(experts\.1\.down_proj)", 2}, {"experts.down_proj", 3}};
+  configs[3].alpha_pattern = {{R"(mlp\.experts\.gate_up_proj)", 2}, {"down_proj", 2}, {"w2", 64}};
   configs.push_back(stacks());
-  configs[3].alpha_pattern.emplace_back(R"(experts\.1\.gate_proj)", 64);
-  configs[3].rank_pattern.emplace_back(R"(experts\.2\.up_proj)", 2);
+  configs[4].alpha_pattern.emplace_back(R"(experts\.1\.gate_proj)", 64);
+  configs[4].rank_pattern.emplace_back(R"(experts\.2\.up_proj)", 2);
   for (const PeftConfig& config : configs) {
     const Drawn from = adapter(config);
     std::map<std::string, const Factors*> factors;
@@ -136,7 +138,9 @@ TEST_P(PerExpertTest, RanksAndScalesOfAllPatternsStayUnderEitherNames) {
       if (mixtrals && GetParam()) continue;  // it has no dense layers
       auto [written, entries] = per_expert(from, shapes_);
       if (mixtrals) give_mixtrals_names(written, entries);
-      const Sizes told(written);
+      // As peft looks for them in the file: the first pattern of a module's own path.
+      const PeftConfig kept = peft_config(json_of(written), "written");
+      const Sizes told(kept, Sizes::By::kOwn);
       write_peft(scratch_.path(), written, entries);
       const SavedAdapter saved = read_back();
       EXPECT_EQ(saved.modules.size(), entries.size());
@@ -152,7 +156,7 @@ TEST_P(PerExpertTest, RanksAndScalesOfAllPatternsStayUnderEitherNames) {
         if (mixtrals && expert) to_mixtrals_name(theirs);
         EXPECT_EQ(module.a.size(0), rank) << module.path;
         EXPECT_EQ(after.scale(module.path), of->second->f.scale) << module.path;
-        EXPECT_EQ(told.rank(theirs), rank) << theirs << ", which peft looks for";
+        EXPECT_EQ(told.rank(theirs), rank) << theirs;
         EXPECT_EQ(told.scale(theirs), of->second->f.scale) << theirs;
       }
     }

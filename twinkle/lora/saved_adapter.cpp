@@ -29,10 +29,6 @@ namespace {
           path,
           ", Tinker's name of the head, which is lm_head here: rename its tensors to lm_head "
           "and name lm_head in target_modules");
-  require(!path.ends_with("gate_up_proj"), Code::kInvalid, "lora: the saved adapter has module ",
-          path,
-          ", one pair for gate_proj and up_proj, as peft saves what it read here, and this one has "
-          "one for each: create the adapter from that directory instead");
   fail(Code::kInvalid, "lora: the saved adapter has module ", path,
        ", which this model does not have or the adapter's config does not target: is it of another "
        "base model?");
@@ -69,7 +65,15 @@ bool shares_factors(const PeftAdapter& saved) {
 
 void check_modules(std::span<const std::string_view> saved, std::set<std::string_view> wanted) {
   for (const std::string_view module : saved) {
-    if (wanted.erase(module) == 0) refuse_module(std::string(module));
+    if (wanted.erase(module) > 0) continue;
+    const std::string path(module);
+    const auto expert = expert_path(path);
+    const bool is_both = expert && expert->name == "gate_up_proj" &&
+                         wanted.contains(path.substr(0, path.rfind('.') + 1) + "gate_proj");
+    require(!is_both, Code::kInvalid, "lora: the saved adapter has module ", path,
+            ", one pair for gate_proj and up_proj, as peft saves what it read of a save from here, "
+            "and this one has one for each: create the adapter from that directory instead");
+    refuse_module(path);
   }
   require(wanted.empty(), Code::kInvalid, "lora: the saved adapter has no module ",
           wanted.empty() ? "" : *wanted.begin(),
@@ -267,8 +271,8 @@ PeftForm own_form(const PeftConfig& own, std::span<const LinearShape> linears) {
     return peft_form(own, linears);
   } catch (const Error& e) {
     fail(e.code, e.what(),
-         "; that is what twinkle_adapter in the metadata of adapter_model.safetensors says: remove "
-         "it, and the file is read as peft reads it");
+         "; that is what twinkle_adapter in the metadata of adapter_model.safetensors says: is it "
+         "of another base model? If not, remove it, and the file is read as peft reads it");
   }
 }
 

@@ -120,12 +120,11 @@ boost::regex pattern_of(const char* field, const std::string& text) {
   }
 }
 
-// An expert's linear has its own path, and its stack's.
 template <class T>
 T first_match(const std::vector<std::pair<boost::regex, T>>& patterns, const std::string& path,
-              T otherwise) {
+              Sizes::By by, T otherwise) {
   if (patterns.empty()) return otherwise;
-  const auto expert = expert_path(path);
+  const auto expert = by == Sizes::By::kOwn ? std::nullopt : expert_path(path);
   const std::string stack = expert ? expert->parameter() : path;
   for (const auto& [pattern, value] : patterns) {
     if (matches_by_a_name(path, pattern) || matches_by_a_name(stack, pattern)) return value;
@@ -157,15 +156,42 @@ std::optional<std::vector<std::string>> names_for(const boost::regex& pattern,
   return by_other ? std::optional(std::move(matched)) : std::nullopt;
 }
 
-// Puts these names in place of each pattern that has some.
+// Puts before the others patterns that give these of all names their values, and match no others.
+template <class T>
+void put_in_front(std::vector<std::pair<std::string, T>>& patterns,
+                  const std::map<std::string, T>& values, const std::set<std::string>& all) {
+  std::map<T, std::vector<std::string>> by_value;
+  for (const auto& [name, value] : values) by_value[value].push_back(name);
+  std::vector<std::pair<std::string, T>> front;
+  for (const auto& [value, names] : by_value) {
+    std::vector<std::string> others;
+    std::ranges::set_difference(all, names, std::back_inserter(others));
+    for (std::string& name : shortest_names(names, others, 3))
+      front.emplace_back(std::move(name), value);
+  }
+  patterns.insert(patterns.begin(), front.begin(), front.end());
+}
+
+// Puts these names in place of each pattern that has some, or the same pattern of the other path
+// where that matches these and no more.
 template <class T>
 void use_names(const char* field, std::vector<std::pair<std::string, T>>& patterns,
                std::span<const std::string> names) {
   std::vector<std::pair<std::string, T>> out;
   for (const auto& [text, value] : patterns) {
     const auto matched = names_for(pattern_of(field, text), names);
-    if (!matched) out.emplace_back(text, value);
-    for (const std::string& name : matched.value_or(std::vector<std::string>()))
+    if (!matched) {
+      out.emplace_back(text, value);
+      continue;
+    }
+    const std::string moved = other_path(text);
+    const boost::regex pattern = pattern_of(field, moved);
+    const std::set<std::string> wanted(matched->begin(), matched->end());
+    const bool is_same = !moved.empty() && std::ranges::all_of(names, [&](const std::string& name) {
+      return matches(name, pattern) == wanted.contains(name);
+    });
+    if (is_same) out.emplace_back(moved, value);
+    for (const std::string& name : is_same ? std::vector<std::string>() : *matched)
       out.emplace_back(name, value);
   }
   patterns = std::move(out);
@@ -173,7 +199,7 @@ void use_names(const char* field, std::vector<std::pair<std::string, T>>& patter
 
 }  // namespace
 
-Sizes::Sizes(const PeftConfig& config) : config_(config) {
+Sizes::Sizes(const PeftConfig& config, By by) : config_(config), by_(by) {
   check_options(config);
   auto patterns = std::make_unique<Patterns>();
   for (const auto& [text, rank] : config.rank_pattern)
@@ -186,11 +212,11 @@ Sizes::Sizes(const PeftConfig& config) : config_(config) {
 Sizes::~Sizes() = default;
 
 int64_t Sizes::rank(const std::string& path) const {
-  return first_match(patterns_->ranks, path, config_.rank);
+  return first_match(patterns_->ranks, path, by_, config_.rank);
 }
 
 double Sizes::alpha(const std::string& path) const {
-  return first_match(patterns_->alphas, path, config_.alpha);
+  return first_match(patterns_->alphas, path, by_, config_.alpha);
 }
 
 double Sizes::scale(const std::string& path) const {
@@ -285,8 +311,11 @@ void name_sizes_of_stacks(PeftConfig& config, std::span<const LinearShape> linea
     if (const double alpha = sizes.alpha(parameter); sizes.alpha(path) != alpha)
       alphas.emplace(parameter, alpha);
   }
-  config.rank_pattern.insert(config.rank_pattern.begin(), ranks.begin(), ranks.end());
-  config.alpha_pattern.insert(config.alpha_pattern.begin(), alphas.begin(), alphas.end());
+  std::set<std::string> parameters;  // of all stacks
+  for (const LinearShape& linear : linears)
+    if (const auto expert = expert_path(linear.path)) parameters.insert(expert->parameter());
+  put_in_front(config.rank_pattern, ranks, parameters);
+  put_in_front(config.alpha_pattern, alphas, parameters);
 }
 
 PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears) {

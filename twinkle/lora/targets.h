@@ -54,8 +54,11 @@ bool targets_head(const PeftConfig& config);
 // config itself.
 class Sizes {
  public:
+  // Of an expert's linear patterns match the stack's path, too, or, as other programs have it, its
+  // own alone.
+  enum class By { kEither, kOwn };
   // Error kInvalid: a pattern that is no regular expression, a rank or an alpha out of range.
-  explicit Sizes(const PeftConfig& config);
+  explicit Sizes(const PeftConfig& config, By by = By::kEither);
   ~Sizes();
   Sizes(const Sizes&) = delete;
   Sizes& operator=(const Sizes&) = delete;
@@ -67,6 +70,7 @@ class Sizes {
  private:
   struct Patterns;
   const PeftConfig& config_;  // must outlive it
+  const By by_;
   std::unique_ptr<const Patterns> patterns_;
 };
 

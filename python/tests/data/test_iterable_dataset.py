@@ -120,6 +120,24 @@ def test_loaders_batch_skip_and_go_on():
         len(loader)
     with pytest.raises(InvalidError, match="shuffle is True, but the dataset is a stream"):
         DataLoader(rows, batch_size=4, shuffle=True)
+
+    class Breaks:
+        """Once, at its second row."""
+
+        fails = True
+
+        def __iter__(self):
+            for row in numbers(6):
+                if self.fails and row["i"] == 1:
+                    self.fails = False
+                    raise OSError("no network")
+                yield row
+
+    loader = DataLoader(Breaks(), batch_size=2)
+    loader.resume_from_checkpoint(4)
+    with pytest.raises(OSError, match="no network"):
+        epoch()
+    assert epoch() == [[4, 5]] and loader.get_state()["consumed_train_samples"] == 6
     empty = DataLoader(IterableDataset(DatasetMeta(data=[])), batch_size=1)
     with pytest.raises(InvalidError, match="the dataset has no rows: its source is empty"):
         list(empty)

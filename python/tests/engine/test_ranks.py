@@ -1,6 +1,7 @@
 """What is left of a call that ranks refuse, and of engines that their scripts have dropped."""
 
 import gc
+import json
 import weakref
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from twinkle.engine import engine
 from twinkle.engine.ranks import Ranks, _Several
 from twinkle.errors import InvalidError
 from twinkle.remote.group import Pending
+from twinkle.remote.messages import Failure
 
 
 class _Two(_Several):
@@ -115,6 +117,33 @@ def test_an_error_that_a_remote_call_raises_keeps_nobody_who_has_caught_it():
     finally:
         gc.enable()
     assert seen == [("no", ["In the worker"])] * 2
+
+
+def test_a_worker_tells_an_error_whose_text_cannot_be_made():
+    """Else the worker counts a failure of which the driver does not hear."""
+    pytest.importorskip("ray")
+    failure = Failure.of(_UntoldError())
+    assert (failure.pickled, failure.text) == (None, "_UntoldError")
+    assert str(failure.exception("rank 1")) == "infra: _UntoldError (rank 1)"
+
+
+class _StatusError(Exception):
+    def __init__(self, code):
+        super().__init__(f"status {int(code)}")
+
+
+def test_a_copied_error_is_what_was_raised():
+    """Also of classes that are not made of what they keep."""
+    with pytest.raises(json.JSONDecodeError) as raised:
+        json.loads("[")
+    for error in (raised.value, _StatusError(3), InvalidError("no"), KeyError("x")):
+        error.args = (f"{error.args[0]} (rank 0)", *error.args[1:])
+        error.add_note("In the worker")
+        pending = Pending(None, {}, "f", "train.py:1")
+        pending.error = error
+        with pytest.raises(type(error)) as raised:
+            pending.check()
+        assert (raised.value.args, raised.value.__notes__) == (error.args, ["In the worker"])
 
 
 @pytest.mark.parametrize("order", [range(6), range(5, -1, -1), (3, 0, 5, 1, 4, 2)])

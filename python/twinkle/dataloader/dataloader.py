@@ -135,7 +135,10 @@ class DataLoader:
     def _batches(self, loop):
         while True:
             if loop is not self._loop:
-                raise InvalidError("dataloader: this epoch ended when another one was started")
+                raise InvalidError(
+                    "dataloader: this epoch ended when another one was started, or by "
+                    "skip_consumed_samples"
+                )
             batch = self._loader.next()
             if not batch:
                 require(self._indexed or not self._loader.empty, f"dataloader: {EMPTY}")

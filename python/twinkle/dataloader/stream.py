@@ -36,15 +36,16 @@ class StreamLoader:
         """
         del epoch
         self.empty = True
-        rest, self._skip = self._skip, 0
+        rest = self._skip
         self._rows = iter(self._dataset)
         while rest:
             held = self._pass(rest)
             if held is None:
-                return
+                break
             require(held, "dataloader: the dataset has no rows, so none can be skipped")
             rest -= held
             self._rows = iter(self._dataset)
+        self._skip = 0  # not before: what reading raises leaves them to the next loop
 
     def _pass(self, count):
         """Leaves out `count` rows of this epoch; or gives the number of rows in its batches, where

@@ -105,9 +105,7 @@ class _Several(Ranks):
             own, told = make()
             sent = pickle.dumps(told)  # what can't be sent is told like other errors
         except Exception as error:
-            failed, why = error, type(error).__name__
-            with suppress(Exception):  # of a user's error the text, too, is the user's
-                why += f": {error}"
+            failed, why = error, _text_of(error)
         try:
             of_ranks = self._exchange(what, (sent, why))
             if failed is not None:
@@ -152,13 +150,20 @@ def waits_at(watch, place):
         warner.join()
 
 
+def _text_of(error):
+    out = type(error).__name__
+    with suppress(Exception):  # of a user's error the text, too, is the user's
+        out += f": {error}"
+    return out
+
+
 def tell_end(watch, rank):
     """The other ranks of a watch hear how this one's script has ended."""
     error = getattr(sys, "last_value", None)
     if error is None:
         watch.end()
     else:
-        text = f"{type(error).__name__}: {error}"
+        text = _text_of(error)
         watch.fail("", f"infra: rank {rank} has ended with {text}")
         _tell_torchrun(text)
 

@@ -47,7 +47,7 @@ class Pending:
         """Raises what the call has raised, where that is known: a copy, since an error holds the
         frames that it went through, and those would hold the call and so the error."""
         if self.error is not None:
-            raise copy.copy(self.error)
+            raise _copied(self.error)
 
     def left(self):
         """{reference: rank} of the workers that have not answered."""
@@ -461,6 +461,17 @@ def settled(*groups):
             raise
     finally:
         lock.release()
+
+
+def _copied(error):
+    """An equal one that nobody has raised; itself, where its class makes none."""
+    try:
+        out = copy.copy(error)
+        out.args = error.args  # not all classes are made of what they keep
+        vars(out).update(vars(error))
+    except Exception:
+        return error.with_traceback(None)
+    return out
 
 
 def _says_less(error):

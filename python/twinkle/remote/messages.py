@@ -46,12 +46,14 @@ class Failure:
         from ray import cloudpickle
 
         trace = "".join(traceback.format_exception(error))
+        text = type(error).__name__
         try:
+            text += f": {error}"  # which is the user's
             pickled = cloudpickle.dumps(error)
             pickle.loads(pickled)
         except Exception:  # its class may take other arguments than it keeps
             pickled = None
-        return cls(pickled, f"{type(error).__name__}: {error}", trace)
+        return cls(pickled, text, trace)
 
     def exception(self, where):
         """The exception, with `where` it happened in its text."""

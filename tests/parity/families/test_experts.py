@@ -228,7 +228,7 @@ def test_who_saves_what_no_stack_of_peft_can_hold_is_warned_and_reads_it_here(
     made.save(tenant=ours.TENANT, directory=str(tmp_path)).result()
     said = capfd.readouterr().err
     assert re.search(rf"peft cannot read the adapter of tenant '{ours.TENANT}': .* {why}", said)
-    assert "one rank to all experts of a stack" in said
+    assert "one rank and one scale to all experts of a stack" in said
     equal_scores(made, ours.engine(case.twin, directory=str(tmp_path)), case)
 
 

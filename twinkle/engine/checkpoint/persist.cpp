@@ -348,12 +348,15 @@ void hold_adapter(HeldSave& out, const Save& operation, lora::Pool& pool,
   if (layout.has_stacked_experts && !operation.as_is)
     form = lora::peft_form(adapter.config(), linears);
   if (!form.missing.empty())
-    TORCH_WARN("engine: save: peft cannot read the adapter of tenant '", operation.tenant,
-               "': ", form.missing,
-               ", and its stacks have one of each; it is saved with factors of each "
-               "expert, which are read here. For peft, give one rank to all experts of a stack, "
-               "and to gate_proj and up_proj scales of which one is 1, 2, 4, ... times the other");
+    TORCH_WARN(
+        "engine: save: peft cannot read the adapter of tenant '", operation.tenant,
+        "': ", form.missing,
+        ", and its stacks have one of each; it is saved with factors of each "
+        "expert, which are read here. For peft, give one rank and one scale to all experts of a "
+        "stack, and to gate_proj and up_proj scales of which one is 1, 2, 4, ... times the other");
   out.config = form.config;
+  if (!layout.has_stacked_experts)
+    lora::name_sizes_of_experts(out.config, lora::experts_of(adapter, linears));
   out.entries = form.is_own ? adapter.entries() : lora::peft_entries(adapter, form, linears);
   if (!form.is_own) out.own = adapter.config();
 }

@@ -72,16 +72,19 @@ void add_imports(std::string_view text, std::vector<std::string>& out) {
     return;
   }
   line = without_blanks(line.substr(kImport.size()));
-  if (line.starts_with('(')) {
-    line = text.substr(static_cast<size_t>(line.data() - text.data()) + 1);
-    line = line.substr(0, line.find(')'));
-  }
+  const bool in_brackets = line.starts_with('(');
+  if (in_brackets) line = text.substr(static_cast<size_t>(line.data() - text.data()) + 1);
   while (true) {
     line = without_comments(line);
-    out.emplace_back(leading_name(line));
-    const size_t comma = line.find(',');
-    if (comma == std::string_view::npos) return;
-    line.remove_prefix(comma + 1);
+    const std::string_view name = leading_name(line);
+    out.emplace_back(name);
+    line = without_comments(line.substr(name.size()));
+    if (line.starts_with("as")) {
+      line = without_comments(line.substr(2));
+      line = without_comments(line.substr(leading_name(line).size()));
+    }
+    if (!line.starts_with(',')) return;
+    line.remove_prefix(1);
   }
 }
 

@@ -31,7 +31,7 @@ TEST(ModelCode, IsWhatAnAutoMapNamesAndWhatThatImportsFromBesideIt) {
              "from .a import itself");
   write_text(dir / "c.py", "  from .d import (\n  train)\nfrom . import e as train, f\nfrom");
   write_text(dir / "f.py",
-             "from . import (  # two\r\n    h as train,\r\n    i,\r\n)\nfrom . import (");
+             "from . import (  # two (2)\r\n    h as train,\r\n    i,\r\n)\nfrom . import (");
   EXPECT_EQ(model_code_in(dir.path()),
             (Names{"a.py", "b.py", "c.py", "d.py", "e.py", "f.py", "h.py", "i.py"}));
 }

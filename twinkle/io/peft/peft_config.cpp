@@ -148,7 +148,7 @@ std::vector<std::pair<std::string, T>> pattern_of(const Json& object, std::strin
 template <class T>
 Json json_of_pattern(const std::vector<std::pair<std::string, T>>& pattern) {
   JsonObject out;
-  for (const auto& [name, number] : pattern) out[name] = number;
+  for (const auto& [name, number] : pattern) out.emplace(name, number);  // the first counts
   return out;
 }
 

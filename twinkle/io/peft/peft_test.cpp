@@ -101,6 +101,13 @@ TEST(Peft, ModulesOfTinkersHaveAllExpertsFactors) {
     EXPECT_FALSE(is_tinkers(module)) << module;
 }
 
+TEST(PeftConfig, OfTwoEqualPatternsTheFirstIsKeptAsItIsTheOneThatCounts) {
+  PeftConfig config = config_of_rank_two();
+  config.rank_pattern = {{"q", 3}, {"q", 5}};
+  EXPECT_EQ(peft_config(json_of(config), "F").rank_pattern,
+            (std::vector<std::pair<std::string, int64_t>>{{"q", 3}}));
+}
+
 TEST(PeftConfig, KeepsPatternsInTheirOrder) {
   PeftConfig config{.target_modules = "all-linear"};
   config.rank_pattern = {{"v_proj", 4}, {"a", 2}};

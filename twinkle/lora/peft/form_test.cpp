@@ -236,6 +236,23 @@ TEST_F(PeftFormTest, WhatPeftSavedAgainIsRefusedByAnAdapterOfEachExpertsLinears)
               read_adapter(scratch_.path(), shapes_, {}, &adapter.config());
             }).find("experts.0.gate_up_proj, one pair for gate_proj and up_proj"),
             std::string::npos);
+  // Of a q_proj alone that is no help.
+  const PeftConfig other = on(Names{"q_proj"});
+  EXPECT_EQ(invalid_of([&] {
+              read_adapter(scratch_.path(), shapes_, {}, &other);
+            }).find("one pair for gate_proj"),
+            std::string::npos);
+}
+
+TEST_F(PeftFormTest, AModuleTooManyIsNamedBeforeItsRank) {
+  PeftConfig two = on(Names{"q_proj", "v_proj"}), one = on(Names{"q_proj"});
+  two.rank_pattern = {{"v_proj", 2}};
+  const Drawn adapter = drawn(two);
+  write_peft(scratch_.path(), adapter.config(), adapter.entries());
+  EXPECT_NE(invalid_of([&] {
+              read_adapter(scratch_.path(), shapes_, {}, &one);
+            }).find("has module model.layers.0.self_attn.v_proj, which this model does not have"),
+            std::string::npos);
 }
 
 // peft looks for a parameter's name alone.

@@ -70,6 +70,7 @@ struct RunState {
   std::string key_id;                   // of the key that made it, if keys were asked for
   int64_t last_ms = 0;                  // since 1970, when its last request was accepted
   std::map<std::string, bool> trains;   // groups of modules, by "train_attn" and the like
+  bool is_unloaded = false;             // made, but not loaded with what it was to begin with
 
   static constexpr auto fields() {
     return std::tuple{field(1, "id", &RunState::id),
@@ -88,7 +89,8 @@ struct RunState {
                       field(14, "refused_before", &RunState::refused_before),
                       field(15, "key_id", &RunState::key_id),
                       field(16, "last_ms", &RunState::last_ms),
-                      field(17, "trains", &RunState::trains)};
+                      field(17, "trains", &RunState::trains),
+                      field(18, "is_unloaded", &RunState::is_unloaded)};
   }
 };
 

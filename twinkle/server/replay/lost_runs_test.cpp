@@ -48,6 +48,8 @@ TEST_F(LostRunsTest, ARunWhoseCheckpointWasRemovedIsLostByNameAndTheOthersGoOn) 
                           ", with which it began, was removed; put it back and start the server "
                           "again, or make another run";
   EXPECT_EQ(services_->operations.lost(), (std::map<std::string, std::string>{{id, why}}));
+  const std::string owner = services_->runs.find(id)->owner;
+  EXPECT_EQ(services_->amounts.num_runs(*services_, owner), 1) << "the first";
   EXPECT_EQ(result(done_before).body, told);
   // A client knows it by its path.
   const std::string told_why = "server: the run '" + id + "' is lost: the checkpoint in tinker://" +

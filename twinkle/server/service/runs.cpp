@@ -80,7 +80,8 @@ std::optional<std::vector<RunState>> Runs::state(const std::filesystem::path& st
           .refused_before = run.refused_before.ranges(),
           .key_id = run.key_id,
           .last_ms = run.last_ms,
-          .trains = run.trains};
+          .trains = run.trains,
+          .is_unloaded = run.is_unloaded};
     for (const auto& [seq_id, refusal] : run.refused)
       to.refused.push_back({seq_id, refusal.why, refusal.breaks_window, refusal.is_told});
     // What failed before requests in front of it had ended is told, so it is not carried.
@@ -107,6 +108,7 @@ void Runs::restore(const RunState& from, const std::filesystem::path& state) {
   run.given = from.next - 1;
   run.num_published = from.num_published;
   run.is_made = from.is_made;
+  run.is_unloaded = from.is_unloaded;
   if (from.is_lost)
     operations_.lose(from.id, "server: the run '" + from.id +
                                   "' is lost: the checkpoint with which it began was removed; make "
@@ -241,6 +243,7 @@ void Runs::start(Run& run, int64_t seq_id, const std::shared_ptr<Pending>& pendi
     if (on_end) on_end(ended);
     snapshots_.ended(id, seq_id);
     if (creates) runs_.at(id).is_made = !ended.failed;
+    if (seq_id == 0 && !creates) runs_.at(id).is_unloaded = ended.failed;
     end(id, seq_id, accumulates, ended);
   };
   operations_.start(pending, is_covered);

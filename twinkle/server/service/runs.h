@@ -49,7 +49,8 @@ struct Run {
   int64_t given = 0;                   // the last number that the engine has been given
   std::map<int64_t, Running> running;  // that have had their turn and not ended
   int64_t num_creating = 0;            // operations that make the run, which have not ended
-  bool is_made = false;                // the engine has it
+  bool is_made = false;                // the engine has it, ...
+  bool is_unloaded = false;            // ... but not what it was to begin with: its load failed
   int64_t num_published = 0;           // versions, which the engine counts likewise
   std::set<std::string> saved;         // KIND/NAME of saves that were accepted
   std::map<int64_t, std::filesystem::path> folders;  // of saves that have not ended

@@ -25,20 +25,22 @@ std::string refused(const std::string& what, int64_t has, int64_t limit,
          std::to_string(limit) + "; " + remedy;
 }
 
-// Whether it counts, or will not: one whose making has failed never was, and one that is lost is
-// no more.
+// Whether it counts: one whose making has failed never was, and one that is lost is no more.
 bool is_there(const Services& services, const Run& run) {
-  return !run.finished && (run.is_made || run.num_creating > 0) &&
+  return !run.finished && !run.is_unloaded && (run.is_made || run.num_creating > 0) &&
          !services.operations.lost().contains(run.id);
 }
 
-// Of the run whose last request is the oldest, or "".
+// Whose runs' last request is the oldest, or "".
 std::string most_silent_session(const Services& services, const std::string& owner) {
-  const Run* out = nullptr;
-  for (const auto& [id, run] : services.runs.all())
-    if (run.owner == owner && is_there(services, run) && (!out || run.last_ms < out->last_ms))
-      out = &run;
-  return out ? out->id.substr(0, out->id.find(':')) : "";
+  std::map<std::string, int64_t> last;  // by session
+  for (const auto& [id, run] : services.runs.all()) {
+    if (run.owner != owner || !is_there(services, run)) continue;
+    int64_t& of = last[id.substr(0, id.find(':'))];
+    of = std::max(of, run.last_ms);
+  }
+  const auto out = std::ranges::min_element(last, {}, [](const auto& at) { return at.second; });
+  return out == last.end() ? "" : out->first;
 }
 
 int64_t num_named(const Services& services, const std::string& owner) {
@@ -133,14 +135,15 @@ std::string Amounts::refusal(Services& services, const std::string& owner, Amoun
   const auto is_full = [](int64_t has, int64_t limit) { return limit > 0 && has >= limit; };
   if (adds == Amount::kRun && quota.max_runs > 0) {
     const int64_t runs = num_runs(services, owner);
-    const std::string of = most_silent_session(services, owner);
-    const std::string by_hand =
-        of.empty() ? ""
-                   : ", or, of a client that has gone, POST /api/v1/sessions/" + of + "/finish";
-    if (is_full(runs, quota.max_runs))
+    if (is_full(runs, quota.max_runs)) {
+      const std::string of = most_silent_session(services, owner);
+      const std::string by_hand =
+          of.empty() ? ""
+                     : ", or, of a client that has gone, POST /api/v1/sessions/" + of + "/finish";
       return refused("runs", runs, quota.max_runs,
                      "finish a session whose runs are done (ServiceClient.close(\"success\")" +
                          by_hand + "), or ask the operator for a higher limit");
+    }
   }
   if (adds == Amount::kAdapter && quota.max_adapters > 0) {
     const int64_t adapters = num_adapters(services, owner);
@@ -275,6 +278,9 @@ void Amounts::take(const Measured& measured) {
     if (bytes != measured.bytes.end()) {
       has.bytes += bytes->second - std::exchange(has.folders[folder], bytes->second);
       if (bytes->second == 0) has.folders.erase(folder);  // it is gone
+      // Of what was saved while it was measured: measured again, and counted once until then.
+      if (const auto again = has.changed.find(folder); again != has.changed.end())
+        again->second = 0;
       continue;
     }
     const auto most = has.measuring.find(folder);

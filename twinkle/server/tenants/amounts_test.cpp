@@ -1,6 +1,7 @@
 // What a tenant's limits by amount refuse, and that a start refuses the same.
 #include "twinkle/server/tenants/amounts.h"
 
+#include <future>
 #include <new>
 
 #include "twinkle/engine/heap_shortage_for_test.h"
@@ -69,14 +70,12 @@ class AmountsTest : public ServiceTest {
 constexpr int64_t kHeaders = (64 << 10) + 2048;
 constexpr int64_t kCheckpointBytes = 96000 + kHeaders, kForSamplersBytes = 32000 + kHeaders;
 
-// Where one of these sessions has the run; "": it is being made.
+// Where this session has the run.
 std::string one_run(const std::string& session) {
   return "server: this tenant has 1 runs, its limit is 1; finish a session whose runs are done "
-         "(ServiceClient.close(\"success\")" +
-         (session.empty()
-              ? ""
-              : ", or, of a client that has gone, POST /api/v1/sessions/" + session + "/finish") +
-         "), or ask the operator for a higher limit";
+         "(ServiceClient.close(\"success\"), or, of a client that has gone, POST "
+         "/api/v1/sessions/" +
+         session + "/finish), or ask the operator for a higher limit";
 }
 
 TEST_F(AmountsTest, OneRunTooManyIsRefusedUntilASessionIsFinished) {
@@ -125,6 +124,65 @@ TEST_F(AmountsTest, ARunWhoseMakingHasFailedIsNone) {
   EXPECT_EQ(services_->amounts.num_runs(*services_, "alice"), 2);
 }
 
+TEST_F(AmountsTest, ARunThatWasMadeAndNotLoadedIsNone) {
+  options_.truncation.journal_bytes = 1;
+  restart();
+  const std::string s = session(key_), run = text(result(create(s), key_), "model_id");
+  const std::string path = text(result(save("save_weights", run, 1, "a"), key_), "path");
+  backend_->on_check = [](const engine::Operation& operation) {
+    if (std::holds_alternative<engine::Load>(operation)) fail(Code::kInvalid, "no optimizer");
+  };
+  const Json body = {{"session_id", s}, {"model_seq_id", 1}, {"path", path}, {"optimizer", true}};
+  EXPECT_NE(failure(post("/api/v1/load_weights", body, key_), key_).body.find("no optimizer"),
+            std::string::npos);
+  backend_->on_check = nullptr;
+  EXPECT_EQ(services_->amounts.num_runs(*services_, "alice"), 1);
+  for (int i = 0; i < 2; ++i) {  // from the records' state, and from the state's
+    ASSERT_TRUE(truncate(key_));
+    restart();
+    EXPECT_EQ(services_->amounts.num_runs(*services_, "alice"), 1);
+    EXPECT_EQ(services_->runs.all().size(), 2u);
+  }
+}
+
+TEST_F(AmountsTest, TheSessionWhoseRunsHaveHadNoRequestForLongestIsNamed) {
+  const std::string a = session(key_), b = session(key_);
+  const auto made = [&](const std::string& in, int64_t number, int64_t last_ms) {
+    const std::string run = text(result(create(in, number), key_), "model_id");
+    services_->runs.find(run)->last_ms = last_ms;
+  };
+  made(a, 0, 1), made(b, 0, 2), made(a, 1, 3);
+  limit([](store::Quota& q) { q.max_runs = 3; });
+  EXPECT_NE(detail(create(b, 1)).find("/sessions/" + b + "/finish"), std::string::npos);
+}
+
+TEST_F(AmountsTest, WhatIsSavedWhileItsRunIsMeasuredCountsOnce) {
+  limit([](store::Quota& q) { q.max_disk = 1 << 20; });
+  const std::string run = text(result(create(session(key_)), key_), "model_id");
+  const auto folder = dir_ / "checkpoints" / run / "weights" / "a";
+  const auto measured = [&] { return services_->amounts.num_bytes(*services_, "alice"); };
+  bool is_over = false;
+  const auto measure = [&] {
+    services_->amounts.measure(*services_, "alice", Amount::kCheckpoint, [&] { is_over = true; });
+  };
+  std::promise<void> goes;
+  services_->disk.run([goes = goes.get_future().share()] { goes.wait(); });
+  measure();
+  std::filesystem::create_directories(folder);
+  write_text(folder / "file", std::string(500, 'x'));
+  services_->amounts.changed(run, folder, 1000);
+  EXPECT_EQ(coming(), 1000);
+  goes.set_value();
+  EXPECT_TRUE(loop_->run_until([&] { return is_over; }));
+  EXPECT_EQ(measured(), 500);
+  EXPECT_EQ(coming(), 0);
+  write_text(folder / "file", std::string(700, 'x'));
+  is_over = false;
+  measure();
+  EXPECT_TRUE(loop_->run_until([&] { return is_over; }));
+  EXPECT_EQ(measured(), 700) << "as it was by then";
+}
+
 TEST_F(AmountsTest, OfTwoThatComeAtOnceOneIsRefused) {
   go_on();
   limit([](store::Quota& q) { q.max_runs = 1; });
@@ -135,7 +193,7 @@ TEST_F(AmountsTest, OfTwoThatComeAtOnceOneIsRefused) {
   const auto a = send(request_of(first)), b = send(request_of(second));
   EXPECT_TRUE(loop_->run_until([&] { return a->has_value() && b->has_value(); }));
   EXPECT_EQ((*a)->status, 200);
-  EXPECT_EQ(detail(**b), one_run(""));
+  EXPECT_NE(detail(**b).find("this tenant has 1 runs, its limit is 1;"), std::string::npos);
 }
 
 TEST_F(AmountsTest, ARefusalIsOneAfterARestartWithOtherLimitsAndSoIsWhatWasTaken) {
