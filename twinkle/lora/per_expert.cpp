@@ -113,8 +113,8 @@ PeftConfig config_of(const Adapter& adapter, const std::set<std::string>& stacks
   return out;
 }
 
-// Puts before the others what gives experts' linears these values where theirs are `wrong`; one
-// pattern for the experts of a module that all have one.
+// Puts before the others what gives experts' linears these values where theirs are `wrong`: a
+// pattern for most experts of a module, behind those of single ones.
 template <class T>
 void put_in_front(std::vector<std::pair<std::string, T>>& patterns,
                   const std::map<std::string, T>& values, const std::set<std::string>& wrong) {
@@ -127,13 +127,13 @@ void put_in_front(std::vector<std::pair<std::string, T>>& patterns,
   for (const auto& [pattern, paths] : modules) {
     if (std::ranges::none_of(paths, [&](const std::string& p) { return wrong.contains(p); }))
       continue;
-    const T first = values.at(paths[0]);
-    if (std::ranges::all_of(paths, [&](const std::string& p) { return values.at(p) == first; })) {
-      front.emplace_back(pattern, first);
-      continue;
-    }
+    std::map<T, size_t> counts;
+    for (const std::string& path : paths) ++counts[values.at(path)];
+    const T most =
+        std::ranges::max_element(counts, {}, [](const auto& of) { return of.second; })->first;
     for (const std::string& path : paths)
-      if (wrong.contains(path)) front.emplace_back(path, values.at(path));
+      if (values.at(path) != most) front.emplace_back(path, values.at(path));
+    front.emplace_back(pattern, most);
   }
   patterns.insert(patterns.begin(), front.begin(), front.end());
 }
@@ -175,11 +175,11 @@ void give_mixtrals_names(PeftConfig& config, std::span<PeftEntry> entries) {
     config.target_modules = std::move(modules);
   }
   const PeftConfig theirs = config;
-  const Sizes before(ours), after(theirs, Sizes::By::kOwn);
+  const Sizes before(ours), own(theirs, Sizes::By::kOwn), either(theirs);
   for (const auto& [old, now] : renamed) {
-    if (before.rank(old) != after.rank(now))
+    if (before.rank(old) != own.rank(now) || before.rank(old) != either.rank(now))
       config.rank_pattern.emplace(config.rank_pattern.begin(), now, before.rank(old));
-    if (before.alpha(old) != after.alpha(now))
+    if (before.alpha(old) != own.alpha(now) || before.alpha(old) != either.alpha(now))
       config.alpha_pattern.emplace(config.alpha_pattern.begin(), now, before.alpha(old));
   }
 }

@@ -123,7 +123,8 @@ TEST_P(PerExpertTest, RanksAndScalesOfAllPatternsStayUnderEitherNames) {
   configs[0].rank_pattern = {{"w2", 2}, {"layers.1.mlp.*", 3}};
   configs[0].alpha_pattern = {{"w2", 64}, {"(gate|up)_proj", 3}};
   configs[1].rank_pattern = {{R"(experts\.1\.gate_proj)", 2}};
-  configs[1].alpha_pattern = {{R"(.*\.down_proj)", 1}};
+  configs[1].rank_pattern.emplace_back("experts.w1", 5);
+  configs[1].alpha_pattern = {{R"(.*\.up_proj)", 1}, {"experts.w2", 64}};
   configs[2].target_modules = R"(.*(q_proj|experts\.\d+\.(gate_proj|up_proj)))";
   configs[3].rank_pattern = {{R"(experts\.1\.down_proj)", 2}, {"experts.down_proj", 3}};
   configs[3].alpha_pattern = {{R"(mlp\.experts\.gate_up_proj)", 2}, {"down_proj", 2}, {"w2", 64}};

@@ -144,7 +144,11 @@ std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source s
   pending->held = backend_.bytes_of(pending->ready->operation);
   pending->came_before = decisions_.is_decided();
   try {
-    decisions_.decide([&] { validate(backend_, pending->ready->operation); });
+    decisions_.decide([&] {
+      require(!run.is_unloaded, Code::kInvalid, "server: the run '", run.id,
+              "' could not be loaded with what it was to begin with; make another");
+      validate(backend_, pending->ready->operation);
+    });
   } catch (const Error& e) {
     // A step that is refused has taken nothing: its window goes on to the next.
     refuse(run, seq_id, e.what(), pending->accumulates && !pending->steps);

@@ -277,7 +277,10 @@ void Amounts::take(const Measured& measured) {
     const auto bytes = measured.bytes.find(folder);
     if (bytes != measured.bytes.end()) {
       has.bytes += bytes->second - std::exchange(has.folders[folder], bytes->second);
-      if (bytes->second == 0) has.folders.erase(folder);  // it is gone
+      if (bytes->second == 0) {
+        has.folders.erase(folder);  // it is gone
+        continue;
+      }
       // Of what was saved while it was measured: measured again, and counted once until then.
       if (const auto again = has.changed.find(folder); again != has.changed.end())
         again->second = 0;

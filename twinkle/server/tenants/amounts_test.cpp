@@ -142,6 +142,8 @@ TEST_F(AmountsTest, ARunThatWasMadeAndNotLoadedIsNone) {
     restart();
     EXPECT_EQ(services_->amounts.num_runs(*services_, "alice"), 1);
     EXPECT_EQ(services_->runs.all().size(), 2u);
+    EXPECT_NE(detail(step_of(s + ":train:1", i + 1)).find("could not be loaded"),
+              std::string::npos);
   }
 }
 
