@@ -27,7 +27,10 @@ enum Touches : unsigned {
   // What it makes counts toward a limit of its tenant (tenants/amounts.h).
   kMakesRun = 256,
   kMakesAdapter = 512,
-  kMakesCheckpoint = 1024
+  kMakesCheckpoint = 1024,
+  // It is refused whenever it names a run, whose number it uses up all the same: else that run
+  // would wait for it for ever.
+  kUsesUp = 2048
 };
 
 // The caller's own; null or empty where the request names none.

@@ -90,15 +90,9 @@ bool is_protobuf(const Head& head) {
   return head.header("content-type").find("protobuf") != std::string::npos;
 }
 
-// Whether it is refused whenever it names a run, whose number it uses up all the same: else that
-// run would wait for it for ever.
-bool only_uses_up(const Route& route) {
-  return route.run == load_weights || route.run == save_weights_external;
-}
-
 // Whether a body tells a number of a run.
 bool is_numbered(const Route& route) {
-  return route.kind == Kind::kJournalled && ((route.touches & kRun) || only_uses_up(route));
+  return route.kind == Kind::kJournalled && (route.touches & (kRun | kUsesUp)) != 0;
 }
 
 // In which a route takes its body, if it takes one.
@@ -210,7 +204,8 @@ std::optional<Response> run(Asked& asked, const Caller& caller, const Command& c
   };
   try {
     std::optional<Response> out = told();
-    if (out && command.uses_up && only_uses_up(*asked.route)) use_up(asked, caller, *out, services);
+    if (out && command.uses_up && (asked.route->touches & kUsesUp))
+      use_up(asked, caller, *out, services);
     return out;
   } catch (...) {
     return response_of(std::current_exception());
@@ -222,7 +217,7 @@ std::optional<Response> run(Asked& asked, const Caller& caller, const Command& c
 std::optional<Response> without_owner(const Asked& asked, const Caller& caller,
                                       Services& services) {
   if (std::ssize(asked.request.body) <= kLongBytes) return std::nullopt;
-  if (only_uses_up(*asked.route) && own_run(address_of(asked.request), caller, services))
+  if ((asked.route->touches & kUsesUp) && own_run(address_of(asked.request), caller, services))
     return std::nullopt;  // its number is used up, whatever else it names
   Call call{asked.request, asked.path, asked.body, caller.owner, "", 0, services, {}};
   auto refused = touch(call, asked.route->touches, caller);
