@@ -150,6 +150,7 @@ CATCHES = {
     "twinkle/model/families/chatglm.cpp": "gets the names that its config.json has",
     "twinkle/model/config.cpp": "gets the checkpoint's name, and what can be done",
     "twinkle/lora/targets.cpp": "boost tells of a bad expression in no other way",
+    "twinkle/lora/peft/patterns.cpp": "likewise",
     "twinkle/kernels/cuda/graph.cpp": "a recording ends whatever its body threw, which goes on",
     "twinkle/lora/train_graphs.cpp": "a recording that fails is done without",
     "twinkle/sampler/decode_graphs.cpp": "likewise",

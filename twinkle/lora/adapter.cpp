@@ -95,6 +95,8 @@ Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linea
   check_sharing(config, shapes, matched);
   std::vector<std::string> paths;
   for (const size_t i : matched) paths.push_back(linears[i].path);
+  for (const std::string& pattern : idle_patterns(config, paths))
+    TORCH_WARN("lora: ", pattern, " matches no module that is adapted, and changes nothing");
   auto places = std::make_shared<Places>();
   places->factor_of.assign(linears.size(), -1);
   places->holders = holders(config, paths);

@@ -93,6 +93,10 @@ TEST_P(PerExpertTest, StacksAreWrittenForEachExpertAsTheSameFactorsAndScales) {
     expect(stem + "up_proj", of, of.f.b.narrow(0, kInner, kInner));
   }
   EXPECT_EQ(saved.modules.size(), count);
+  EXPECT_NE(error_of([&] {
+              read_adapter(scratch_.path(), shapes_, {}, &from.config());
+            }).find("experts.0.gate_proj, a pair for gate_proj and one for up_proj"),
+            std::string::npos);
 }
 
 // families.md's table of forms: "...mlp.experts.E.gate_proj.lora_A.weight".

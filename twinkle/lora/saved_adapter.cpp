@@ -68,11 +68,17 @@ void check_modules(std::span<const std::string_view> saved, std::set<std::string
     if (wanted.erase(module) > 0) continue;
     const std::string path(module);
     const auto expert = expert_path(path);
-    const bool is_both = expert && expert->name == "gate_up_proj" &&
-                         wanted.contains(path.substr(0, path.rfind('.') + 1) + "gate_proj");
+    const std::string stem = expert ? path.substr(0, path.rfind('.') + 1) : "";
+    const bool is_both =
+        expert && expert->name == "gate_up_proj" && wanted.contains(stem + "gate_proj");
     require(!is_both, Code::kInvalid, "lora: the saved adapter has module ", path,
             ", one pair for gate_proj and up_proj, as peft saves what it read of a save from here, "
             "and this one has one for each: create the adapter from that directory instead");
+    require(
+        !expert || !wanted.contains(stem + "gate_up_proj"), Code::kInvalid,
+        "lora: the saved adapter has module ", path,
+        ", a pair for gate_proj and one for up_proj, as expert_format='per_expert' writes them, "
+        "and this one has one for both: create the adapter from that directory instead");
     refuse_module(path);
   }
   require(wanted.empty(), Code::kInvalid, "lora: the saved adapter has no module ",

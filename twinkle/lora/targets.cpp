@@ -4,27 +4,20 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
+#include <unordered_set>
 #include <utility>
 
 #include "twinkle/base/error.h"
 #include "twinkle/lora/expert_factors.h"
 #include "twinkle/lora/peft/names.h"
+#include "twinkle/lora/peft/patterns.h"
 
 namespace twinkle::lora {
 namespace {
-
-// Boost's engine gives up on an expression whose search explodes, where std::regex would not come
-// back.
-bool matches(const std::string& path, const boost::regex& pattern) {
-  try {
-    return boost::regex_match(path, pattern);
-  } catch (const std::runtime_error& e) {
-    fail(Code::kInvalid, "lora: the pattern '", pattern.str(), "' cannot be matched: ", e.what());
-  }
-}
 
 bool matches_by_a_name(const std::string& path, const boost::regex& pattern) {
   const std::string other = other_path(path);
@@ -102,34 +95,24 @@ void check_options(const PeftConfig& c) {
           ", it must be in [0, 1)");
 }
 
-}  // namespace
-
-struct Sizes::Patterns {
-  std::vector<std::pair<boost::regex, int64_t>> ranks;
-  std::vector<std::pair<boost::regex, double>> alphas;
-};
-
-namespace {
-
-// As peft has it: the whole path, or what is behind one of its dots.
-boost::regex pattern_of(const char* field, const std::string& text) {
-  try {
-    return boost::regex("(?:.*\\.)?(?:" + text + ")", boost::regex::perl);
-  } catch (const boost::regex_error& e) {
-    fail(Code::kInvalid, "lora: ", field, " '", text, "' is not a regular expression: ", e.what());
-  }
+// By which patterns know it: its path and the stack's, each under both names.
+std::vector<std::string> names_of(const std::string& path, Sizes::By by) {
+  std::vector<std::string> out{path};
+  const auto expert = by == Sizes::By::kOwn ? std::nullopt : expert_path(path);
+  if (expert) out.push_back(expert->parameter());
+  for (size_t i = 0, num = out.size(); i < num; ++i)
+    if (std::string other = other_path(out[i]); !other.empty()) out.push_back(std::move(other));
+  return out;
 }
 
 template <class T>
-T first_match(const std::vector<std::pair<boost::regex, T>>& patterns, const std::string& path,
-              Sizes::By by, T otherwise) {
-  if (patterns.empty()) return otherwise;
-  const auto expert = by == Sizes::By::kOwn ? std::nullopt : expert_path(path);
-  const std::string stack = expert ? expert->parameter() : path;
-  for (const auto& [pattern, value] : patterns) {
-    if (matches_by_a_name(path, pattern) || matches_by_a_name(stack, pattern)) return value;
-  }
-  return otherwise;
+T first_match(const Patterns& patterns, const std::vector<std::pair<std::string, T>>& values,
+              const std::string& path, Sizes::By by, T otherwise) {
+  if (values.empty()) return otherwise;
+  size_t first = values.size();
+  for (const std::string& name : names_of(path, by))
+    first = std::min(first, patterns.first(name).value_or(first));
+  return first == values.size() ? otherwise : values[first].second;
 }
 
 boost::regex target_pattern(const std::string& text) {
@@ -177,21 +160,39 @@ void put_in_front(std::vector<std::pair<std::string, T>>& patterns,
 template <class T>
 void use_names(const char* field, std::vector<std::pair<std::string, T>>& patterns,
                std::span<const std::string> names) {
-  std::vector<std::pair<std::string, T>> out;
-  for (const auto& [text, value] : patterns) {
-    const auto matched = names_for(pattern_of(field, text), names);
-    if (!matched) {
-      out.emplace_back(text, value);
-      continue;
+  using Names = std::vector<std::string>;
+  if (patterns.empty()) return;
+  const Patterns given(field, texts_of(patterns));
+  std::vector<bool> by_other(patterns.size());  // matches some by their other path alone
+  std::vector<Names> matched(patterns.size());  // by either, of those
+  const auto each_match = [&](const auto& told) {
+    for (const std::string& name : names) {
+      const std::vector<size_t> here = given.all(name), other = given.all(other_path(name));
+      for (const size_t i : here) told(i, name, true);
+      for (const size_t i : other)
+        if (!std::ranges::binary_search(here, i)) told(i, name, false);
     }
-    const std::string moved = other_path(text);
-    const boost::regex pattern = pattern_of(field, moved);
-    const std::set<std::string> wanted(matched->begin(), matched->end());
-    const bool is_same = !moved.empty() && std::ranges::all_of(names, [&](const std::string& name) {
-      return matches(name, pattern) == wanted.contains(name);
-    });
-    if (is_same) out.emplace_back(moved, value);
-    for (const std::string& name : is_same ? std::vector<std::string>() : *matched)
+  };
+  each_match([&](size_t i, const std::string&, bool is_here) {
+    if (!is_here) by_other[i] = true;
+  });
+  if (std::ranges::find(by_other, true) == by_other.end()) return;
+  each_match([&](size_t i, const std::string& name, bool) {
+    if (by_other[i]) matched[i].push_back(name);
+  });
+  Names moved(patterns.size());
+  for (size_t i = 0; i < moved.size(); ++i)
+    if (by_other[i]) moved[i] = other_path(patterns[i].first);
+  const Patterns as_moved(field, moved);
+  std::vector<Names> by_moved(patterns.size());
+  for (const std::string& name : names)
+    for (const size_t i : as_moved.all(name)) by_moved[i].push_back(name);
+  std::vector<std::pair<std::string, T>> out;
+  for (size_t i = 0; i < patterns.size(); ++i) {
+    const auto& [text, value] = patterns[i];
+    const bool is_same = !moved[i].empty() && by_moved[i] == matched[i];
+    if (!by_other[i] || is_same) out.emplace_back(is_same ? moved[i] : text, value);
+    for (const std::string& name : by_other[i] && !is_same ? matched[i] : Names())
       out.emplace_back(name, value);
   }
   patterns = std::move(out);
@@ -201,27 +202,41 @@ void use_names(const char* field, std::vector<std::pair<std::string, T>>& patter
 
 Sizes::Sizes(const PeftConfig& config, By by) : config_(config), by_(by) {
   check_options(config);
-  auto patterns = std::make_unique<Patterns>();
-  for (const auto& [text, rank] : config.rank_pattern)
-    patterns->ranks.emplace_back(pattern_of("rank_pattern", text), rank);
-  for (const auto& [text, alpha] : config.alpha_pattern)
-    patterns->alphas.emplace_back(pattern_of("alpha_pattern", text), alpha);
-  patterns_ = std::move(patterns);
+  ranks_ = std::make_unique<Patterns>("rank_pattern", texts_of(config.rank_pattern));
+  alphas_ = std::make_unique<Patterns>("alpha_pattern", texts_of(config.alpha_pattern));
 }
 
 Sizes::~Sizes() = default;
 
 int64_t Sizes::rank(const std::string& path) const {
-  return first_match(patterns_->ranks, path, by_, config_.rank);
+  return first_match(*ranks_, config_.rank_pattern, path, by_, config_.rank);
 }
 
 double Sizes::alpha(const std::string& path) const {
-  return first_match(patterns_->alphas, path, by_, config_.alpha);
+  return first_match(*alphas_, config_.alpha_pattern, path, by_, config_.alpha);
 }
 
 double Sizes::scale(const std::string& path) const {
   const auto r = static_cast<double>(rank(path));
   return alpha(path) / (config_.use_rslora ? std::sqrt(r) : r);
+}
+
+std::vector<std::string> idle_patterns(const PeftConfig& config,
+                                       std::span<const std::string> paths) {
+  std::vector<std::string> out;
+  const auto add = [&](const char* field, const std::vector<std::string>& texts) {
+    if (texts.empty()) return;
+    const Patterns patterns(field, texts);
+    std::vector<bool> used(texts.size());
+    for (const std::string& path : paths)
+      for (const std::string& name : names_of(path, Sizes::By::kEither))
+        for (const size_t i : patterns.all(name)) used[i] = true;
+    for (size_t i = 0; i < texts.size(); ++i)
+      if (!used[i]) out.push_back(std::string(field) + " '" + texts[i] + "'");
+  };
+  add("rank_pattern", texts_of(config.rank_pattern));
+  add("alpha_pattern", texts_of(config.alpha_pattern));
+  return out;
 }
 
 std::string other_path(std::string_view path) {
@@ -245,21 +260,29 @@ std::vector<size_t> match_modules(const PeftConfig& config, std::span<const Line
   std::optional<boost::regex> pattern;
   if (!names && text != "all-linear") pattern = target_pattern(text);
   std::vector<size_t> out;
-  std::vector<bool> used(names ? names->size() : 0, false);
+  std::unordered_set<std::string> wanted, used;
+  if (names) wanted.insert(names->begin(), names->end());
   const bool by_mixtrals = names && all_gates_are_experts(linears);
   for (size_t i = 0; i < linears.size(); ++i) {
-    const std::string &path = linears[i].path, other = other_path(path);
-    std::string mixtrals = path;
-    if (by_mixtrals) to_mixtrals_name(mixtrals);
+    const std::string& path = linears[i].path;
     bool hit = !names && (pattern ? matches_by_a_name(path, *pattern) : is_among_all(linears[i]));
-    for (size_t t = 0; t < used.size(); ++t) {
-      const std::string& name = (*names)[t];
-      if (ends_in(path, name) || other == name || ends_in(mixtrals, name)) used[t] = hit = true;
+    std::vector<std::string> theirs = names ? ends_of(path) : std::vector<std::string>();
+    if (std::string other = other_path(path); names && !other.empty())
+      theirs.push_back(std::move(other));
+    if (std::string mixtrals = path; by_mixtrals) {
+      to_mixtrals_name(mixtrals);
+      std::ranges::move(ends_of(mixtrals), std::back_inserter(theirs));
+    }
+    for (const std::string& name : theirs) {
+      if (!wanted.contains(name)) continue;
+      used.insert(name);
+      hit = true;
     }
     if (hit) out.push_back(i);
   }
-  for (size_t t = 0; t < used.size(); ++t)
-    if (!used[t]) unused.push_back((*names)[t]);
+  if (names)
+    for (const std::string& name : *names)
+      if (!used.contains(name)) unused.push_back(name);
   return out;
 }
 

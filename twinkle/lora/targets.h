@@ -12,6 +12,8 @@
 
 namespace twinkle::lora {
 
+class Patterns;
+
 // A linear that an adapter can be attached to: y [outputs] of x [inputs].
 struct LinearShape {
   std::string path;
@@ -46,6 +48,11 @@ PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> li
 // another rank or alpha by its parameter's path, as peft matches it, than by its experts' paths.
 void name_sizes_of_stacks(PeftConfig& config, std::span<const LinearShape> linears);
 
+// The config's patterns that match none of these modules, and so change nothing: "rank_pattern
+// 'q_prog'".
+std::vector<std::string> idle_patterns(const PeftConfig& config,
+                                       std::span<const std::string> paths);
+
 // True if such an adapter works on the model's head.
 bool targets_head(const PeftConfig& config);
 
@@ -68,10 +75,9 @@ class Sizes {
   double scale(const std::string& path) const;
 
  private:
-  struct Patterns;
   const PeftConfig& config_;  // must outlive it
   const By by_;
-  std::unique_ptr<const Patterns> patterns_;
+  std::unique_ptr<const Patterns> ranks_, alphas_;
 };
 
 }  // namespace twinkle::lora

@@ -5,9 +5,7 @@
 #include <utility>
 
 namespace twinkle::lora {
-namespace {
 
-// The path's ends, from the shortest on, the path itself last.
 std::vector<std::string> ends_of(const std::string& path) {
   std::vector<std::string> out;
   for (size_t dot = path.rfind('.'); dot != std::string::npos && dot > 0;
@@ -16,8 +14,6 @@ std::vector<std::string> ends_of(const std::string& path) {
   out.push_back(path);
   return out;
 }
-
-}  // namespace
 
 bool ends_in(const std::string& path, const std::string& name) {
   return path == name || (path.size() > name.size() && path.ends_with(name) &&

@@ -8,6 +8,8 @@
 
 namespace twinkle::lora {
 
+// The path's ends, from the shortest on, the path itself last.
+std::vector<std::string> ends_of(const std::string& path);
 bool ends_in(const std::string& path, const std::string& name);
 // "down_proj" of "model.layers.0.mlp.down_proj".
 std::string last_name(const std::string& path);
