@@ -1,9 +1,11 @@
 """PEFT directories: those that `peft` writes are read, those written here it loads."""
 
+import json
+
 import numpy as np
 import pytest
 
-from twinkle import _core
+from twinkle import LoraConfig, _core
 from twinkle.errors import InvalidError
 
 peft = pytest.importorskip("peft", reason="the package peft is not installed")
@@ -84,6 +86,57 @@ def test_features_that_change_the_arithmetic_are_refused_by_name(tmp_path, field
     adapted(r=4, target_modules=["q_proj"], **options).save_pretrained(tmp_path)
     with pytest.raises(InvalidError, match=f"adapter_config.json: field '{field}' is"):
         _core.read_peft(tmp_path)
+
+
+@pytest.mark.parametrize("start", [True, False, "gaussian", "orthogonal", "eva"])
+def test_how_the_factors_began_does_not_matter_once_they_are_saved(tmp_path, start):
+    """Of a folder, for what makes an adapter of it and what loads it alike."""
+    options = {"r": 4, "target_modules": ["q_proj"], "init_lora_weights": start}
+    if start == "eva":
+        options["eva_config"] = peft.EvaConfig(rho=1.5)
+    adapted(**options).save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert written["init_lora_weights"] == start and bool(written["eva_config"]) == (start == "eva")
+    assert _core.read_peft(tmp_path)[0]["r"] == 4
+    taken = LoraConfig.from_any(tmp_path)
+    named = taken.base_model_name_or_path
+    assert taken == LoraConfig(r=4, target_modules=["q_proj"], base_model_name_or_path=named)
+    if start is not True:  # factors to be drawn would be others
+        with pytest.raises(InvalidError, match=r"lora: (init_lora_weights|eva_config) is"):
+            LoraConfig.from_any(peft.LoraConfig(**options))
+
+
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "loftq", "corda", 0, 1, []])
+def test_a_start_that_took_from_the_base_is_refused_of_a_folder_by_name(tmp_path, start):
+    adapted(r=4, target_modules=["q_proj"]).save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"init_lora_weights": start}))
+    with pytest.raises(InvalidError, match="lora: init_lora_weights is"):
+        LoraConfig.from_any(tmp_path)
+    with pytest.raises(InvalidError, match="field 'init_lora_weights' is"):
+        _core.read_peft(tmp_path)
+
+
+def test_no_target_modules_beside_parameters_may_be_an_empty_list(tmp_path):
+    fields = {"r": 4, "target_modules": [], "target_parameters": ["mlp.experts.down_proj"]}
+    config = transformers.MixtralConfig(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=2,
+        vocab_size=32,
+    )
+    theirs = peft.LoraConfig(task_type="CAUSAL_LM", **fields)
+    peft.get_peft_model(transformers.MixtralForCausalLM(config), theirs).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"] == []
+    assert _core.read_peft(tmp_path)[0]["target_modules"] == []
+    for config in (LoraConfig(**fields), *map(LoraConfig.from_any, (tmp_path, theirs, fields))):
+        assert config.target_modules is None
+        assert config.target_parameters == ["mlp.experts.down_proj"]
+    with pytest.raises(InvalidError, match=r"lora: target_modules is \[\], it must be"):
+        LoraConfig(target_modules=[])
 
 
 def test_a_refused_adapter_leaves_the_directory_as_it_was(tmp_path):

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
@@ -22,16 +23,26 @@ prompt = {"input_ids": [5, 6]}
 
 
 def run(directory, script):
-    """Its standard output; it has to end well, and soon."""
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + textwrap.dedent(script), directory],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.split("\n")[:-1]
+    """The lines of its standard output; it has to end well, and soon after its last statement."""
+    script = f"{BEGIN}{textwrap.dedent(script)}\nprint('ends', flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, directory],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,  # so that communicate() gets all that no line has
+    ) as process:
+        hangs = threading.Timer(300, process.kill)
+        hangs.start()
+        lines = []
+        try:
+            while (line := process.stdout.readline()) not in (b"ends\n", b""):
+                lines.append(line.decode().rstrip("\n"))
+            rest, error = process.communicate(timeout=60)
+        finally:
+            hangs.cancel()
+            process.kill()
+    assert (process.returncode, rest, error.decode()) == (0, b"", "")
+    return lines
 
 
 def test_a_process_ends_while_its_threads_wait(tiny_llama_dir):
@@ -113,7 +124,7 @@ def test_a_fork_is_refused_and_ends_at_once(tiny_llama_dir):
                 print(error.args[0].split()[1], flush=True)
 
     def wait(pid):
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while time.monotonic() < until:
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
@@ -134,7 +145,7 @@ def test_a_fork_is_refused_and_ends_at_once(tiny_llama_dir):
     wait(pid)
     process = multiprocessing.get_context("fork").Process(target=len, args=([],))
     process.start()
-    process.join(20)
+    process.join(60)
     print(process.exitcode)
     print(future.result().num_tokens > 0 and len(stream.result().sequences[0].tokens) > 0)
     """

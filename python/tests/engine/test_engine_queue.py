@@ -48,8 +48,8 @@ def test_operations_that_cannot_succeed_say_so_in_their_future(tenant, tmp_path)
 def test_a_full_queue_refuses_clearly_and_takes_more_when_there_is_room(tiny_llama_dir):
     engine = Engine(tiny_llama_dir, max_queued=3, max_queued_total=4)
     a, b = engine.tenant("a", LORA), engine.tenant("b", LORA)
-    slow = drawn([400] * 8)
-    waiting = [a.forward_backward(slow) for _ in range(3)]
+    slow = drawn([400] * 64)  # all that follows is told while it is computed
+    waiting = [a.forward_backward(rows) for rows in (slow, BATCH, BATCH)]
     with pytest.raises(BusyError, match=r"tenant 'a' has 3 operations in its queue .* wait for"):
         a.step()
     waiting.append(b.zero_grad())

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("engine_built")
 
 TALK = {"messages": [{"role": "user", "content": "Hello!"}]}
 LONG = {"max_tokens": 400, "seed": 1, "temperature": 1.5}
+MANY = LONG | {"num_samples": 64}  # which take long enough for a call that is to end them
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def test_a_stop_string_ends_the_stream_and_is_in_it(base):
 def test_closing_breaking_off_or_dropping_a_stream_ends_the_sampling(engine, base):
     def sampled(leave):
         before = engine.stats()["tenants"].get("base", {}).get("num_sampled_tokens", 0)
-        leave(base.sample_stream({"input_ids": [5, 6]}, LONG))
+        leave(base.sample_stream({"input_ids": [5, 6]}, MANY))
         gc.collect()
         while engine.stats()["num_queued"]:
             time.sleep(0.01)
@@ -155,11 +156,13 @@ def test_closing_a_samplers_stream_ends_the_sampling(tiny_llama_dir):
     engine = Engine(tiny_llama_dir)
     sampler = TorchSampler(tiny_llama_dir)
     sampler.engine = engine.operations
-    stream = sampler.sample_stream({"input_ids": [5]}, LONG)
-    next(stream)
-    stream.close()
-    dropped = sampler.sample_stream({"input_ids": [5]}, LONG)
-    del dropped
+    with engine.tenant("base").sample_stream({"input_ids": [5, 6]}, MANY) as beside:
+        next(beside)  # from here on a step is one of many samples
+        stream = sampler.sample_stream({"input_ids": [5]}, LONG)
+        next(stream)
+        stream.close()
+        dropped = sampler.sample_stream({"input_ids": [5]}, LONG)
+        del dropped
     while engine.stats()["num_queued"]:
         time.sleep(0.01)
     assert engine.stats()["tenants"].get("frozen", {}).get("num_sampled_tokens", 0) == 0

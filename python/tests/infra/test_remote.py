@@ -1,5 +1,6 @@
 """remote_class and remote_function in one process: objects and calls as without them."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,18 @@ def test_the_mesh_of_the_run_is_the_default_and_the_placement_shows_the_object()
 def test_wrong_arguments_are_named(decorate, text):
     with pytest.raises(InvalidError, match=text):
         decorate()
+
+
+def test_a_class_of_a_script_is_pickled_without_a_warning_of_numpys(recwarn):
+    pytest.importorskip("numpy")
+    cloudpickle = pytest.importorskip("ray.cloudpickle")
+
+    @remote_class()
+    class OfAScript:
+        pass
+
+    assert type(pickle.loads(cloudpickle.dumps(OfAScript))()).__name__ == "OfAScript"
+    assert not [str(warning.message) for warning in recwarn if "np.object" in str(warning.message)]
 
 
 def test_a_worker_whose_machine_lacks_the_drivers_folder_says_so(monkeypatch, tmp_path, logged):

@@ -67,10 +67,16 @@ def test_settings_made_before_the_first_adapter_are_its_own(model):
     model.set_optimizer(torch.optim.SGD, lr=0.25)
     model.set_loss("CrossEntropyLoss", reduction="mean")
     model.add_adapter_to_model("mine", LoraConfig(r=4))
-    text = model.get_train_configs()
-    for part in ("adapter: mine", "SGD (lr 0.25)", "'reduction': 'mean'", "r 4", "bigram"):
+    text, optimizer = model.get_train_configs(), "SGD (lr 0.25, weight_decay 0.01)"
+    for part in ("adapter: mine", optimizer, "'reduction': 'mean'", "r 4", "bigram"):
         assert part in text
     assert "all weights" not in text
+
+
+def test_the_weight_decay_of_the_engine_is_told_where_none_was_given(model):
+    assert "AdamW (lr 1e-05, weight_decay 0.01)" in model.get_train_configs()
+    model.set_optimizer("SGD", lr=0.5, weight_decay=0.25)
+    assert "SGD (lr 0.5, weight_decay 0.25)" in model.get_train_configs()
 
 
 def test_without_target_modules_those_that_peft_would_take_are_taken(model):

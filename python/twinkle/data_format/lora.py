@@ -24,6 +24,9 @@ _REFUSED = {
     'monteclora_config', 'layer_replication', 'lora_bias', 'use_bdlora',
     'arrow_config', 'kasa_config', 'ensure_weight_tying',
 }  # fmt: skip
+# How factors may begin that take nothing from the base's weights; peft_config.cpp has the same.
+_BEGINNINGS = (None, True, False, "gaussian", "orthogonal", "eva")
+_OF_BEGINNINGS = {"init_lora_weights", "eva_config", "corda_config"}
 
 
 def _is_number(value):
@@ -45,7 +48,7 @@ class LoraConfig:
 
     target_parameters: stacks of experts, by the end of their path, 'mlp.experts.gate_up_proj' or
     'mlp.experts.down_proj'; gate_up_proj has one factor A for gate and up, target_modules'
-    gate_proj and up_proj have one each. It takes no lora_dropout.
+    gate_proj and up_proj have one each. It takes no lora_dropout; with it target_modules may be [].
     rank_pattern, alpha_pattern: {pattern: r or lora_alpha of the modules whose path, or its end
     behind a dot, the regular expression matches}; of several the first counts.
     share_expert_factors: Twinkle's own: the experts of a layer share lora_A of gate_proj, that of
@@ -132,6 +135,11 @@ class LoraConfig:
                 setattr(self, name, {})
         if isinstance(self.target_modules, (set, tuple)):
             self.target_modules = sorted(map(str, self.target_modules))
+        if isinstance(self.target_parameters, (set, tuple)):
+            self.target_parameters = sorted(map(str, self.target_parameters))
+        parameters = self.target_parameters or []
+        if self.target_modules == [] and parameters:  # as peft's help has it
+            self.target_modules = None
         modules = self.target_modules
         if modules is not None and not (isinstance(modules, str) and modules):
             require(
@@ -142,9 +150,6 @@ class LoraConfig:
                 "of names or a regular expression",
             )
         _check_patterns(self.rank_pattern, self.alpha_pattern)
-        if isinstance(self.target_parameters, (set, tuple)):
-            self.target_parameters = sorted(map(str, self.target_parameters))
-        parameters = self.target_parameters or []
         require(
             isinstance(parameters, list) and all(isinstance(p, str) and p for p in parameters),
             f"lora: target_parameters is {checks.short(parameters)}, it must be a list of names",
@@ -192,12 +197,13 @@ class LoraConfig:
         NotFoundError: no adapter_config.json in the directory; InvalidError: one that is no JSON
         object, another thing, a peft_type that is not LORA, values that the class refuses, an
         unknown field: of a dict any, of a directory and of peft, which may be newer, one that is
-        set."""
+        set. How a directory's factors began (init_lora_weights) is left out, where that took
+        nothing from the base's weights."""
         if isinstance(config, cls):
             return config
         rank = None
         if isinstance(config, (str, Path)):
-            values = _read(Path(checks.path("lora: the config", config)))
+            values = _without_beginning(_read(Path(checks.path("lora: the config", config))))
         elif isinstance(config, dict):
             values = dict(checks.mapping("lora: the config", config))
             rank = values.pop("rank", None)
@@ -222,6 +228,14 @@ class LoraConfig:
         for name in ("rank_pattern", "alpha_pattern"):
             kept[name] = kept.get(name) or {}
         return cls(**kept, rank=rank)
+
+
+def _without_beginning(values):
+    """What a directory says but for how its factors began, which peft keeps in every save."""
+    began = values.get("init_lora_weights")
+    if not isinstance(began, (str, bool, type(None))) or began not in _BEGINNINGS:
+        return values
+    return {key: value for key, value in values.items() if key not in _OF_BEGINNINGS}
 
 
 def _check_patterns(ranks, alphas):

@@ -14,6 +14,7 @@ from twinkle.model.schedule import make_schedule
 from twinkle.processor import InputProcessor
 
 DEFAULT_LR = 1e-5
+DEFAULT_WEIGHT_DECAY = 0.01  # of optim::make, where it is left out
 _COUNTERS = ("cur_step", "accumulated", "iters", "lr_step")
 
 

@@ -13,6 +13,7 @@ from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown
 from twinkle.loss.base import FunctionLoss, Loss, check_usable, engine_loss
 from twinkle.model.arguments import refuse_grad_scaler
 from twinkle.model.base import TwinkleModel
+from twinkle.model.group import DEFAULT_WEIGHT_DECAY
 from twinkle.plugin import construct_class
 from twinkle.remote.how import at_once
 
@@ -71,8 +72,9 @@ class Settings(TwinkleModel):
 
     @at_once
     def set_optimizer(self, optimizer_cls="AdamW", adapter_name=None, **kwargs):
-        """optimizer_cls: 'AdamW', 'Adam', 'SGD', or torch.optim's class; kwargs as in torch.
-        InvalidError: another optimizer or option; the one before then stays."""
+        """optimizer_cls: 'AdamW', 'Adam', 'SGD', or torch.optim's class. kwargs as in torch, but of
+        each the lr is 1e-5 and weight_decay 0.01 where they are left out, and norms and biases
+        never decay. InvalidError: another optimizer or option; the one before then stays."""
         self._group(adapter_name).set_optimizer(optimizer_cls, kwargs)
 
     @at_once
@@ -162,7 +164,9 @@ class Settings(TwinkleModel):
                 f"lora: r {c.r}, lora_alpha {c.lora_alpha}, lora_dropout {c.lora_dropout}, "
                 f"target_modules {c.target_modules}"
             )
-        options = ", ".join(f"{key} {value}" for key, value in group.options.items())
+        options = {**group.options}
+        options.setdefault("weight_decay", DEFAULT_WEIGHT_DECAY)
+        options = ", ".join(f"{key} {value}" for key, value in options.items())
         lines += [
             f"loss: {type(group.loss).__name__} {group.loss.engine_options() or ''}",
             f"optimizer: {group.optimizer} ({options})",

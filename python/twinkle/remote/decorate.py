@@ -49,6 +49,8 @@ def _make_in_workers(cls):
             return object.__new__(klass)
         return original(klass, *args, **kwargs)
 
+    # object's names no module: pickling the class would ask every module for an `object`.
+    new.__module__ = cls.__module__
     cls.__new__ = new
 
 

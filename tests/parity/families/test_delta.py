@@ -118,6 +118,31 @@ def test_an_adapter_of_the_text_class_is_read_and_saved_under_the_checkpoints_na
     equal_scores(nested, flat, case)
 
 
+def merged(base, adapter):
+    return peft.PeftModel.from_pretrained(base, adapter).merge_and_unload()
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_peft_merges_an_adapter_into_the_class_with_pictures_alone(name, tmp_path):
+    """As docs/training.md says."""
+    case = families.case(name)
+    made = ours.engine(case.directory, lora_json=json.dumps(peft_fields()))
+    learn(made, case)
+    made.save(tenant=ours.TENANT, directory=str(tmp_path / "mine")).result()
+    whole = merged(with_pictures(case.directory), tmp_path / "mine")
+    expect_scores(made, whole, case)
+    whole.save_pretrained(tmp_path / "merged")
+    expect_scores(ours.engine(str(tmp_path / "merged"), frozen=True), whole, case)
+    with pytest.warns(UserWarning, match="Found missing adapter keys"):
+        text = merged(models.load_reference(case.directory), tmp_path / "mine")
+    expect_scores(ours.engine(case.directory, frozen=True), text, case)
+
+
+def peft_fields():
+    """Of an adapter of every linear."""
+    return {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "target_modules": "all-linear"}
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_decays_stay_float32_while_a_bfloat16_model_learns(name, tmp_path):
     case = families.case(name)
