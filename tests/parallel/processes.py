@@ -1,17 +1,42 @@
 """A script in one process, and in several as torchrun starts them."""
 
+import functools
 import hashlib
+import itertools
 import json
 import os
+import random
 import re
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 HERE = Path(__file__).parent
+
+
+@functools.cache
+def _ports():
+    """Those that may be tried: below the range from which the system gives ports to everybody else,
+    and another part of them for each worker of pytest-xdist."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    last = lowest - 500 * worker
+    if last < 20_500:  # ports of Ray's own workers: any that is free now must do
+        return itertools.repeat(0)
+    return iter(random.SystemRandom().sample(range(last - 500, last), 500))
+
+
+def free_port():
+    """One that nobody has, nor gets before the process that it is for binds it."""
+    for port in _ports():
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return free.getsockname()[1]
+    raise AssertionError("no port is free")
 
 
 def environment(**more):
@@ -70,9 +95,7 @@ class Ranks:
     of_rank: {rank: variables of it alone}."""
 
     def __init__(self, size, model, out, of_rank=None, **more):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.processes = [
             subprocess.Popen(
                 [sys.executable, str(HERE / "script.py"), str(model), str(out), "100000"],
@@ -129,9 +152,9 @@ def ends_by_interrupt(rank):
     return ends if rank else [*ends, "has cancelled it, as an interrupt of its script does"]
 
 
-def the_others_say(ranks, gone, text, seconds=30):
+def the_others_say(ranks, gone, text, seconds=50):
     """Each rank but `gone` ends with an InternalError of an operation, and this text. What each has
-    said, by its number."""
+    said, by its number. seconds: fewer than the 60 after which a silent rank is taken for lost."""
     said = {}
     began = time.monotonic()
     for rank in set(range(len(ranks.processes))) - {gone}:

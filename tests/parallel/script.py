@@ -89,8 +89,9 @@ def drop(holds_itself):
 
 def do(what):
     """How often the rank's rows are taken from then on."""
-    if what == "sleep":
-        time.sleep(8)
+    if what.startswith("sleep"):
+        print("sleeps", flush=True)
+        time.sleep(float(what.split()[1]))
     elif what == "raise":
         raise MemoryError("too many rewards")
     elif what == "kill":

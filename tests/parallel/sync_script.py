@@ -65,6 +65,8 @@ told, sent = [], []
 for step in range(steps):
     if step == 1 and os.environ.get("LATE") == str(rank):
         time.sleep(14)  # as rewards take, or a batch of another tenant
+    if step == 1 and os.environ.get("COMES_WHEN_TOLD") == str(rank):
+        sys.stdin.readline()
     if step == 1 and os.environ.get("LEAVES") == str(rank):
         sys.exit(0)
     if role == "model":

@@ -2,22 +2,15 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from parallel.processes import environment
+from parallel.processes import environment, free_port
 
 SCRIPT = Path(__file__).with_name("sync_script.py")
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
 
 
 class Ranks:
@@ -25,7 +18,7 @@ class Ranks:
     both, or of each role."""
 
     def __init__(self, senders, receivers, model, kind, steps=3, **more):
-        size, port = senders + receivers, free_port()
+        size, port = senders + receivers, str(free_port())
         self.processes = []
         for rank in range(size):
             role = "model" if rank < senders else "sampler"
@@ -197,19 +190,20 @@ def test_a_sampler_whose_script_ends_well_is_not_told_as_killed(tiny_llama_dir):
 
 
 def test_an_interrupt_ends_the_sync_of_a_rank_that_waits_and_those_of_the_others(tiny_llama_dir):
-    with Ranks(1, 1, tiny_llama_dir, "adapter", LATE="0") as ranks:
+    with Ranks(1, 1, tiny_llama_dir, "adapter", COMES_WHEN_TOLD="0") as ranks:
         ranks.wait_for_steps(0)
         time.sleep(1)
         ranks.processes[1].send_signal(signal.SIGINT)
-        _, error = ranks.processes[1].communicate(timeout=8)  # the other is late by more
+        _, error = ranks.processes[1].communicate(timeout=60)  # the other has not come
         assert "KeyboardInterrupt" in error, error[-2000:]
-        _, error = ranks.processes[0].communicate(timeout=60)
+        _, error = ranks.processes[0].communicate("come\n", timeout=60)
         assert "rank 1 can't go on: its script was interrupted" in error, error[-2000:]
 
 
 def test_a_rank_that_does_not_come_is_named_after_the_timeout(tiny_llama_dir):
-    with Ranks(1, 1, tiny_llama_dir, "adapter", TWINKLE_DIST_TIMEOUT_SECONDS="5") as ranks:
-        ranks.processes[1].send_signal(signal.SIGSTOP)
+    ranks = Ranks(1, 1, tiny_llama_dir, "adapter", TWINKLE_DIST_TIMEOUT_SECONDS="5")
+    ranks.processes[1].send_signal(signal.SIGSTOP)  # before it is told where to come
+    with ranks:
         _, error = ranks.processes[0].communicate(timeout=100)
         assert "rank 0 of 2 could not meet the others" in error, error[-2000:]
         assert "rank 1 of the group has not come" in error, error[-2000:]

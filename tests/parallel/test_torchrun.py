@@ -117,14 +117,14 @@ def test_a_rank_that_is_interrupted_while_all_sample_ends_the_others(
 
 
 def test_a_busy_rank_is_waited_for_and_a_stopped_one_taken_for_lost(tiny_llama_dir, tmp_path):
-    more = {"TWINKLE_DIST_TIMEOUT_SECONDS": "3", "DO": "1:sleep"}
+    more = {"TWINKLE_DIST_TIMEOUT_SECONDS": "3", "DO": "1:sleep 8"}
     with Ranks(3, tiny_llama_dir, tmp_path, **more) as ranks:
         ranks.wait_for_steps(5)  # of whom one slept for 8 s
         ranks.processes[1].send_signal(signal.SIGSTOP)
         text = "mesh: rank 1 has been silent for 3 s: its process is stopped"
-        said = the_others_say(ranks, 1, text, seconds=10)
+        said = the_others_say(ranks, 1, text, seconds=30)
         ranks.processes[1].kill()
-        said[1] = ranks.end_of(1, 10)[1]
+        said[1] = ranks.end_of(1, 60)[1]
         late = r"infra: rank 1 has not come to exchange \d+, .*, where rank [02] has waited for "
         for rank in range(3):
             told = re.findall(late, said[rank])
@@ -207,16 +207,16 @@ def test_sigterm_ends_a_rank_by_its_name(tiny_llama_dir, tmp_path):
         ranks.wait_for_steps(2)
         ranks.processes[1].send_signal(signal.SIGTERM)
         the_others_say(ranks, 1, "mesh: rank 1 was ended by SIGTERM")
-        assert ranks.end_of(1, 10)[0] == -signal.SIGTERM
+        assert ranks.end_of(1, 60)[0] == -signal.SIGTERM
 
 
 def test_sigterm_ends_a_rank_whose_script_does_something_else(tiny_llama_dir, tmp_path):
-    with Ranks(2, tiny_llama_dir, tmp_path, DO="0:sleep") as ranks:
+    with Ranks(2, tiny_llama_dir, tmp_path, DO="0:sleep 60") as ranks:
         ranks.wait_for_steps(2)
-        time.sleep(1)
+        assert ranks.processes[0].stdout.readline() == "sleeps\n"
         ranks.processes[1].kill()
         ranks.processes[0].send_signal(signal.SIGTERM)
-        status, error = ranks.end_of(0, 10)
+        status, error = ranks.end_of(0, 30)  # before its sleep is over
         assert status == -signal.SIGTERM
         assert "twinkle: mesh: rank 1 has gone: its process has ended" in error, error
 

@@ -4,7 +4,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,18 +12,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from parallel.processes import free_port
 from remote.things import Thing
 
 import twinkle
 from twinkle import DeviceGroup
 
 RAY = Path(sys.executable).with_name("ray")
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 class Nodes:
@@ -65,7 +59,7 @@ class Nodes:
                 )
             )
 
-    def wait_for(self, count, seconds=60):
+    def wait_for(self, count, seconds=240):
         """Until so many nodes are there."""
         end = time.monotonic() + seconds
         asked = (

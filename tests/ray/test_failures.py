@@ -364,7 +364,7 @@ def ended(cluster):
     }
     out = {}
     for how, process in begun.items():
-        printed, process.err = process.communicate(timeout=120)
+        printed, process.err = process.communicate(timeout=280)
         out[how] = int(printed.split()[0]), process
     return out
 
@@ -434,7 +434,7 @@ def test_a_cluster_that_was_started_here_is_joined_with_its_token_alone(cluster)
     here = cluster.environment
     done = subprocess.run(
         [sys.executable, TOKENS, here["RAY_ADDRESS"], here["RAY_AUTH_TOKEN_PATH"]],
-        env=environment, capture_output=True, text=True, timeout=250,
+        env=environment, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])

@@ -17,11 +17,11 @@ JOIN = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False); print('join
 VARIABLES = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 
 
-def can_join(address, **more):
+def can_join(address, seconds=60, **more):
     command = [sys.executable, "-c", JOIN, address]
     try:
         done = subprocess.run(
-            command, env={**os.environ, **more}, capture_output=True, text=True, timeout=60
+            command, env={**os.environ, **more}, capture_output=True, text=True, timeout=seconds
         )
     except subprocess.TimeoutExpired:
         return False
@@ -49,7 +49,7 @@ session = Path(ray._private.worker._global_node.get_session_dir_path())
 files = [path for path in session.rglob("*") if path.is_file() and path.stat().st_size < 1 << 26]
 told = {
     "joins": {
-        "with the token": can_join(address),
+        "with the token": can_join(address, 200),
         "without": can_join(address, RAY_AUTH_MODE="disabled"),
         "with another": can_join(address, RAY_AUTH_TOKEN="0" * len(token)),
     },

@@ -101,11 +101,11 @@ def test_what_the_real_sdk_sends_wrongly_it_is_told_and_goes_on(attacked):
     image = types.ImageChunk(data=b"\x89PNG", format="png")
     for wrong in (row(text, weights=[1.0] * 4), row(image)):
         with pytest.raises(tinker.UnprocessableEntityError, match=r"data\[0\]"):
-            client.forward_backward([wrong], "cross_entropy").result(timeout=20)
+            client.forward_backward([wrong], "cross_entropy").result(timeout=60)
         with pytest.raises(tinker.RequestFailedError, match="of its window failed"):
-            client.optim_step(ADAM).result(timeout=20)
-    client.forward_backward([row(text)], "cross_entropy").result(timeout=20)
-    assert client.optim_step(ADAM).result(timeout=20).metrics["step"] == 1
+            client.optim_step(ADAM).result(timeout=60)
+    client.forward_backward([row(text)], "cross_entropy").result(timeout=60)
+    assert client.optim_step(ADAM).result(timeout=60).metrics["step"] == 1
 
 
 def csr(run, seq_id, rows, cols):
@@ -173,7 +173,7 @@ def test_a_short_sparse_body_of_a_large_shape_is_refused_before_it_takes_memory(
     assert answer.status == 422
     assert "data[0].target_tokens has the shape [500, 67000]" in answer.detail
     assert "max_forward_backward_bytes is 67108864" in answer.detail
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5
     assert memory(attacked.server.process) - before < 64 * MIB
     assert "max_forward_backward_bytes" in wire.result(wire.step(run, 2).json())["error"]
     honest = wire.result(train(wire, csr(run, 3, 500, 256)).json())

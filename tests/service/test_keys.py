@@ -16,7 +16,7 @@ from twinkle.version import __version__
 tinker = pytest.importorskip("tinker")
 from tinker import types  # noqa: E402
 
-SEEN = 2.5  # seconds in which a server sees a change of its keys: one, and the time that it takes
+SEEN = 20  # seconds in which a server sees a change of its keys: many times the one that it takes
 ADAM = types.AdamParams(learning_rate=1e-2)
 PROMPT = types.ModelInput.from_ints([1, 93, 198, 204])
 DATUM = types.Datum(
@@ -95,7 +95,7 @@ def test_a_wrong_key_is_an_authentication_error_at_once(server):
     began = time.monotonic()
     with pytest.raises(tinker.AuthenticationError, match="is not known here"):
         trained(server.client("tml-wrong"))
-    assert time.monotonic() - began < 10  # what the SDK repeats takes a minute and more
+    assert time.monotonic() - began < 40  # what the SDK repeats takes a minute and more
 
 
 def test_who_may_not_come_in_is_told_before_its_body_is_sent(server, alice, make):
@@ -216,20 +216,21 @@ def test_the_log_begins_with_the_version_and_warns_of_keys_that_cannot_be_read(
 def limit(twinkle, state, tenant, *arguments):
     done = twinkle("keys", "limit", "--state", state, "--tenant", tenant, *arguments)
     assert done.returncode == 0, done.stderr
-    time.sleep(SEEN)
+    time.sleep(5)  # the server looks each second
 
 
 def test_what_is_beyond_a_tenants_rate_waits_and_is_done(server, twinkle, state, make):
     key, others = make("greta"), make("hans", "--scope", "train")
     limit(twinkle, state, "greta", "--tokens-per-minute", "240")
     client = trained(server.client(key))  # 4 tokens of the 240 that may be used at once
+    began = time.monotonic()  # before the pass, in which the debt begins
     client.forward_backward([DATUM] * 79, "cross_entropy").result()  # owes 80, which is 20 s
-    began = time.monotonic()
-    waits = client.forward_backward([DATUM], "cross_entropy")
-    other = trained(server.client(others))
-    assert time.monotonic() - began < 17, "one tenant's rate delays another"
-    assert other.model_id
-    assert waits.result().loss_fn_outputs
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(client.forward_backward([DATUM], "cross_entropy").result)
+        other = trained(server.client(others))
+        assert not waits.done(), "one tenant's rate delays another"
+        assert other.model_id
+        assert waits.result().loss_fn_outputs
     assert time.monotonic() - began > 17
 
 

@@ -43,16 +43,21 @@ def test_thirty_bombs_at_once_take_no_more_than_all_bodies_may(
     before = memory(server.process)
     control.write_text("slow 100")  # so that bodies wait to be written down
 
-    def send(number):
+    def made(number):
         head = message.pb.ForwardBackwardRequest(model_id=run, seq_id=number, loss_fn="none")
         nothing = b"\x7a\x80\x80\x80\x0f" + bytes(30 * MIB)  # a field that nobody reads
         bomb = zstandard.ZstdCompressor().compress(head.SerializeToString() + nothing)
         assert len(bomb) < 64 << 10
+        return bomb
+
+    bombs = list(map(made, range(1, 31)))  # before the waits, which are the server's alone
+
+    def send(bomb):
         headers = PROTO | {"content-encoding": "zstd"}
         return Wire(server.url, timeout=60).post("forward_backward", bomb, headers).status
 
     with ThreadPoolExecutor(31) as pool:
-        sent = [pool.submit(send, number) for number in range(1, 31)]
+        sent = [pool.submit(send, bomb) for bomb in bombs]
         waits = longest_wait(Wire(server.url), lambda: not all(one.done() for one in sent))
     said = [one.result() for one in sent]
     assert set(said) <= {422, 503} and said.count(422) > 5, said
@@ -87,7 +92,7 @@ def test_clients_that_announce_much_and_send_little_take_no_room(start, tiny_lla
             made = message.message(run, number, [1, 2, 3] * 100_000, loss="none")
             began = time.monotonic()
             assert message.train(wire, made).status == 422  # it has been read
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 10  # half of what a body waits for room
         ended.set()
         trickling.result()
     for peer in slow:

@@ -38,9 +38,10 @@ class Answer:
 
 
 class Wire:
-    """One key's requests; each has ten seconds, and most share one connection."""
+    """One key's requests; each has a minute, twice what a poll is held, and most share one
+    connection."""
 
-    def __init__(self, url, key="tml-hostile", timeout=10):
+    def __init__(self, url, key="tml-hostile", timeout=60):
         self.place = urlsplit(url)
         self.key = key
         self.timeout = timeout
@@ -104,10 +105,11 @@ class Wire:
     def connect(self):
         return socket.create_connection((self.place.hostname, self.place.port), self.timeout)
 
-    def raw(self, data):
-        """What comes back for these bytes, until the server ends the connection or is silent."""
+    def raw(self, data, seconds=1):
+        """What comes back for these bytes, until the server ends the connection or is silent for so
+        long."""
         with self.connect() as peer:
-            peer.settimeout(1)
+            peer.settimeout(seconds)
             out = b""
             try:
                 peer.sendall(data)

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <string>
@@ -12,6 +13,8 @@
 
 namespace twinkle::mesh {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr int kLookMs = 20;
 
@@ -84,12 +87,14 @@ bool SigtermHandler::wait(int ms) {
 void SigtermHandler::answer() {
   while (!wait(-1)) {
   }
-  for (int ms = 0; ms < kNewsMs && !ends_ && watch_->why("").empty(); ms += kLookMs) wait(kLookMs);
+  auto end = Clock::now() + std::chrono::milliseconds(kNewsMs);
+  while (Clock::now() < end && !ends_ && watch_->why("").empty()) wait(kLookMs);
   const std::string why = watch_->why("");
   if (why.empty() && !ends_) {
     watch_->fail("", "mesh: rank " + std::to_string(watch_->rank()) + " was ended by SIGTERM");
   } else {
-    for (int ms = 0; ms < kErrorsMs && !ends_; ms += kLookMs) wait(kLookMs);
+    end = Clock::now() + std::chrono::milliseconds(kErrorsMs);
+    while (Clock::now() < end && !ends_) wait(kLookMs);
     if (ends_) return;
     const std::string text = "twinkle: " + why + "; this rank was ended by SIGTERM\n";
     (void)!write(STDERR_FILENO, text.data(), text.size());

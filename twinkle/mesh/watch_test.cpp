@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <csignal>
 #include <future>
 #include <latch>
@@ -47,9 +48,32 @@ struct Ranks {
   std::vector<int> held;
 };
 
-// Once it is known, or after a second.
+// The timeout of ranks that are silent, late or apart: longer than a busy machine holds up a
+// thread.
+constexpr double kTimeoutS = 2;
+// In which nothing must be said.
+void wait_for_longer_than_the_timeout() {
+  std::this_thread::sleep_for(std::chrono::duration<double>(2.5 * kTimeoutS));
+}
+
+// For 20 s at most.
+template <class IsSo>
+void wait_until(const IsSo& is_so) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!is_so() && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+}
+
+// Once it is known.
 std::string why(const Watch& watch, const std::string& scope = "a") {
-  return watch.why_after("nothing", scope);
+  std::string out;
+  wait_until([&] { return (out = watch.why_after("nothing", scope)) != "nothing"; });
+  return out;
+}
+// The same, where an end is known before.
+std::string why_after_end(const Watch& watch) {
+  wait_until([&] { return !watch.why("a").empty(); });
+  return watch.why("a");
 }
 
 TEST(Watch, AConnectionThatEndsNamesItsRankOnEveryOther) {
@@ -143,9 +167,8 @@ TEST(Watch, WhoWaitsForARankThatHasEndedIsTold) {
   const Ranks of(3);
   const Watch::Waiting waits(*of.watches[2], "step of 'a'"), as(*of.watches[1], Watch::kEnd);
   of.watches[1]->end();
-  sleep(4);
   for (const auto& watch : of.watches)
-    EXPECT_EQ(watch->why("a"),
+    EXPECT_EQ(why_after_end(*watch),
               "mesh: rank 1 has ended its script, rank 2 waits for it at step of 'a'");
 }
 
@@ -158,57 +181,54 @@ TEST(Watch, WhoWaitsForTheFirstRankWhichHasEndedIsTold) {
   }
   of.watches[0]->end();
   of.watches[0].reset();
-  for (int i = 0; i < 50 && of.watches[1]->why("").empty(); ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  EXPECT_EQ(of.watches[1]->why(""),
+  EXPECT_EQ(why_after_end(*of.watches[1]),
             "mesh: rank 0 has ended its script, rank 1 waits for it at the making of an engine");
 }
 
 TEST(Watch, ARankIsSilentForTheTimeoutAtMost) {
-  const Ranks of(3, 0.4, 1);
+  const auto begun = std::chrono::steady_clock::now();
+  const Ranks of(3, kTimeoutS, 1);
   for (const auto& watch : of.watches)
-    EXPECT_EQ(why(*watch).substr(0, 46), "mesh: rank 1 has been silent for 0.4 s: its pr");
+    EXPECT_EQ(why(*watch).substr(0, 44), "mesh: rank 1 has been silent for 2 s: its pr");
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(5));
 }
 
 void expect_late(const Ranks& of, const std::string& text) {
   for (const auto& watch : of.watches) {
+    wait_until([&] { return watch->late() == text; });
     EXPECT_EQ(watch->why("a"), "");
     EXPECT_EQ(watch->late(), text) << watch->rank();
   }
 }
 
 TEST(Watch, ARankThatDoesSomethingElseLivesAndIsNamedOnEveryRank) {
-  const Ranks of(3, 0.3);
+  const Ranks of(3, kTimeoutS);
   {
     const Watch::Waiting first(*of.watches[0], "step of 'a'"), third(*of.watches[2], "step of 'a'");
-    usleep(900'000);
     expect_late(of,
-                "rank 1 has not come to step of 'a', where rank 0 has waited for 0.3 s or more; "
+                "rank 1 has not come to step of 'a', where rank 0 has waited for 2 s or more; "
                 "its process lives, so this goes on waiting");
   }
-  usleep(300'000);
   expect_late(of, "");
 }
 
 TEST(Watch, TheFirstRankIsNamedTooWhereItDoesSomethingElse) {
-  const Ranks of(2, 0.3);
+  const Ranks of(2, kTimeoutS);
   const Watch::Waiting waits(*of.watches[1], "step of 'a'");
-  usleep(900'000);
   expect_late(of,
-              "rank 0 has not come to step of 'a', where rank 1 has waited for 0.3 s or more; "
+              "rank 0 has not come to step of 'a', where rank 1 has waited for 2 s or more; "
               "its process lives, so this goes on waiting");
 }
 
 TEST(Watch, RanksThatWaitForEachOtherAtDifferentPlacesHaveFailed) {
-  const Ranks of(2, 0.3);
+  const Ranks of(2, kTimeoutS);
   {
     const Watch::Waiting same(*of.watches[0], "a"), as(*of.watches[1], "a");
-    usleep(900'000);
+    wait_for_longer_than_the_timeout();
     EXPECT_EQ(of.watches[0]->why(""), "");
     for (const auto& watch : of.watches) EXPECT_EQ(watch->late(), "");
   }
   const Watch::Waiting first(*of.watches[0], "a"), second(*of.watches[1], "b");
-  usleep(900'000);
   for (const auto& watch : of.watches)
     EXPECT_EQ(why(*watch),
               "mesh: the ranks wait for each other: rank 0 at a, rank 1 at b: all ranks must call "
@@ -217,7 +237,7 @@ TEST(Watch, RanksThatWaitForEachOtherAtDifferentPlacesHaveFailed) {
 
 // One thread of each has come to where the other's is late.
 TEST(Watch, RanksWhoseOtherThreadsAreBusyAreNotApart) {
-  const Ranks of(2, 0.3);
+  const Ranks of(2, kTimeoutS);
   std::promise<void> ends;
   const std::shared_future<void> end = ends.get_future().share();
   std::latch have_waited(3);
@@ -233,11 +253,10 @@ TEST(Watch, RanksWhoseOtherThreadsAreBusyAreNotApart) {
   }
   have_waited.arrive_and_wait();
   const Watch::Waiting first(*of.watches[0], "a"), second(*of.watches[1], "b");
-  usleep(900'000);
+  wait_for_longer_than_the_timeout();
   for (const auto& watch : of.watches) EXPECT_EQ(watch->why(""), "");
   ends.set_value();
   for (std::thread& thread : others) thread.join();
-  usleep(900'000);
   for (const auto& watch : of.watches)
     EXPECT_EQ(why(*watch).substr(0, 53), "mesh: the ranks wait for each other: rank 0 at a, ran");
 }

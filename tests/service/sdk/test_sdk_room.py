@@ -47,7 +47,7 @@ def test_a_training_request_beyond_the_byte_limit_is_503_after_its_patience_and_
         wait_until(lambda: relay.of("forward_backward"), 2 * PATIENCE)
         at, num_bytes = begun["forward_backward"]
         assert 64 << 10 < num_bytes < 1 << 20, "what is shorter never waits, what is longer is 413"
-        assert PATIENCE - 1 < time.monotonic() - at < PATIENCE + 5
+        assert PATIENCE - 1 < time.monotonic() - at < PATIENCE + 15
         (refused,) = relay.of("forward_backward")
         assert refused.status == 503
         assert 1 <= int(refused.headers["retry-after"]) <= 10

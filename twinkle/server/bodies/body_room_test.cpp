@@ -270,7 +270,7 @@ class BodyRoomOfAServer : public testing::Test {
 };
 
 TEST_F(BodyRoomOfAServer, AClientsBodyIsReadWhenThereIsRoomOrItIsTold503AndASample429) {
-  serve({.max_bytes = 3 << 20, .max_body_bytes = 1 << 20, .patience = std::chrono::seconds(1)});
+  serve({.max_bytes = 3 << 20, .max_body_bytes = 1 << 20, .patience = std::chrono::seconds(5)});
   const int64_t bytes = 700'000;
   Peer peers[3] = {Peer(http_.port()), Peer(http_.port()), Peer(http_.port())};
   Peer waits(http_.port()), refused(http_.port()), sample(http_.port());

@@ -25,10 +25,10 @@ class LoopForTest : public Loop {
   void run() {
     while (const auto next = take()) next();
   }
-  // Runs what is posted until `done`; false after ten seconds.
+  // Runs what is posted until `done`; false after a minute.
   template <class Done>
   bool run_until(const Done& done) {
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (!done()) {
       run();
       std::unique_lock lock(mutex_);
