@@ -134,7 +134,7 @@ def kill_at(server, point, side, when, result):
         time.sleep(0.01)
     if point == CLOCK:
         server.process.kill()
-    assert server.process.wait(1) == -signal.SIGKILL, (side, point, when)
+    assert server.process.wait(60) == -signal.SIGKILL, (side, point, when)
     server.process.stdout.close()
 
 
@@ -266,9 +266,9 @@ def read_only(_server, _state, control):
 def test_a_disk_that_refuses_is_503_until_it_heals_and_nothing_is_lost(
     refusing, undisturbed, start, with_faults, tiny_llama_dir, tmp_path
 ):
-    control, state = tmp_path / "disk", tmp_path / "state"
+    control, state, log = tmp_path / "disk", tmp_path / "state", tmp_path / "log"
     variables = {"TWINKLE_FAULT_DISK": str(control)}
-    server = start(tiny_llama_dir, state, command=with_faults)
+    server = start(tiny_llama_dir, state, command=with_faults, log=log.open("w"))
     server.kill()
     server.start_again(variables)
     with four_clients(server, as_many_as(STEPS)) as result:
@@ -277,7 +277,11 @@ def test_a_disk_that_refuses_is_503_until_it_heals_and_nothing_is_lost(
             wait_until(lambda: answers_a_new_session(server) == 503)
             time.sleep(1.5)  # the journal tries again each second
             status, text, _ = asked(server, "/api/v1/create_session", {})
-            assert status == 503 and os.strerror(error) in text
+            assert status == 503 and text == (
+                '{"detail":"server: the disk refuses what is to be journalled; come again"}'
+            )
+            said_why = f"cannot (write to|open|sync) .*: {os.strerror(error)}; free space there"
+            assert re.search(f"the journal refuses records.*{said_why}", log.read_text())
             assert asked(server, "/api/v1/healthz")[0] == 200
             assert asked(server, "/readyz")[:2] == (
                 503, '{"detail":"server: the disk refuses what is to be journalled"}',
@@ -287,6 +291,7 @@ def test_a_disk_that_refuses_is_503_until_it_heals_and_nothing_is_lost(
         wait_until(lambda: answers_a_new_session(server) == 200)
         assert asked(server, "/readyz")[0] == 200
         assert "\ntwinkle_journal_refused 0\n" in asked(server, "/metrics")[1]
+        assert "the journal takes records again" in log.read_text()
         _, said = result.result(600)
     server.kill()
     server.start_again()  # which compares what it does again with what was told
@@ -371,16 +376,16 @@ def test_a_slow_disk_delays_acknowledgements_and_nothing_else(
     }  # fmt: skip
     with four_clients(server, as_many_as(STEPS), keys) as result, ThreadPoolExecutor() as pool:
         wait_until(lambda: len(list(state.glob("snapshots/*/*"))) > len(keys))  # they are at work
-        control.write_text("slow 1000")
+        control.write_text("slow 2000")
         try:
             slow = [pool.submit(asked, server, *request, probe) for request in on_disk]
             while not all(one.done() for one in slow):
                 for request in in_memory.items():
                     status, _, seconds = asked(server, *request, probe)
-                    assert status == 200 and seconds < 1, request
+                    assert status == 200 and seconds < 2, request
             for one in slow:
                 status, text, seconds = one.result()
-                assert status == 200 and seconds > 1, text
+                assert status == 200 and seconds > 2, text
         finally:  # clients would go on for an hour
             control.write_text("slow 2")
         _, said = result.result(600)

@@ -185,7 +185,9 @@ void recover(server::Services& services, const engine::ModelInfo& info, const Se
   const auto begin = std::chrono::steady_clock::now();
   const int64_t num_records = services.open(
       {.arithmetic = info.arithmetic,
-       .model = identity_of(info.family, info.num_parameters, info.config_json)},
+       .model = identity_of(info.family, info.num_parameters, info.config_json),
+       .weights = crc_of_weights(Checkpoint::open(info.directory)),
+       .path = std::filesystem::absolute(info.directory).string()},
       o.accept_other_arithmetic, [&](uint64_t sequence, const server::Command& command) {
         server::replay(sequence, command, services);
       });
@@ -239,6 +241,11 @@ void run_service(const ServeOptions& o, const std::string& version, bool until_s
   services.access = std::move(access);
   services.operations.on_trouble(
       [&log](const std::string& text) { log.write(Level::kError, text); });
+  services.history.on_trouble([&log](const std::string& why) {
+    if (why.empty()) return log.write(Level::kInfo, "the journal takes records again");
+    log.write(Level::kError,
+              "the journal refuses records, and clients are told to come again: " + why);
+  });
   services.snapshots.on_put_off(
       [&log](const std::string& text) { log.write(Level::kWarning, text); });
   server::BodyRoom room(o.bodies, *http);

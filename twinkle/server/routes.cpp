@@ -59,6 +59,14 @@ Response response_of(const std::exception_ptr& error) {
   }
 }
 
+// Its folder, which the error names, is the operator's to know.
+Response not_journalled(const std::exception_ptr& error) {
+  Response out = response_of(error);
+  if (out.status != 503 || out.text().find("\"store: ") == std::string::npos) return out;
+  return response_of(std::make_exception_ptr(
+      Error(Code::kBusy, "server: the disk refuses what is to be journalled; come again")));
+}
+
 // A request and its route, until it is answered.
 struct Asked {
   Request request;
@@ -238,7 +246,7 @@ void tell(const Response& response, uint64_t sequence, Services& services, const
   if (!refused.empty())
     return services.history.append(Refused{sequence, refused},
                                    [response, reply](uint64_t, const std::exception_ptr& error) {
-                                     reply(error ? response_of(error) : response);
+                                     reply(error ? not_journalled(error) : response);
                                    });
   if ((response.status == 429 || response.status == 503) && !services.decisions.has_changed())
     services.history.append(Dropped{sequence}, [](uint64_t, auto) {});
@@ -273,7 +281,7 @@ void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& ser
                                          uint64_t sequence, const std::exception_ptr& error) {
       a->request.body = std::move(shared->body);
       fault("before apply");
-      if (error) return reply(response_of(error));
+      if (error) return reply(not_journalled(error));
       services.decisions.come();
       const Response response = *run(*a, caller, *shared, sequence, services, reply);
       fault("after apply");

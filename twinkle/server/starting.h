@@ -1,8 +1,9 @@
 // What is answered before the service is there, while weights are loaded and what the journal holds
 // is done again: a probe that asks whether the process lives, and one whether it is ready. All else
 // waits, without its body, and is then the service's; who hangs up waits no more, and beyond some
-// that wait the next are told to come again, so that connections are left for the probes. Used by
-// the HTTP server's thread alone.
+// that wait the next are told to come again, so that connections are left for the probes. At all
+// times connections that are kept for probes (Head::beyond) get no more than these, and /metrics.
+// Used by the HTTP server's thread alone.
 #pragma once
 #include <cstdint>
 #include <functional>

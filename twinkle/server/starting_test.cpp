@@ -1,10 +1,16 @@
-// As a peer on a socket sees a server whose service is not there yet.
+// As a peer on a socket sees a server whose service is not there yet, and the connections that are
+// kept for probes.
 #include "twinkle/server/starting.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "twinkle/server/http/peer_for_test.h"
@@ -13,16 +19,17 @@
 namespace twinkle::server {
 namespace {
 
+Handler by(Starting& starting) {
+  return {.admit = [&starting](const Head& head,
+                               const Admit& admit) { starting.admit(head, head.path, admit); },
+          .handle = [&starting](
+                        Request request,
+                        Reply reply) { starting.handle(std::move(request), std::move(reply)); }};
+}
+
 class StartingTest : public testing::Test {
  protected:
-  StartingTest() {
-    http_.serve({.admit = [this](const Head& head,
-                                 const Admit& admit) { starting_.admit(head, head.path, admit); },
-                 .handle =
-                     [this](Request request, Reply reply) {
-                       starting_.handle(std::move(request), std::move(reply));
-                     }});
-  }
+  StartingTest() { http_.serve(by(starting_)); }
   void end_start() {
     http_.post([this] {
       starting_.end({.admit = [](const Head&, const Admit& admit) { admit({100}); },
@@ -116,6 +123,134 @@ TEST_F(StartingTest, BeyondSomeThatWaitTheNextAreToldToComeAgain) {
 TEST_F(StartingTest, AServerThatEndsBeforeItsServiceWasThereEnds) {
   Peer peer(port());
   peer.send(post("/api/v1/optim_step", "it"));
+  EXPECT_TRUE(begins(Peer(port()).ask(get("/healthz")), "HTTP/1.1 200"));
+}
+
+// A server whose polls are held until a test answers them.
+class ForProbesTest : public testing::Test {
+ protected:
+  static constexpr int64_t kMost = 16, kOthers = 14;  // connections
+
+  ForProbesTest() { http_.serve(by(starting_)); }
+  void end_start() {
+    http_.post([this] {
+      starting_.end({.admit = [](const Head&, const Admit& admit) { admit({100}); },
+                     .handle =
+                         [this](const Request& request, Reply reply) {
+                           if (request.path != "/api/v1/retrieve_future")
+                             return reply({.body = "done: " + request.path});
+                           const std::lock_guard lock(mutex_);
+                           held_.push_back(std::move(reply));
+                         }});
+    });
+  }
+  // All connections that serve everything are taken by held polls.
+  void hold_all() {
+    end_start();
+    while (std::ssize(polls_) < kOthers) {
+      polls_.push_back(std::make_unique<Peer>(port()));
+      polls_.back()->send(post("/api/v1/retrieve_future", "{}"));
+    }
+    wait_for(kOthers);
+  }
+  void wait_for(int64_t num_held) {
+    const auto are_there = [&] {
+      const std::lock_guard lock(mutex_);
+      return std::ssize(held_) == num_held;
+    };
+    while (!are_there()) std::this_thread::yield();
+  }
+  void answer(size_t poll) {
+    const std::lock_guard lock(mutex_);
+    held_[poll]({.body = "told"});
+  }
+  static std::string get(const std::string& path) {
+    return "GET " + path + " HTTP/1.1\r\nHost: x\r\n\r\n";
+  }
+  uint16_t port() const { return http_.port(); }
+
+  std::mutex mutex_;
+  std::vector<Reply> held_;
+  Starting starting_{kOthers};
+  HttpServer http_{HttpOptions{.max_connections = kMost,
+                               .patience = std::chrono::minutes(10),
+                               .keep_alive = std::chrono::minutes(10)}};
+  std::vector<std::unique_ptr<Peer>> polls_;
+};
+
+TEST(ForProbes, AnEighthIsKeptOfSeveralConnections) {
+  for (const auto& [all, kept] : std::vector<std::pair<int64_t, int64_t>>{
+           {1, 0}, {2, 1}, {15, 1}, {16, 2}, {512, 64}, {10000, 64}})
+    EXPECT_EQ(connections_for_probes(all), kept) << all;
+}
+
+TEST_F(ForProbesTest, AreAnsweredWhilePollsHoldAllOtherConnections) {
+  hold_all();
+  for (int i = 0; i < 3; ++i) {
+    for (const char* path : {"/healthz", "/readyz", "/api/v1/healthz", "/metrics"}) {
+      Peer probe(port());
+      const std::string told = probe.ask(get(path));
+      EXPECT_TRUE(begins(told, "HTTP/1.1 200")) << path << told;
+      EXPECT_NE(told.find("Connection: close\r\n"), std::string::npos) << told;
+      EXPECT_EQ(probe.receive(), "") << "its connection is for others";
+    }
+  }
+}
+
+TEST_F(ForProbesTest, OtherRequestsAreToldToComeAgainAndAreTakenOnceAConnectionIsFree) {
+  hold_all();
+  const std::string part =
+      "POST /api/v1/asample HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\npart";
+  const std::string long_probe = "GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n";
+  for (const auto& [sent, status] : std::vector<std::pair<std::string, std::string>>{
+           {post("/api/v1/optim_step", "{}"), "503"},
+           {post("/healthz", ""), "503"},
+           {get("/hf/m/config.json"), "503"},
+           {long_probe, "503"},
+           {post("/api/v1/retrieve_future", "{}"), "429"},
+           {part, "429"}}) {
+    Peer late(port());
+    const std::string told = late.ask(sent);
+    EXPECT_TRUE(begins(told, "HTTP/1.1 " + status)) << sent << told;
+    EXPECT_NE(told.find("Retry-After: 1\r\n"), std::string::npos) << told;
+    EXPECT_NE(told.find("Connection: close\r\n"), std::string::npos) << told;
+    EXPECT_NE(told.find(R"({"detail":"server: 14 connections are open, and the rest of )"
+                        R"(max_connections is for probes)"),
+              std::string::npos)
+        << told;
+  }
+  answer(0);
+  EXPECT_NE(polls_[0]->receive().find("told"), std::string::npos);
+  EXPECT_NE(polls_[0]->ask(post("/again", "")).find("done: /again"), std::string::npos)
+      << "a connection that serves everything goes on";
+  polls_.erase(polls_.begin());
+  while (http_.num_connections() >= kOthers) std::this_thread::yield();
+  Peer next(port());
+  for (int i = 0; i < 2; ++i)
+    EXPECT_NE(next.ask(post("/next", "")).find("done: /next"), std::string::npos);
+}
+
+TEST_F(ForProbesTest, TheServiceThatIsNotThereYetIsWaitedForOnOtherConnectionsAlone) {
+  while (std::ssize(polls_) < kOthers) {
+    polls_.push_back(std::make_unique<Peer>(port()));
+    polls_.back()->send(post("/early", ""));
+  }
+  while (http_.num_connections() < kOthers) std::this_thread::yield();
+  EXPECT_TRUE(begins(Peer(port()).ask(get("/healthz")), "HTTP/1.1 200"));
+  EXPECT_TRUE(begins(Peer(port()).ask(get("/metrics")), "HTTP/1.1 503")) << "it would wait";
+  end_start();
+  for (const auto& poll : polls_)
+    EXPECT_NE(poll->receive().find("done: /early"), std::string::npos);
+}
+
+TEST_F(ForProbesTest, WhoSaysNothingOnOneIsClosedAfterTwoSeconds_slow) {
+  hold_all();
+  Peer silent(port()), head(port());
+  head.send("GET /hea");
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(silent.receive(), "");
+  EXPECT_EQ(head.receive(), "");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
   EXPECT_TRUE(begins(Peer(port()).ask(get("/healthz")), "HTTP/1.1 200"));
 }
 

@@ -335,3 +335,46 @@ def test_a_state_of_other_arithmetic_is_refused_and_kept_until_the_operator_acce
         server.command = [*theirs, "--accept-other-arithmetic"]
         server.start_again()
     assert isinstance(a_batch(Wire(server.url), run, 3), bytes)
+
+
+def test_a_state_is_refused_over_other_weights_of_its_config_and_taken_over_a_copy(
+    make, twinkle, tiny_llama_dir, tmp_path, capfd
+):
+    safetensors = pytest.importorskip("safetensors.torch")
+    server = make("state")
+    wire = Wire(server.url)
+    run = wire.run()
+    a_batch(wire, run, 1)
+    assert server.stop() == 0
+    at = server.command.index(tiny_llama_dir)
+    copy, other = tmp_path / "copy", tmp_path / "other"
+    for folder in (copy, other):
+        shutil.copytree(tiny_llama_dir, folder)
+    tensors = safetensors.load_file(other / "model.safetensors")
+    for name in tensors:  # as an adapter that was merged
+        if "q_proj" in name:
+            tensors[name] *= 2
+    safetensors.save_file(tensors, other / "model.safetensors", {"format": "pt"})
+
+    def checked():
+        return twinkle(*server.command[server.command.index("serve") :], "--check")
+
+    server.command[at] = str(other)
+    server.launch()
+    assert server.process.wait(60) == 1
+    server.process.stdout.close()
+    refused = checked()
+    assert refused.returncode == 1
+    why = (
+        f"the state in {tmp_path}/state is of the model in {tiny_llama_dir}, and the one in "
+        f"{other} has other weights with the same config: serve the weights that it is of, or name "
+        "another --state"
+    )
+    for told in (capfd.readouterr().err, refused.stderr):
+        assert why in told
+
+    server.command[at] = str(copy)
+    taken = checked()
+    assert taken.returncode == 0, taken.stderr
+    server.start_again()
+    assert isinstance(a_batch(Wire(server.url), run, 2), bytes)

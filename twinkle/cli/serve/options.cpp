@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <ranges>
 #include <sstream>
 
@@ -154,11 +155,13 @@ std::string check_service(const ServeOptions& o) {
       {.address = o.http.address});  // on a free port: its own may be a running server's
   engine::device_named(o.engine.model.device);
   const std::string path = model_path(o.engine.model.path, Download::kWithoutWeights);
-  const Json config = is_there(o.engine.model.path) ? Checkpoint::open(path).config()
-                                                    : read_json(fs::path(path) / "config.json");
+  std::optional<Checkpoint> checkpoint;  // of a hub's model there are no weights
+  if (is_there(o.engine.model.path)) checkpoint = Checkpoint::open(path);
+  const Json config = checkpoint ? checkpoint->config() : read_json(fs::path(path) / "config.json");
   const model::DecoderSpec spec = model::spec_of(config, path);
   text::decoder_of(path);
-  const std::string of_state = check_state(o, spec.family, boost::json::serialize(config));
+  const std::string of_state = check_state(o, spec.family, boost::json::serialize(config),
+                                           checkpoint ? &*checkpoint : nullptr);
   std::ostringstream out;
   out << spec.family << " of " << spec.num_layers() << " layers from " << path << " on "
       << o.engine.model.device << "\nnames: ";

@@ -77,7 +77,7 @@ std::string default_auth(const ServeOptions& options);
 void check_options(const ServeOptions& options);
 
 // What would be served. Errors as of check_options; and those of a model whose files, config.json
-// or tokenizer cannot be read, of a device that is not here, or of check_state (state.h). Reads no
+// or tokenizer cannot be read, of a device that is not here, or of check_state (state.h). Loads no
 // weights; downloads a hub's model without them.
 std::string check_service(const ServeOptions& options);
 

@@ -3,9 +3,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <span>
 #include <system_error>
 #include <vector>
 
@@ -45,6 +47,20 @@ std::string without_count(const std::string& identity) {
   JsonObject out = parse_json(identity, "cli: the state's model").as_object();
   out.stable_erase("num_parameters");
   return boost::json::serialize(out);
+}
+
+std::string bytes_at(const File& file, int64_t begin, int64_t count) {
+  std::string out(static_cast<size_t>(std::min(count, file.size() - begin)), '\0');
+  file.read_at(begin, std::as_writable_bytes(std::span(out)));
+  return out;
+}
+
+// A safetensors file begins with its header's length; 0: it is of another kind.
+int64_t header_bytes(const File& file) {
+  uint64_t length = 0;
+  if (file.path().extension() != ".safetensors" || file.size() < 8) return 0;
+  std::memcpy(&length, bytes_at(file, 0, sizeof length).data(), sizeof length);
+  return static_cast<int64_t>(std::min<uint64_t>(length, file.size()));
 }
 
 // `what` begins errors.
@@ -90,8 +106,26 @@ std::string identity_of(const std::string& family, int64_t num_parameters,
                                            {"config_crc32c", store::crc32c(config)}});
 }
 
-std::string check_state(const ServeOptions& o, const std::string& family,
-                        const std::string& config) {
+std::string crc_of_weights(const Checkpoint& checkpoint) {
+  constexpr int64_t kEnd = 64 << 10, kMostHeader = 1 << 20;
+  constexpr int64_t kPlaces = 32, kPlace = 4 << 10;  // a fine-tune of some linears is between
+  uint32_t crc = 0;
+  for (const fs::path& path : checkpoint.files()) {
+    const File file(path);
+    const int64_t size = file.size();
+    const auto add = [&](int64_t begin, int64_t count) {
+      crc = store::crc32c(bytes_at(file, begin, count), crc);
+    };
+    crc = store::crc32c(std::to_string(size) + "\n", crc);
+    add(0, std::clamp(header_bytes(file), kEnd, kMostHeader));
+    for (int64_t i = 1; i <= kPlaces; ++i) add(size / (kPlaces + 1) * i, kPlace);
+    add(std::max<int64_t>(0, size - kEnd), kEnd);
+  }
+  return std::to_string(crc);
+}
+
+std::string check_state(const ServeOptions& o, const std::string& family, const std::string& config,
+                        const Checkpoint* checkpoint) {
   if (o.auth == "keys") store::KeyFile(o.state).read_table();
   const fs::path state = fs::absolute(o.state), journal = state / server::kJournal;
   std::vector<server::Opened> starts = starts_of(state);
@@ -101,7 +135,9 @@ std::string check_state(const ServeOptions& o, const std::string& family,
       engine::dtype_named(m.mixed_precision), engine::device_named(m.device), m.deterministic);
   server::require_same(state, starts,
                        {.arithmetic = boost::json::serialize(arithmetic),
-                        .model = without_count(identity_of(family, 0, config))},
+                        .model = without_count(identity_of(family, 0, config)),
+                        .weights = checkpoint ? crc_of_weights(*checkpoint) : "",
+                        .path = checkpoint ? fs::absolute(checkpoint->path()).string() : ""},
                        o.accept_other_arithmetic);
   const auto process = store::holder_of(journal);
   return process ? "open in process " + *process + ", which must end before this one starts" : "";

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "twinkle/cli/serve/options.h"
+#include "twinkle/io/checkpoint.h"
 
 namespace twinkle::cli {
 
@@ -14,17 +15,21 @@ void check_folder(const std::string& state);
 // and removes it.
 void check_park_directory(const std::string& directory);
 
-// JSON: which weights a state belongs to. `config`: config.json's text.
+// JSON: which model a state belongs to. `config`: config.json's text.
 std::string identity_of(const std::string& family, int64_t num_parameters,
                         const std::string& config);
 
+// What tells weights from others of the same config, without reading them all: a CRC-32C in decimal
+// digits over each file's size, beginning, end, and some places between. Errors as of File.
+std::string crc_of_weights(const Checkpoint& checkpoint);
+
 // What a server of this model would find: "", or who has the state open now. Reads the journal.
 // Errors of a start: of keys that are asked for and cannot be read, a damaged journal, one that
-// holds nothing of runs that are there, a missing snapshot, another model, or other arithmetic,
-// unless that is accepted. Not the number of the model's parameters,
-// which only its weights tell.
+// holds nothing of runs that are there, a missing snapshot, another model or other weights of it,
+// or other arithmetic, unless that is accepted. Not the number of the model's parameters, which
+// only its weights tell. `checkpoint`: null where the weights are not here, and not compared.
 std::string check_state(const ServeOptions& options, const std::string& family,
-                        const std::string& config);
+                        const std::string& config, const Checkpoint* checkpoint);
 
 // Who may come in: "open, nobody is asked for a key", or how many keys are valid. Errors as of
 // KeyFile::read.

@@ -3,12 +3,18 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/base/fields/codec.h"
 #include "twinkle/base/json.h"
 #include "twinkle/engine/execute/model_info.h"
+#include "twinkle/io/checkpoint.h"
+#include "twinkle/io/safetensors.h"
 #include "twinkle/io/scratch_dir_for_test.h"
 #include "twinkle/server/history/records.h"
 #include "twinkle/store/folder_lock.h"
@@ -37,13 +43,33 @@ class StateTest : public testing::Test {
       out.append(Record::kKind, 1, writer.take(), [](uint64_t, const auto&) {});
     }
   }
-  void write_start(const std::string& arithmetic, const std::string& model) {
-    write(std::vector(2, server::Opened{arithmetic, model}));
+  void write_start(const std::string& arithmetic, const std::string& model,
+                   const std::string& weights = "", const std::string& path = "") {
+    write(std::vector(2, server::Opened{arithmetic, model, weights, path}));
+  }
+  // A model of so many bytes in each of two files, one of them another where that is asked for.
+  Checkpoint weights(const std::string& folder, size_t bytes, size_t other = std::string::npos) {
+    fs::create_directory(dir_ / folder);
+    JsonObject map;
+    for (const char* name : {"a", "b"}) {
+      std::vector<std::byte> all(bytes, std::byte{1});
+      if (*name == 'b' && other < bytes) all[other] = std::byte{2};
+      const std::string file = std::string(name) + ".safetensors";
+      const TensorView view{
+          .name = name, .dtype = Dtype::kU8, .shape = {std::ssize(all)}, .bytes = all};
+      write_safetensors(dir_ / folder / file, std::span(&view, 1));
+      map[name] = file;
+    }
+    write_text(dir_ / folder / "model.safetensors.index.json",
+               boost::json::serialize(JsonObject{{"weight_map", map}}));
+    return Checkpoint::open(dir_ / folder);
   }
   static std::string here() {
     return boost::json::serialize(engine::arithmetic_of(at::kBFloat16, at::kCPU, true));
   }
-  std::string check() { return check_state(o_, "llama", "{}"); }
+  std::string check(const Checkpoint* checkpoint = nullptr) {
+    return check_state(o_, "llama", "{}", checkpoint);
+  }
   std::string error() {
     return error_of([&] { check(); });
   }
@@ -70,13 +96,51 @@ TEST_F(StateTest, OfAnotherModelOrOtherArithmeticIsToldAsAStartTellsIt) {
   o_.accept_other_arithmetic = true;
   EXPECT_EQ(check(), "");
   const std::string other =
-      error_of([&] { check_state(o_, "llama", "{\"num_hidden_layers\":3}"); });
+      error_of([&] { check_state(o_, "llama", "{\"num_hidden_layers\":3}", nullptr); });
   EXPECT_TRUE(other.starts_with("server: the state in " + o_.state +
                                 " is of the model {\"family\":\"llama\",\"config_crc32c\":"))
       << other;
-  EXPECT_NE(
-      error_of([&] { check_state(o_, "qwen2", "{}"); }).find("and this is {\"family\":\"qwen2\""),
-      std::string::npos);
+  EXPECT_NE(error_of([&] {
+              check_state(o_, "qwen2", "{}", nullptr);
+            }).find("and this is {\"family\":\"qwen2\""),
+            std::string::npos);
+}
+
+TEST_F(StateTest, OtherWeightsOfTheSameConfigAreRefusedACopyAndAStateThatDoesNotTellAreTaken) {
+  const size_t bytes = 300 << 10;
+  const Checkpoint ours = weights("ours", bytes), copy = weights("copy", bytes);
+  write_start(here(), model_);
+  EXPECT_EQ(check(&ours), "") << "an older build has written it";
+  write_start(here(), model_, crc_of_weights(ours), ours.path().string());
+  EXPECT_EQ(check(&ours), "");
+  EXPECT_EQ(check(&copy), "");
+  EXPECT_EQ(check(), "") << "the weights are not here";
+  for (const size_t at : {size_t{0}, size_t{150'000}, bytes - 1}) {
+    const Checkpoint theirs = weights("theirs", bytes, at);
+    EXPECT_EQ(error_of([&] { check(&theirs); }),
+              "server: the state in " + o_.state + " is of the model in " + ours.path().string() +
+                  ", and the one in " + theirs.path().string() +
+                  " has other weights with the same config: serve the weights that it is of, or "
+                  "name another --state")
+        << at;
+  }
+  const Checkpoint longer = weights("theirs", bytes + 1);
+  EXPECT_NE(crc_of_weights(longer), crc_of_weights(ours));
+}
+
+TEST_F(StateTest, WeightsInOneEmptyFileAndWithALongHeaderAreToldApart) {
+  const auto crc = [&](const std::string& names, size_t bytes) {
+    const std::vector<std::byte> all(bytes);
+    const TensorView view{
+        .name = names, .dtype = Dtype::kU8, .shape = {std::ssize(all)}, .bytes = all};
+    write_safetensors(dir_ / "model.safetensors", std::span(&view, 1));
+    return crc_of_weights(Checkpoint::open(dir_.path()));
+  };
+  const std::string name(100 << 10, 'x');
+  const std::string other = std::string(90 << 10, 'x') + std::string(10 << 10, 'y');
+  EXPECT_EQ(crc("a", 0), crc("a", 0));
+  EXPECT_NE(crc("a", 0), crc("b", 0));
+  EXPECT_NE(crc(name, 2'000'000), crc(other, 2'000'000));
 }
 
 TEST_F(StateTest, ADamagedJournalIsToldWithItsFile) {

@@ -117,12 +117,13 @@ std::optional<Response> save_weights_for_sampler(Call& call) {
        [id = made.id](const engine::Result&) { return json({{"sampling_session_id", id}}); }},
       {}, [&s, made, counts](const Ended& ended) {
         if (ended.failed) return;
-        Sampler& sampler = s.add(made);
+        Sampler sampler = made;
         sampler.version = ++s.runs.find(made.tenant)->num_published;
         if (const auto folder = s.snapshots.version(made.tenant, sampler.version)) {
           sampler.tenant = s.tenant_of(*folder, sampler.owner, sampler.key_id);
           sampler.version = 0;
         }
+        s.add(std::move(sampler));
       });
   return json(ack(run, request_id));
 }

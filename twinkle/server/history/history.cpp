@@ -121,9 +121,15 @@ int64_t bytes_to_read(const std::filesystem::path& folder) {
 
 void require_same(const std::filesystem::path& state, const std::vector<Opened>& starts,
                   const Opened& now, bool accept_other_arithmetic) {
-  for (const Opened& start : starts)
+  for (const Opened& start : starts) {
     require(start.model == now.model, Code::kInvalid, "server: the state in ", state.string(),
             " is of the model ", start.model, ", and this is ", now.model, "; name another folder");
+    require(start.weights.empty() || now.weights.empty() || start.weights == now.weights,
+            Code::kInvalid, "server: the state in ", state.string(), " is of the model in ",
+            start.path, ", and the one in ", now.path,
+            " has other weights with the same config: serve the weights that it is of, or name "
+            "another --state");
+  }
   require(starts.empty() || accept_other_arithmetic || starts.back().arithmetic == now.arithmetic,
           Code::kInvalid, "server: the state in ", state.string(), " was computed with ",
           starts.empty() ? "" : starts.back().arithmetic, ", and this is ", now.arithmetic,
@@ -244,6 +250,7 @@ void History::append(uint8_t kind, std::string payload, store::Refusal refusal, 
   auto told = [this, shared, bytes](uint64_t sequence, std::exception_ptr error) mutable {
     loop_.post([this, shared = std::move(shared), bytes, sequence, error] {
       if (!error) sequence_ = sequence;
+      if (journal_) tell_trouble(error);
       (*shared)(sequence, error);
       if (error) return;
       bytes_ += bytes;
@@ -256,6 +263,18 @@ void History::append(uint8_t kind, std::string payload, store::Refusal refusal, 
   } catch (const Error&) {
     told(0, std::current_exception());
   }
+}
+
+void History::tell_trouble(const std::exception_ptr& error) {
+  if (is_refused_ == (error != nullptr)) return;
+  is_refused_ = error != nullptr;
+  std::string why;
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    why = e.what();
+  }
+  on_trouble_(why);
 }
 
 bool History::is_synced(uint64_t sequence) {

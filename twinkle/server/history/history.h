@@ -98,6 +98,10 @@ class History {
   // False: the disk refuses. Another thread than the service's, which has ended before close().
   bool is_synced(uint64_t sequence);
 
+  // Told why the disk refuses, when the first record is refused, and "" when one is written again.
+  void on_trouble(std::function<void(const std::string& why)> told) {
+    on_trouble_ = std::move(told);
+  }
   // Empty, or why the disk refuses.
   std::string trouble() const { return journal_ ? journal_->trouble() : ""; }
 
@@ -125,6 +129,7 @@ class History {
       return 0;
   }
   void append(uint8_t kind, std::string payload, store::Refusal refusal, Then then);
+  void tell_trouble(const std::exception_ptr& error);
   bool on_loop(const std::function<void()>& turn, const std::function<bool()>& run);
   ReadBack kept(uint64_t sequence);
 
@@ -134,6 +139,8 @@ class History {
   uint64_t sequence_ = 0;
   int64_t bytes_ = 0;
   std::function<void()> on_done_ = [] {};
+  std::function<void(const std::string&)> on_trouble_ = [](const auto&) {};
+  bool is_refused_ = false;  // the last record that was not kept until the disk takes it
   std::filesystem::path folder_;
   std::unique_ptr<store::Journal> journal_;
   std::unique_ptr<CarriedRecords> carried_;  // of the same folder; the reader's
@@ -148,9 +155,9 @@ int64_t bytes_to_read(const std::filesystem::path& folder);
 // store::read_segment; kInvalid: records are missing.
 History::Summary summary_of(const std::filesystem::path& folder);
 
-// Error kInvalid: the state in this folder, by its `starts`, is of another model than `now`; or was
-// last gone on with by other arithmetic, unless that is accepted: results will differ from what
-// they would have been.
+// Error kInvalid: the state in this folder, by its `starts`, is of another model than `now`, or of
+// other weights of it, where both are known; or was last gone on with by other arithmetic, unless
+// that is accepted: results will differ from what they would have been.
 void require_same(const std::filesystem::path& state, const std::vector<Opened>& starts,
                   const Opened& now, bool accept_other_arithmetic);
 

@@ -288,6 +288,14 @@ TEST_F(HistoryTest, AStartThatWouldChangeWhatClientsWereToldIsRefusedByName) {
   EXPECT_NE(refusal_of(other).find("{\"torch\":2}"), std::string::npos);
   EXPECT_EQ(refusal_of(other, true), "");
   EXPECT_EQ(kinds(id), std::vector<std::string>{"train"});
+  Opened weighed = other;
+  weighed.weights = "1";
+  EXPECT_EQ(refusal_of(weighed, true), "") << "what has been opened did not tell its weights";
+  Opened moved = weighed;
+  moved.path = "/copy";
+  EXPECT_EQ(refusal_of(moved, true), "");
+  moved.weights = "2";
+  EXPECT_NE(refusal_of(moved, true).find("in /copy has other weights"), std::string::npos);
   // It was computed with two kinds: what is done again is not compared.
   open();
   executor_->on_batch = [] { fail(Code::kInvalid, "null: not this time"); };

@@ -15,13 +15,16 @@ namespace twinkle::server {
 // A start of the server, before all that it takes.
 struct Opened {
   std::string arithmetic;  // JSON: what the bits of results depend on besides their inputs
-  std::string model;       // JSON: which model's weights
+  std::string model;       // JSON: which model
+  std::string weights;     // which of its weights; empty: not known, as in records of older builds
+  std::string path;        // where they were, for people: the same weights may come from another
 
   bool operator==(const Opened&) const = default;
   static constexpr uint8_t kKind = 1;
   static constexpr auto fields() {
     return std::tuple{field(1, "arithmetic", &Opened::arithmetic),
-                      field(2, "model", &Opened::model)};
+                      field(2, "model", &Opened::model), field(3, "weights", &Opened::weights),
+                      field(4, "path", &Opened::path)};
   }
 };
 

@@ -23,6 +23,8 @@ struct Head {
   std::map<std::string, std::string> headers;
   int64_t content_length = -1;  // bytes; -1: not told (a chunked body, or none)
   std::string peer;             // its address
+  // Its connection is one of those that are kept for probes, beyond so many; 0: it is not.
+  int64_t beyond = 0;
   // For a handler that answers later, before it returns: what it gives here is called on the
   // service's thread if the client hangs up before it is answered. May be empty.
   std::function<void(std::function<void()>)> when_gone = {};

@@ -47,6 +47,8 @@ namespace {
 
 // In which a peer that was refused may read why, although it still sends.
 constexpr std::chrono::seconds kLinger{2};
+// In which the request of a connection that is kept for probes must come.
+constexpr std::chrono::seconds kProbe{2};
 // Between looks at whether a client still waits to be let in.
 constexpr std::chrono::milliseconds kLook{500};
 
@@ -198,9 +200,16 @@ class HttpServer::Impl {
         co_await pause.async_wait(asio::redirect_error(use_awaitable, error));
         continue;
       }
+      const bool is_for_probes = num_connections_ - num_for_probes_ >= most_others_;
       ++num_connections_;
-      asio::co_spawn(*context_, connection(beast::tcp_stream(std::move(socket))),
-                     [this](const std::exception_ptr&) { end_connection(); });
+      num_for_probes_ += is_for_probes ? 1 : 0;
+      asio::co_spawn(
+          *context_,
+          connection(beast::tcp_stream(std::move(socket)), is_for_probes ? most_others_ : 0),
+          [this, is_for_probes](const std::exception_ptr&) {
+            num_for_probes_ -= is_for_probes ? 1 : 0;
+            end_connection();
+          });
     }
   }
 
@@ -213,7 +222,8 @@ class HttpServer::Impl {
     room_.cancel_one();
   }
 
-  awaitable<void> connection(beast::tcp_stream stream) {
+  // `beyond`: as Head's.
+  awaitable<void> connection(beast::tcp_stream stream, int64_t beyond) {
     error_code error;
     stream.socket().set_option(tcp::no_delay(true), error);
     const auto remote = stream.socket().remote_endpoint(error);
@@ -221,7 +231,7 @@ class HttpServer::Impl {
     beast::flat_buffer buffer;
     streams_[&stream] = false;
     try {
-      while (!draining_ && co_await serve(stream, buffer, peer)) {
+      while (!draining_ && co_await serve(stream, buffer, peer, beyond)) {
       }
     } catch (const std::bad_alloc&) {  // costs this connection alone
     }
@@ -229,16 +239,21 @@ class HttpServer::Impl {
     stream.socket().shutdown(tcp::socket::shutdown_send, error);
   }
 
+  static std::chrono::milliseconds time_of(std::chrono::milliseconds most, int64_t beyond) {
+    return beyond > 0 ? std::min<std::chrono::milliseconds>(most, kProbe) : most;
+  }
+
   // One request; false ends the connection.
   awaitable<bool> serve(beast::tcp_stream& stream, beast::flat_buffer& buffer,
-                        const std::string& peer) {
+                        const std::string& peer, int64_t beyond) {
     Parser parser;
     parser.header_limit(static_cast<uint32_t>(options_.max_header_bytes));
     parser.body_limit(boost::none);
     error_code error;
-    if (buffer.size() == 0) co_await first_bytes(stream, buffer, error);
+    if (buffer.size() == 0)
+      co_await first_bytes(stream, buffer, time_of(options_.keep_alive, beyond), error);
     if (error) co_return false;
-    stream.expires_after(options_.patience);
+    stream.expires_after(time_of(options_.patience, beyond));
     co_await http::async_read_header(stream, buffer, parser,
                                      asio::redirect_error(use_awaitable, error));
     if (error) co_return co_await refuse_head(stream, error);
@@ -255,6 +270,7 @@ class HttpServer::Impl {
     const auto begin = std::chrono::steady_clock::now();
     Head head = head_of(parser, peer);
     head.id = ids_ + std::to_string(next_id_++);
+    head.beyond = beyond;
     Told told;
     const bool stays = co_await exchange(stream, buffer, parser, head, told);
     if (handler_.answered) {
@@ -269,7 +285,7 @@ class HttpServer::Impl {
   awaitable<bool> exchange(beast::tcp_stream& stream, beast::flat_buffer& buffer, Parser& parser,
                            Head& head, Told& told) {
     error_code error;
-    const bool keep_alive = parser.keep_alive();
+    const bool keep_alive = parser.keep_alive() && head.beyond == 0;
     Admission admission = co_await admitted(head, stream);
     told.tenant = std::move(admission.tenant);
     told.key_id = std::move(admission.key_id);
@@ -323,9 +339,9 @@ class HttpServer::Impl {
 
   // Of a connection that waits for its next request; drain() ends that wait.
   awaitable<void> first_bytes(beast::tcp_stream& stream, beast::flat_buffer& buffer,
-                              error_code& error) {
+                              std::chrono::milliseconds time, error_code& error) {
     streams_[&stream] = true;
-    stream.expires_after(options_.keep_alive);
+    stream.expires_after(time);
     const size_t bytes = co_await stream.async_read_some(
         buffer.prepare(16 << 10), asio::redirect_error(use_awaitable, error));
     buffer.commit(bytes);
@@ -439,6 +455,8 @@ class HttpServer::Impl {
   }
 
   const HttpOptions options_;
+  const int64_t most_others_ =  // connections that are not kept for probes
+      options_.max_connections - connections_for_probes(options_.max_connections);
   const std::string ids_ = store::random_hex(4) + "-";  // of this start's requests
   int64_t next_id_ = 1;                                 // context's thread, as ...
   Handler handler_;                                     // ... this
@@ -450,7 +468,8 @@ class HttpServer::Impl {
   Receiver receiver_{options_, context_};
   const std::shared_ptr<Sending> sending_ = std::make_shared<Sending>(options_.max_sending_bytes);
   uint16_t port_ = 0;
-  bool draining_ = false;                       // context's thread
+  bool draining_ = false;                       // context's thread, as ...
+  int64_t num_for_probes_ = 0;                  // ... this, of the connections
   std::map<beast::tcp_stream*, bool> streams_;  // of all connections: whether it is idle
   std::atomic<int64_t> num_connections_ = 0;
   std::mutex mutex_;

@@ -1,6 +1,8 @@
 // An HTTP/1.1 server: one thread, coroutines, no thread per connection (RFC 9112).
 #pragma once
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -28,8 +30,10 @@ struct HttpOptions {
         option("port", &O::port, between(0, 65535), "port to listen on; 0 is a free one"),
         option("max_header_bytes", &O::max_header_bytes, between(1024, 1 << 20),
                "bytes of a request's head; a longer one is 431"),
-        option("max_connections", &O::max_connections, between(1, 1e6),
-               "connections that are open; one more waits until another closes"),
+        option(
+            "max_connections", &O::max_connections, between(1, 1e6),
+            "connections that are open; one more waits until another closes. The last eighth of "
+            "them, 64 at most, is for probes alone: other requests there are told to come again"),
         option("max_sending_bytes", &O::max_sending_bytes, between(1 << 20, kMostBytes),
                "bytes of responses that clients have not taken yet; where there would be more, the "
                "connection that has been at it longest is closed"),
@@ -43,6 +47,11 @@ struct HttpOptions {
                "seconds that a connection stays open between requests")};
   }
 };
+
+// How many of so many connections are kept for probes, as Head::beyond tells.
+constexpr int64_t connections_for_probes(int64_t max_connections) {
+  return max_connections < 2 ? 0 : std::clamp<int64_t>(max_connections / 8, 1, 64);
+}
 
 // Of IP, version 4 or 6; no name of a host.
 bool is_address(const std::string& text);

@@ -129,7 +129,8 @@ void Operations::came(int64_t number, Outcome outcome) {
   if (const auto unmade = unmade_.find(pending.tenant); outcome.error && unmade != unmade_.end())
     outcome.error = unmade->second;
   Response response = answer_of(pending, outcome);
-  Used used = pending.used;
+  // Of what failed before it began, as a sample that was cancelled while it was held, nothing was.
+  Used used = outcome.error && outcome.seconds == 0 ? Used{} : pending.used;
   used.generated = outcome.error ? outcome.generated : generated_in(outcome.result);
   used.seconds = outcome.seconds;
   entry->came = Ended{.request_id = pending.request_id,

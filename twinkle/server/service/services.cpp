@@ -23,14 +23,12 @@ namespace {
 // most 255 bytes.
 constexpr size_t kMaxName = 200;
 
-// Why rates hold the request, or one before it in the run where it waits for its turn; or "".
+// Why rates hold the request, or the last before it in the run where it waits for its turn; or "".
+// Those of a run go in their order: where its last is not held none is.
 std::string why_held(const std::string& request_id, const Run* run, const Rates& rates) {
   std::string out = rates.reason(request_id);
-  if (!out.empty() || rates.num_held() == 0 || !run) return out;
-  const int64_t least = std::max<int64_t>(1, run->next - Runs::kMaxAhead);
-  for (int64_t n = run->next - 1; n >= least && out.empty(); --n)
-    out = rates.reason(run->id + ":" + std::to_string(n));
-  return out;
+  if (!out.empty() || !run || run->running.empty()) return out;
+  return rates.reason(run->request_id(run->running.rbegin()->first));
 }
 
 // What a poll is told of a request that has not ended.
@@ -104,6 +102,7 @@ void Services::add(Session session) {
 Sampler& Services::add(Sampler sampler) {
   kept.add(Kept::What::kSampler, sampler.owner);
   const std::string id = sampler.id;
+  if (sampler.version > 0) of_versions_[sampler.tenant].insert(id);
   return samplers[id] = std::move(sampler);
 }
 
@@ -249,11 +248,12 @@ void Services::remove_snapshot(const fs::path& folder, uint64_t sequence) {
 
 void Services::release_saved(const Snapshotted& snapshot) {
   amounts.saved(snapshot);
-  for (auto& [id, sampler] : samplers) {
-    if (sampler.tenant != snapshot.run || sampler.version == 0 ||
-        sampler.version >= std::ssize(snapshot.versions))
-      continue;
-    if (operations.has_sample(sampler.tenant, sampler.version)) continue;  // the next snapshot does
+  bool has_room = true;
+  const auto release = [&](const std::string& id) {
+    Sampler& sampler = samplers.at(id);
+    if (sampler.tenant != snapshot.run || sampler.version == 0) return true;
+    if (!has_room || sampler.version >= std::ssize(snapshot.versions)) return false;
+    if (operations.has_sample(sampler.tenant, sampler.version)) return false;  // the next one does
     const std::string& folder = snapshot.versions[static_cast<size_t>(sampler.version - 1)];
     try {
       // Behind the Samples that have been given the version.
@@ -261,11 +261,14 @@ void Services::release_saved(const Snapshotted& snapshot) {
           backend.check(engine::Release{.tenant = snapshot.run, .version = sampler.version}),
           [](const engine::Outcome&) {});
     } catch (const Error&) {
-      return;  // there is no room now; the next snapshot comes
+      return has_room = false;  // the next snapshot comes
     }
     sampler.tenant = tenant_of(snapshots.path_of(folder), sampler.owner, sampler.key_id);
     sampler.version = 0;
-  }
+    return true;
+  };
+  const auto of_run = of_versions_.find(snapshot.run);
+  if (of_run != of_versions_.end()) std::erase_if(of_run->second, release);
 }
 
 fs::path Services::new_folder(const Run& run, int64_t seq_id, const std::string& kind,
@@ -306,7 +309,8 @@ int64_t Services::open(const Opened& opened, bool accept_other_arithmetic,
     kept_from_ms = summary.last_ms - options_.promises.keep_read.count();
     require_same(state, starts_, opened, accept_other_arithmetic);
     if (!std::exchange(is_whole, true)) require_whole(state, summary);
-    same = std::ranges::all_of(starts_, [&](const Opened& start) { return start == opened; });
+    same = std::ranges::all_of(  // as its model is
+        starts_, [&](const Opened& start) { return start.arithmetic == opened.arithmetic; });
     return snapshots.restore(summary.snapshots, same,
                              [this](engine::Create create, const Snapshotted& of) {
                                return standing(std::move(create), of.owner, of.key_id);

@@ -206,9 +206,10 @@ class Services {
   void remove_snapshot(const std::filesystem::path& folder, uint64_t sequence);
 
   const ServiceOptions options_;
-  std::vector<Opened> starts_;                     // of this state, one of each kind
-  std::map<std::string, engine::Create> sampled_;  // by tenant: those that nobody trains
-  std::map<std::string, Made> made_;               // of those that the engine was given
+  std::vector<Opened> starts_;                                // of this state, one of each kind
+  std::map<std::string, engine::Create> sampled_;             // by tenant: those that nobody trains
+  std::map<std::string, Made> made_;                          // of those that the engine was given
+  std::map<std::string, std::set<std::string>> of_versions_;  // by run, ids of its samplers
   std::map<std::string, std::vector<std::function<void(const std::string&)>>> preparing_;
 };
 

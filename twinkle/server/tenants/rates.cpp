@@ -46,17 +46,16 @@ bool Rates::enter(const std::string& owner, const std::string& request_id, int64
     tenant->tokens.level -= static_cast<double>(tokens);
     return true;
   }
-  tenant->held.push_back({request_id, tokens, std::move(go)});
-  owners_of_[request_id] = owner;
+  places_[request_id] = {owner, tenant->num_ever};
+  tenant->held[tenant->num_ever++] = {request_id, tokens, tenant->tokens_ever, std::move(go)};
+  tenant->tokens_ever += static_cast<double>(tokens);
   go_on(owner);
   return false;
 }
 
 void Rates::leave(const std::string& request_id) {
-  const auto owner = owners_of_.extract(request_id);
-  if (!owner) return;
-  std::erase_if(tenants_.at(owner.mapped()).held,
-                [&](const Ticket& ticket) { return ticket.request_id == request_id; });
+  const auto place = places_.extract(request_id);
+  if (place) tenants_.at(place.mapped().owner).held.erase(place.mapped().number);
 }
 
 void Rates::spend(const std::string& owner, int64_t tokens, double seconds) {
@@ -69,9 +68,8 @@ void Rates::spend(const std::string& owner, int64_t tokens, double seconds) {
 void Rates::go_on(const std::string& owner) {
   Tenant& tenant = *filled(owner);
   while (!tenant.held.empty() && may_go(tenant)) {
-    const Ticket first = std::move(tenant.held.front());
-    tenant.held.pop_front();
-    owners_of_.erase(first.request_id);
+    const Ticket first = std::move(tenant.held.extract(tenant.held.begin()).mapped());
+    places_.erase(first.request_id);
     tenant.tokens.level -= static_cast<double>(first.tokens);
     first.go();
   }
@@ -87,13 +85,13 @@ void Rates::go_on(const std::string& owner) {
 }
 
 std::string Rates::reason(const std::string& request_id) const {
-  const auto found = owners_of_.find(request_id);
-  if (found == owners_of_.end()) return "";
-  const Tenant& tenant = tenants_.at(found->second);
-  double before = 0;
-  size_t place = 0;
-  for (; tenant.held[place].request_id != request_id; ++place)
-    before += static_cast<double>(tenant.held[place].tokens);
+  const auto found = places_.find(request_id);
+  if (found == places_.end()) return "";
+  const auto& [owner, number] = found->second;
+  const Tenant& tenant = tenants_.at(owner);
+  const auto& [first, its] = *tenant.held.begin();
+  const int64_t num = std::ssize(tenant.held), place = std::min(number - first + 1, num);
+  const double before = tenant.held.at(number).before - its.before;
   const double tokens = tenant.tokens.wait(before), seconds = tenant.seconds.wait(0);
   const double passed = std::chrono::duration<double>(loop_.now() - tenant.at).count();
   // One that is just empty waits 0 seconds, as one without a limit does.
@@ -102,10 +100,10 @@ std::string Rates::reason(const std::string& request_id) const {
   const double left = std::ceil(std::max(tokens, seconds) - passed - 0.001);
   const Bucket& bucket = by_tokens ? tenant.tokens : tenant.seconds;
   std::ostringstream out;
+  out.precision(15);  // a limit is told as it was given
   out << "this tenant's limit of " << bucket.per_second * kMinute
-      << (by_tokens ? " tokens" : " seconds of computing") << " a minute: position " << place + 1
-      << " of " << tenant.held.size() << ", about "
-      << std::llround(std::clamp(left, 1.0, kMostWait)) << " s";
+      << (by_tokens ? " tokens" : " seconds of computing") << " a minute: position " << place
+      << " of " << num << ", about " << std::llround(std::clamp(left, 1.0, kMostWait)) << " s";
   return out.str();
 }
 

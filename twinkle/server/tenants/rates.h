@@ -6,7 +6,6 @@
 // it. Used by the service's thread alone.
 #pragma once
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <string>
@@ -31,9 +30,10 @@ class Rates {
   // What is known only when it has ended.
   void spend(const std::string& owner, int64_t tokens, double seconds);
 
-  // Of one that is held, for its client: the limit, its place and the expected wait; or "".
+  // Of one that is held, for its client: the limit, its place and the expected wait, which are the
+  // most that they can be, as one that has left from between may still count; or "".
   std::string reason(const std::string& request_id) const;
-  int64_t num_held() const { return static_cast<int64_t>(owners_of_.size()); }
+  int64_t num_held() const { return static_cast<int64_t>(places_.size()); }
 
  private:
   struct Bucket {
@@ -46,12 +46,15 @@ class Rates {
   struct Ticket {
     std::string request_id;
     int64_t tokens = 0;
+    double before = 0;  // of all that were held before it
     std::function<void()> go;
   };
   struct Tenant {
     Bucket tokens, seconds;
     std::chrono::milliseconds at{0};  // when they were filled
-    std::deque<Ticket> held;
+    std::map<int64_t, Ticket> held;   // by how many had been held when it came
+    int64_t num_ever = 0;
+    double tokens_ever = 0;
     bool is_waiting = false;  // for a timer
   };
 
@@ -63,7 +66,11 @@ class Rates {
   Loop& loop_;
   const std::function<store::Quota(const std::string&)> quota_;
   std::map<std::string, Tenant> tenants_;
-  std::map<std::string, std::string> owners_of_;  // by request_id: those that are held
+  struct Place {
+    std::string owner;
+    int64_t number;
+  };
+  std::map<std::string, Place> places_;  // by request_id: those that are held
 };
 
 }  // namespace twinkle::server

@@ -71,6 +71,21 @@ TEST_F(RatesTest, WhoLeavesTakesNothingAndIsNotCalled) {
   EXPECT_EQ(rates_.num_held(), 0);
 }
 
+TEST_F(RatesTest, ThePlaceOfOneBehindOthersThatHaveLeftIsNoMoreThanThereAre) {
+  quotas_["alice"].tokens_per_minute = 1'234'560;
+  ask("alice", "a", 1'234'570);                                     // owes 10 then
+  for (const char* id : {"b", "c", "d"}) ask("alice", id, 20'576);  // of a second
+  rates_.leave("c");
+  EXPECT_EQ(rates_.reason("d"),
+            "this tenant's limit of 1234560 tokens a minute: position 2 of 2, about 2 s");
+  loop_.pass(milliseconds(10));
+  EXPECT_EQ(gone(), (Names{"a", "b"}));
+  EXPECT_EQ(rates_.reason("d"),
+            "this tenant's limit of 1234560 tokens a minute: position 1 of 1, about 1 s");
+  loop_.pass(milliseconds(1100));
+  EXPECT_EQ(gone(), Names{"d"});
+}
+
 TEST_F(RatesTest, OneTenantsHoldDelaysNoOther) {
   quotas_["alice"].tokens_per_minute = quotas_["bob"].tokens_per_minute = 60;
   ask("alice", "a", 1000);

@@ -209,6 +209,10 @@ TEST_F(TenantsTest, SamplesOfASessionThatEndedAreHeldNoMore) {
   for (const Response& ack : held)
     EXPECT_NE(failure(ack, alice_.text).body.find("this sample was cancelled"), std::string::npos);
   EXPECT_EQ(services_->operations.num_waiting(), 1);
+  const auto line_of_those = usage().at(0).as_object();
+  EXPECT_EQ(line_of_those.at("run"), Json(ends));
+  EXPECT_EQ(line_of_those.at("requests"), 3);
+  EXPECT_EQ(line_of_those.at("prompt_tokens"), 4) << "of the one that was sampled";
   const std::string why = services_->rates.reason(text(stays_held, "request_id"));
   EXPECT_NE(why.find("position 1 of 1"), std::string::npos) << why;
 }
