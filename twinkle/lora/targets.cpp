@@ -167,7 +167,9 @@ void use_names(const char* field, std::vector<std::pair<std::string, T>>& patter
   std::vector<Names> matched(patterns.size());  // by either, of those
   const auto each_match = [&](const auto& told) {
     for (const std::string& name : names) {
-      const std::vector<size_t> here = given.all(name), other = given.all(other_path(name));
+      const std::string theirs = other_path(name);  // "" of a name that has none
+      const std::vector<size_t> here = given.all(name);
+      const std::vector<size_t> other = theirs.empty() ? here : given.all(theirs);
       for (const size_t i : here) told(i, name, true);
       for (const size_t i : other)
         if (!std::ranges::binary_search(here, i)) told(i, name, false);

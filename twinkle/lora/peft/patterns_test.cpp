@@ -66,6 +66,17 @@ TEST(Patterns, ThatMatchNoAdaptedModuleAreTold) {
             (Names{"rank_pattern 'q_prog'", R"(alpha_pattern '.*\.up_proj')"}));
 }
 
+// The head has no other path, which an expression of any text would match.
+TEST(Patterns, OfAllButTheHeadStayAsTheyAre) {
+  PeftConfig config{.rank = 4, .target_modules = Names{"q_proj", "lm_head"}};
+  config.rank_pattern = {{"(?!lm_head).*", 2}};
+  const std::vector<LinearShape> linears{{"model.layers.0.q_proj", 8, 8}, {"lm_head", 8, 16}};
+  const PeftConfig named = with_named_targets(config, linears);
+  EXPECT_EQ(named.rank_pattern, config.rank_pattern);
+  EXPECT_EQ(Sizes(named).rank("lm_head"), 4);
+  EXPECT_EQ(Sizes(named).rank("model.layers.0.q_proj"), 2);
+}
+
 TEST(Patterns, WhatIsNoExpressionIsRefusedByItsField) {
   EXPECT_EQ(error_of([] {
               Patterns("alpha_pattern", {"q_proj", "("});
