@@ -26,7 +26,6 @@ std::unique_ptr<Source> new_source(const fs::path& dir) {
 
 std::unique_ptr<Source> open_file(const fs::path& path) {
   auto source = new_source(path.parent_path());
-  source->files = {path};
   const SafetensorsFile file(path);
   for (const StoredTensor& tensor : file.tensors()) source->add(tensor);
   source->metadata = file.metadata();
@@ -55,7 +54,6 @@ void add_shard(Source& source, const fs::path& index, const std::string& save,
   require(save.empty() || (own != opened.metadata().end() && own->second == save), Code::kInvalid,
           "io: ", file.string(), " is of another save than ", index.filename().string(),
           ": copy all files of one save");
-  source.files.push_back(file);
   source.metadata.insert(opened.metadata().begin(), opened.metadata().end());
   std::unordered_map<std::string_view, const StoredTensor*> held;
   for (const StoredTensor& tensor : opened.tensors()) held.emplace(tensor.name, &tensor);
@@ -165,8 +163,6 @@ const StoredTensor& Checkpoint::at(std::string_view name) const {
 const std::map<std::string, std::string>& Checkpoint::metadata() const { return source_->metadata; }
 
 Json Checkpoint::config() const { return source_->config(); }
-
-const std::vector<fs::path>& Checkpoint::files() const { return source_->files; }
 
 const fs::path& Checkpoint::path() const { return source_->path; }
 

@@ -39,9 +39,6 @@ class Checkpoint {
   // seen. Error kNotFound: safetensors without config.json next to them.
   Json config() const;
 
-  // Those that hold the tensors, in order of their names: without an index's own, and config.json.
-  const std::vector<std::filesystem::path>& files() const;
-
   // As given to open.
   const std::filesystem::path& path() const;
 

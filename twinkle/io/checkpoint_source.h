@@ -21,7 +21,6 @@ struct Checkpoint::Source {
   void end_quantised();
 
   std::filesystem::path path;
-  std::vector<std::filesystem::path> files;  // that hold the tensors, in order of their names
   std::vector<std::string> names;
   std::map<std::string, StoredTensor, std::less<>> tensors;
   std::map<std::string, std::string> metadata;

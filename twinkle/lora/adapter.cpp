@@ -95,8 +95,10 @@ Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linea
   check_sharing(config, shapes, matched);
   std::vector<std::string> paths;
   for (const size_t i : matched) paths.push_back(linears[i].path);
-  for (const std::string& pattern : idle_patterns(config, paths))
-    TORCH_WARN("lora: ", pattern, " matches no module that is adapted, and changes nothing");
+  if (const auto idle = idle_patterns(config, paths); !idle.empty())
+    TORCH_WARN("lora: ", idle.size(),
+               " patterns of rank_pattern and alpha_pattern match no module ",
+               "that is adapted, and change nothing; the first is '", idle[0], "'");
   auto places = std::make_shared<Places>();
   places->factor_of.assign(linears.size(), -1);
   places->holders = holders(config, paths);

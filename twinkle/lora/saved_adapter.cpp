@@ -74,8 +74,9 @@ void check_modules(std::span<const std::string_view> saved, std::set<std::string
     require(!is_both, Code::kInvalid, "lora: the saved adapter has module ", path,
             ", one pair for gate_proj and up_proj, as peft saves what it read of a save from here, "
             "and this one has one for each: create the adapter from that directory instead");
+    const bool is_half = expert && (expert->name == "gate_proj" || expert->name == "up_proj");
     require(
-        !expert || !wanted.contains(stem + "gate_up_proj"), Code::kInvalid,
+        !is_half || !wanted.contains(stem + "gate_up_proj"), Code::kInvalid,
         "lora: the saved adapter has module ", path,
         ", a pair for gate_proj and one for up_proj, as expert_format='per_expert' writes them, "
         "and this one has one for both: create the adapter from that directory instead");

@@ -227,14 +227,13 @@ std::vector<std::string> idle_patterns(const PeftConfig& config,
                                        std::span<const std::string> paths) {
   std::vector<std::string> out;
   const auto add = [&](const char* field, const std::vector<std::string>& texts) {
-    if (texts.empty()) return;
     const Patterns patterns(field, texts);
     std::vector<bool> used(texts.size());
     for (const std::string& path : paths)
       for (const std::string& name : names_of(path, Sizes::By::kEither))
         for (const size_t i : patterns.all(name)) used[i] = true;
     for (size_t i = 0; i < texts.size(); ++i)
-      if (!used[i]) out.push_back(std::string(field) + " '" + texts[i] + "'");
+      if (!used[i]) out.push_back(texts[i]);
   };
   add("rank_pattern", texts_of(config.rank_pattern));
   add("alpha_pattern", texts_of(config.alpha_pattern));

@@ -48,8 +48,7 @@ PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> li
 // another rank or alpha by its parameter's path, as peft matches it, than by its experts' paths.
 void name_sizes_of_stacks(PeftConfig& config, std::span<const LinearShape> linears);
 
-// The config's patterns that match none of these modules, and so change nothing: "rank_pattern
-// 'q_prog'".
+// The config's patterns that match none of these modules, and so change nothing.
 std::vector<std::string> idle_patterns(const PeftConfig& config,
                                        std::span<const std::string> paths);
 

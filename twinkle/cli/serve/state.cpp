@@ -49,20 +49,6 @@ std::string without_count(const std::string& identity) {
   return boost::json::serialize(out);
 }
 
-std::string bytes_at(const File& file, int64_t begin, int64_t count) {
-  std::string out(static_cast<size_t>(std::min(count, file.size() - begin)), '\0');
-  file.read_at(begin, std::as_writable_bytes(std::span(out)));
-  return out;
-}
-
-// A safetensors file begins with its header's length; 0: it is of another kind.
-int64_t header_bytes(const File& file) {
-  uint64_t length = 0;
-  if (file.path().extension() != ".safetensors" || file.size() < 8) return 0;
-  std::memcpy(&length, bytes_at(file, 0, sizeof length).data(), sizeof length);
-  return static_cast<int64_t>(std::min<uint64_t>(length, file.size()));
-}
-
 // `what` begins errors.
 fs::path whole_path(const std::string& folder, const std::string& what) {
   require(!folder.empty(), Code::kInvalid, what, "it must be the path of a folder");
@@ -107,19 +93,20 @@ std::string identity_of(const std::string& family, int64_t num_parameters,
 }
 
 std::string crc_of_weights(const Checkpoint& checkpoint) {
-  constexpr int64_t kEnd = 64 << 10, kMostHeader = 1 << 20;
-  constexpr int64_t kPlaces = 32, kPlace = 4 << 10;  // a fine-tune of some linears is between
+  constexpr int64_t kPart = 1 << 10;  // bytes, of a beginning, a middle and an end: training moves
+                                      // all of a tensor
+  std::vector<std::string> names = checkpoint.names();
+  std::ranges::sort(names);
   uint32_t crc = 0;
-  for (const fs::path& path : checkpoint.files()) {
-    const File file(path);
-    const int64_t size = file.size();
-    const auto add = [&](int64_t begin, int64_t count) {
-      crc = store::crc32c(bytes_at(file, begin, count), crc);
-    };
-    crc = store::crc32c(std::to_string(size) + "\n", crc);
-    add(0, std::clamp(header_bytes(file), kEnd, kMostHeader));
-    for (int64_t i = 1; i <= kPlaces; ++i) add(size / (kPlaces + 1) * i, kPlace);
-    add(std::max<int64_t>(0, size - kEnd), kEnd);
+  for (const std::string& name : names) {
+    const StoredTensor& tensor = checkpoint.at(name);
+    crc = store::crc32c(name + ' ' + shape_text(tensor.shape) + '\n', crc);
+    const int64_t size = tensor.num_bytes(), part = std::min(kPart, size);
+    std::string bytes(static_cast<size_t>(part), '\0');
+    for (const int64_t begin : {int64_t{0}, (size - part) / 2 / 8 * 8, size - part}) {
+      tensor.read(std::as_writable_bytes(std::span(bytes)), begin);
+      crc = store::crc32c(bytes, crc);
+    }
   }
   return std::to_string(crc);
 }

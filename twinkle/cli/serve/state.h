@@ -19,8 +19,9 @@ void check_park_directory(const std::string& directory);
 std::string identity_of(const std::string& family, int64_t num_parameters,
                         const std::string& config);
 
-// What tells weights from others of the same config, without reading them all: a CRC-32C in decimal
-// digits over each file's size, beginning, end, and some places between. Errors as of File.
+// What tells weights from others of the same config, in whatever files they are, without reading
+// them all: a CRC-32C in decimal digits over each tensor's name, shape, and parts of its bytes.
+// Errors as of StoredTensor::read.
 std::string crc_of_weights(const Checkpoint& checkpoint);
 
 // What a server of this model would find: "", or who has the state open now. Reads the journal.

@@ -102,7 +102,6 @@ std::vector<StoredTensor> stored_tensors(const GgufFile& file, const Json& confi
 std::unique_ptr<Checkpoint::Source> open_gguf(const std::filesystem::path& path) {
   const GgufFile file(path);
   auto source = std::make_unique<Checkpoint::Source>();
-  source->files = {path};
   const Json config = gguf_config(file);
   source->config = [config] { return config; };
   for (StoredTensor& tensor : stored_tensors(file, config, false)) source->add(std::move(tensor));

@@ -62,8 +62,7 @@ TEST(Patterns, ThatMatchNoAdaptedModuleAreTold) {
   config.rank_pattern = {{"q_prog", 2}, {"q_proj", 2}, {"model.language_model.layers.0.q_proj", 3}};
   config.alpha_pattern = {{"mlp.experts.down_proj", 2.0}, {R"(.*\.up_proj)", 3.0}};
   const Names paths{"model.layers.0.q_proj", "model.layers.1.mlp.experts.7.down_proj"};
-  EXPECT_EQ(idle_patterns(config, paths),
-            (Names{"rank_pattern 'q_prog'", R"(alpha_pattern '.*\.up_proj')"}));
+  EXPECT_EQ(idle_patterns(config, paths), (Names{"q_prog", R"(.*\.up_proj)"}));
 }
 
 // The head has no other path, which an expression of any text would match.

@@ -268,7 +268,9 @@ void Services::release_saved(const Snapshotted& snapshot) {
     return true;
   };
   const auto of_run = of_versions_.find(snapshot.run);
-  if (of_run != of_versions_.end()) std::erase_if(of_run->second, release);
+  if (of_run == of_versions_.end()) return;
+  std::erase_if(of_run->second, release);
+  if (of_run->second.empty()) of_versions_.erase(of_run);
 }
 
 fs::path Services::new_folder(const Run& run, int64_t seq_id, const std::string& kind,
