@@ -220,8 +220,8 @@ TEST_P(AllWeights, StayAsTheyWereWhenAnOperationFails) {
 // ---- what is sent
 
 // Of the model below: what its matrices have, in whole lines of every rank.
-constexpr int64_t kHeadFloats = 48 * 16;
-constexpr int64_t kLayerFloats = 2 * 16 * 16 + 2 * 8 * 16 + 3 * 24 * 16;
+constexpr int64_t kFloatsOfHead = 48 * 16;
+constexpr int64_t kFloatsOfLayer = 2 * 16 * 16 + 2 * 8 * 16 + 3 * 24 * 16;
 
 // Elements that ranks add up and hold: 16 to a line, all of whole lines.
 struct Sizes {
@@ -258,7 +258,7 @@ TEST(AllWeightsSend, TheBytesOfTheFormula) {
       of_step[static_cast<size_t>(r)] = sent.data.all_to_all - before;
       // Each piece twice in a pass, but for what stays: once, for ever.
       int64_t pieces = 0;
-      for (const int64_t floats : {kHeadFloats, kLayerFloats, kLayerFloats})
+      for (const int64_t floats : {kFloatsOfHead, kFloatsOfLayer, kFloatsOfLayer})
         pieces += (mesh.fsdp - 1) * 4 * floats / mesh.fsdp;
       EXPECT_EQ(of_first, mesh.gathered_bytes > 0 ? pieces : 2 * pieces);
       EXPECT_EQ(base_since(), 0) << "a step";

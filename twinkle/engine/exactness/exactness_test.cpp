@@ -15,7 +15,7 @@ namespace twinkle::engine {
 namespace {
 
 constexpr int kSteps = 20;
-constexpr size_t kWidth = 48, kInWholeTiles = 64;  // of the tiny model, and of the other one
+constexpr size_t kTinyWidth = 48, kInWholeTiles = 64;  // of the tiny model, and of the other one
 
 // What makes one tenant unlike another; drawn from its index.
 struct Person {
@@ -28,7 +28,7 @@ struct Person {
   bool through_logits;  // learns by gradients of all logits
 };
 
-Person person(uint64_t i, size_t width = kWidth) {
+Person person(uint64_t i, size_t width = kTinyWidth) {
   static const std::vector<std::string> targets{
       R"("all-linear")", R"(["q_proj", "v_proj"])", R"(["down_proj"])",
       R"(["gate_proj", "up_proj", "o_proj"])", R"(".*layers\\.1.*")"};
@@ -198,7 +198,7 @@ std::vector<Outcomes> together(const Setting& run, std::vector<std::deque<Operat
   }
 }
 
-std::vector<std::deque<Operation>> sixteen(size_t width = kWidth) {
+std::vector<std::deque<Operation>> sixteen(size_t width = kTinyWidth) {
   std::vector<std::deque<Operation>> out;
   for (uint64_t i = 0; i < 16; ++i) out.push_back(life_of(person(i, width)));
   return out;

@@ -10,7 +10,7 @@
 namespace twinkle::engine {
 namespace {
 
-std::string text_of(const std::exception_ptr& error) {
+std::string error_text(const std::exception_ptr& error) {
   if (!error) return "no error";
   try {
     std::rethrow_exception(error);
@@ -30,7 +30,7 @@ class AcceptedOperation : public Dispatched {
   OnDone noted(const std::string& name = "") {
     return [this, name](const Outcome& outcome) {
       const Lock lock(mutex_);
-      outcomes_.push_back(name + text_of(outcome.error));
+      outcomes_.push_back(name + error_text(outcome.error));
     };
   }
   int64_t queue(Accepted accepted, const std::string& name = "") {
