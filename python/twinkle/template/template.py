@@ -249,7 +249,7 @@ def _generation(value):
     return checks.flag("template: add_generation_prompt", value)
 
 
-class Qwen3_5Template(Template):  # noqa: N801 (upstream's name)
+class Qwen3_5Template(Template):  # noqa: N801 (ModelScope's name)
     """The template of the Qwen 3.x families; text goes by the model's own chat template."""
 
 
