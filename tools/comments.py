@@ -54,9 +54,9 @@ def pieces(path, source):
 
 def docstrings(source):
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            if text := ast.get_docstring(node):
-                yield Comment(node.body[0].lineno, text)
+        has_one = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if has_one and (text := ast.get_docstring(node)):
+            yield Comment(node.body[0].lineno, text)
 
 
 def comments(path, source):
@@ -86,9 +86,9 @@ def sources(root, *paths):
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths]
     names = subprocess.check_output(command, cwd=root, text=True).splitlines()
     for path in sorted({Path(name) for name in names}):
-        if path.name == "CMakeLists.txt" or path.suffix in SUFFIXES:
-            if (root / path).is_file():
-                yield path
+        is_one = path.name == "CMakeLists.txt" or path.suffix in SUFFIXES
+        if is_one and (root / path).is_file():
+            yield path
 
 
 def main(arguments):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""sentences.py PAGE...: the sentences of Markdown pages that have more than 35 words. Tables, blocks
-of code and comments do not count; a span of code is one word."""
+"""sentences.py PAGE...: the sentences of Markdown pages that have more than 35 words. Tables,
+blocks of code and comments do not count; a span of code is one word."""
 
 import re
 import sys
@@ -20,8 +20,7 @@ def prose(text):
 
 def sentences(text):
     for paragraph in PARAGRAPH.split(prose(text)):
-        for sentence in re.split(r"(?<=[.?!])[*)\"']*\s+", " ".join(paragraph.split())):
-            yield sentence
+        yield from re.split(r"(?<=[.?!])[*)\"']*\s+", " ".join(paragraph.split()))
 
 
 def too_long(text):

@@ -3,6 +3,6 @@
 from twinkle.errors import NotAvailableError
 
 raise NotAvailableError(
-    "twinkle.server: this package needs the server of ModelScope's Twinkle, which this version does "
-    "not have: start `twinkle serve`, or call twinkle.initialize(mode='http')"
+    "twinkle.server: this package needs the server of ModelScope's Twinkle, which this version "
+    "does not have: start `twinkle serve`, or call twinkle.initialize(mode='http')"
 )
