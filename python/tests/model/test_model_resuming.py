@@ -1,4 +1,4 @@
-"""What a run that goes on takes of a checkpoint beside its weights, and what it refuses."""
+"""A resumed run takes more than weights from a checkpoint, and refuses some."""
 
 import json
 from pathlib import Path
