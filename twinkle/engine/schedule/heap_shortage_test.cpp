@@ -76,8 +76,9 @@ LiveShortage live(int64_t after, int64_t times) {
   for (Future& made : dispatcher.submit({Create{"a"}, Create{"b"}})) made.get();
   executor.times = times;
   executor.after = after;
-  std::vector<Operation> operations{ZeroGrad{"a"},   work("a", 25), work("b", 3),  Step{"a"},
-                                    sampled("b", 3), work("a", 2),  Create{"new"}, work("b", 1)};
+  std::vector<Operation> operations{ZeroGrad{"a"}, pass_of("a", 25), pass_of("b", 3),
+                                    Step{"a"},     sampled("b", 3),  pass_of("a", 2),
+                                    Create{"new"}, pass_of("b", 1)};
   auto futures = dispatcher.submit(operations);
   LiveShortage out;
   std::map<std::string, std::vector<std::string>> want;
@@ -130,7 +131,8 @@ TEST(ShortOfHeap, OfAThreadThatSubmitsQueuesNothing) {
   for (Future& made : dispatcher.submit({Create{"a"}, Create{"b"}})) made.get();
   int64_t after = 0;
   for (bool done = false; !done && after < 1000; ++after) {
-    std::vector<Operation> operations{work("a", 2), work("b", 2), work("new", 1), Step{"a"}};
+    std::vector<Operation> operations{pass_of("a", 2), pass_of("b", 2), pass_of("new", 1),
+                                      Step{"a"}};
     std::vector<Future> futures;
     try {
       const LiveShortage shortage(after, 1);
