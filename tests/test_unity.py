@@ -114,21 +114,18 @@ def clashes(texts):
 def hidden(texts, shared):
     """["name: file hides ..."] of the names of headers, {qualified name: its like}, that one of
     {file: text} has for itself while another uses the header's: the nearer name is found first."""
-    own = {
-        f: {name for name, like in local_names(t) if not isinstance(like, str)}
-        for f, t in texts.items()
-    }
+    own = {file: dict(local_names(text)) for file, text in texts.items()}
     found = []
     for file, names in own.items():
-        for name in sorted(names):
+        for name, mine in sorted(names.items()):
             space, _, last = name.rpartition("::")
             for far, like in shared.items():
                 around, _, other = far.rpartition("::")
-                if other != last or not f"{space}::".startswith(f"{around}::"):
+                is_around = other == last and f"{space}::".startswith(f"{around}::")
+                if not is_around or (isinstance(like, str) and like == mine):
                     continue
-                use = re.compile(
-                    rf"(?<![\w:.>]){last}" + (r"[(<]" if isinstance(like, tuple) else r"\b")
-                )
+                calls = r"[(<]" if isinstance(like, tuple) else r"\b"
+                use = re.compile(rf"(?<![\w:.>]){last}{calls}")
                 users = [f for f, t in texts.items() if name not in own[f] and use.search(t)]
                 if users:
                     found.append(f"{last}: {file} hides {far} from {', '.join(users)}")

@@ -35,8 +35,8 @@ std::string text_or_error(const std::function<Result()>& result) {
   }
 }
 
-using Outcomes = std::vector<std::string>;
-using ByTenant = std::map<size_t, Outcomes>;
+using Lines = std::vector<std::string>;
+using ByTenant = std::map<size_t, Lines>;
 
 // What runs: lives of tenants that are drawn from a seed, of so many operations in all.
 struct Lives {
