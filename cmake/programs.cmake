@@ -71,10 +71,10 @@ if(TWINKLE_TESTS)
     target_link_libraries(${library} PUBLIC ${link})
     target_include_directories(${library} PUBLIC ${CMAKE_SOURCE_DIR})
     # Also where the rest is compiled file by file: headers of Asio and Beast take most of a compiler's time.
-    set_target_properties(${library} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    set_target_properties(${library} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
     add_executable(${name} EXCLUDE_FROM_ALL ${tests})
     target_link_libraries(${name} PRIVATE ${library} GTest::gtest GTest::gtest_main)
-    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
   endfunction()
 
   set(engine ${CMAKE_SOURCE_DIR}/twinkle/engine)
