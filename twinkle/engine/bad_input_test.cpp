@@ -1,5 +1,6 @@
-// What people get wrong, each with the text that they see, and that nothing changed by it: neither
-// any tenant's weights, gradients and optimizer, nor the base model's weights, nor any file.
+// Mistakes that people make, each with the text that they see, and that nothing changed by it:
+// neither any tenant's weights, gradients and optimizer, nor the base model's weights, nor any
+// file.
 #include <gtest/gtest.h>
 
 #include <cmath>
