@@ -42,7 +42,7 @@ ctest --test-dir build/release --output-on-failure --no-tests=error -j $((cores 
 }
 processes=$((cores < 4 ? cores : 4))
 export OMP_NUM_THREADS=$((cores / processes))
-# What tests compile under sanitizers takes minutes: meanwhile, when tests wait. Those come last then (conftest.py).
+# Compiling under sanitizers takes minutes: it runs while tests wait. Those come last then (conftest.py).
 builders=()
 set -m  # each with a group of its own, to be ended with what it has started
 for built in "tsan schedule_test service_test" "fuzz guided"; do

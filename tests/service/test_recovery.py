@@ -204,7 +204,7 @@ def test_every_fault_point_of_the_sources_is_one_that_kills(tracked):
     texts = [(ROOT / path).read_text() for path in tracked("twinkle/*.cpp", "twinkle/*.h")]
     named = re.findall(r'\bfault\("([^"]+)"\);', "".join(texts))
     points = {f"{side} {point}" for point in POINTS for side in SIDES}
-    # Of fault_test.cpp, one at which engine_test holds a save, one of a backup, and one that
+    # fault_test.cpp's, one at which engine_test holds a save, one of a backup, and one that
     # truncation_test counts, between two parts of a state that takes no one's place yet.
     others = {"before this", "after this", "before a save's files", "before a segment's copy"}
     others.add("before a state's sync")

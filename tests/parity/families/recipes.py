@@ -109,7 +109,7 @@ class Family:
 
 
 FAMILIES = {
-    # Of the first three test_logprobs.py and its neighbours draw many more.
+    # test_logprobs.py and its neighbours draw many more of the first three.
     "llama": Family(transformers.LlamaConfig, {"rope_parameters": ROPE, "attention_bias": True}),
     "qwen2": Family(
         transformers.Qwen2Config,
