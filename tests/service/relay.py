@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from urllib.parse import urlsplit
 
-OWN = {"connection", "transfer-encoding", "host"}  # bytes of one connection
+OWN = {"connection", "transfer-encoding", "host"}  # headers of one connection
 
 
 @dataclass

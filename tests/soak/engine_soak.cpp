@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kTenants = 12;
 constexpr uint64_t kOperations = 160,
-                   kOwnersOperations = 24;           // shares of a round; of one who owns it all
+                   kOwnersOperations = 24;           // in a round; by one who owns it all
 constexpr uint64_t kFullEvery = 4, kResetEvery = 3;  // rounds
 
 double resident_mib() {

@@ -69,9 +69,7 @@ class Tenant {
   // adapter.
   lora::AdapterRef pinned(int64_t version = 0) const;
   lora::Adapter& adapter() { return pool_.at(slot()); }
-  const Owners& owners() const {
-    return owners_;
-  }  // owners of the adapter's gradients and their steps
+  const Owners& owners() const { return owners_; }  // for gradients and steps
   // Ranks that have a part of its training state each; the number is 1 where this one has all.
   int rank() const { return parts_ ? parts_->rank() : owners_.rank(); }
   int num_ranks() const { return parts_ ? parts_->num_ranks() : owners_.num_ranks(); }
@@ -138,9 +136,9 @@ class Tenant {
   void visit_moments(const std::function<void(const std::string&, const at::Tensor&)>& see);
   at::Tensor whole(size_t param, const at::Tensor& mine, at::IntArrayRef sizes) const;
   const optim::Peers& peers() const;
-  std::map<std::string, size_t> param_indices();  // gradients of params(), by name
+  std::map<std::string, size_t> param_indices();  // indices of params(), by name
   std::vector<at::Tensor> grads();                // undefined: zero
-  std::vector<std::string> grad_names();          // runs of the same
+  std::vector<std::string> grad_names();          // names of the same gradients
   std::vector<lora::Adapter*> adapters();         // the present one and those of published versions
   struct Change {
     double scale = 1, norm = 0;
@@ -161,7 +159,7 @@ class Tenant {
   Owners owners_;
   // Full mode of several ranks, which have a run of every weight each; else null.
   std::unique_ptr<parallel::TrainedWeights> parts_;
-  std::optional<RunPeers> peers_;  // runs of the same
+  std::optional<RunPeers> peers_;  // peers for the same gradients
   // Full mode: all weights of the decoder, and, in their order, the float32 ones that are stepped,
   // or this rank's runs of them.
   std::vector<model::NamedWeight> weights_;
@@ -170,7 +168,7 @@ class Tenant {
   Json options_ = JsonObject{};  // the optimizer's, of the last step
   double num_tokens_ = 0;
   int64_t calls_ = 0;    // ForwardBackwards that succeeded, ever
-  int64_t pending_ = 0;  // number of them since the last step
+  int64_t pending_ = 0;  // those since the last step
   // Since the last step the sums were divided by num_tokens_ and clipped; it is 1 now.
   bool clipped_ = false;
 };

@@ -115,7 +115,7 @@ class Adapter {
   struct Places {
     std::vector<int> factor_of;  // index for each of the decoder's linears, or -1
     std::vector<size_t> linears;
-    std::vector<size_t> holders, held;  // gradients of the parameters
+    std::vector<size_t> holders, held;  // indices of parameters
   };
 
   PeftConfig config_;

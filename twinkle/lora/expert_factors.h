@@ -46,7 +46,7 @@ std::vector<size_t> match_parameters(const PeftConfig& config,
 // One pair for all experts of a parameter.
 struct StackedPair {
   std::string module;           // its name in a file
-  std::vector<size_t> linears;  // factors of the experts, in order
+  std::vector<size_t> linears;  // linears of the experts, in order
 };
 // One of those that match_parameters gives.
 std::vector<StackedPair> stacked_pairs(std::span<const LinearShape> linears,

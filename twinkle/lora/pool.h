@@ -19,7 +19,7 @@ class Pool;
 // Weights that others share do not change: Pool::copy_on_write() comes before a change.
 class AdapterRef {
  public:
-  AdapterRef() = default;  // version of no slot
+  AdapterRef() = default;  // refers to no slot
   AdapterRef(const AdapterRef& other);
   AdapterRef(AdapterRef&& other) noexcept
       : pool_(std::exchange(other.pool_, nullptr)), slot_(std::exchange(other.slot_, -1)) {}
@@ -33,7 +33,7 @@ class AdapterRef {
   int32_t slot() const { return slot_; }  // -1: none
   // Version of the weights in the slot: a new number after every change.
   uint64_t version() const;
-  int64_t num_shares() const;  // version of the slot
+  int64_t num_shares() const;  // shares of the slot
 
  private:
   friend class Pool;

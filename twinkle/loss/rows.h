@@ -23,7 +23,7 @@ struct RowLoss {
   std::function<Term(int64_t row, double logprob)> term;  // without the row's weight
   double num_tokens = 0;                                  // as of Output
   at::Tensor entropy_grad = {};                           // [N] or undefined, as of Loss
-  double factor = 1;  // coefficient of the sum of the rows' values
+  double factor = 1;                                      // factor of the sum of the rows' values
 
   Term of(int64_t row, double weight, double logprob) const;
 };

@@ -72,7 +72,7 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
     : spec_(spec), dtype_(dtype), device_(device), borders_(borders) {
   keep_heap_pages();
   const WeightSource source = weights_of(spec, checkpoint, dtype);
-  WeightMemory memory;  // memory of the host
+  WeightMemory memory;  // on the host
   size_t piece = kHeadPiece;
   std::set<std::string> tensors;  // that were read
   const auto note = [&](const std::string& name, const std::vector<int64_t>& shape) {

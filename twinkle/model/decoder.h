@@ -154,7 +154,7 @@ class Decoder {
   int64_t input_bytes(const Batch& batch) const;     // bytes of all segments' inputs
   int64_t backward_bytes(const Batch& batch) const;  // bytes of the layer with the most
   int64_t graph_bytes(size_t index,
-                      const Batch& batch) const;  // bytes of a layer, without in and out
+                      const Batch& batch) const;  // for one layer, without in and out
   size_t first_kept(const Batch& batch) const;
   void add_embedding_grad(const Batch& batch, const at::Tensor& dx_TD);
   bool embedding_is_head() const;
@@ -176,7 +176,7 @@ class Decoder {
   nn::RmsNorm final_norm_;
   nn::Linear head_;
   std::vector<NamedWeight> weights_;
-  std::vector<size_t> pieces_;  // indices of weights_
+  std::vector<size_t> pieces_;  // where pieces begin in weights_
   std::vector<NamedLinear> linears_;
   std::vector<std::string> kept_;
   nn::RopeTable rope_, local_rope_;  // the second only where the spec has one

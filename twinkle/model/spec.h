@@ -115,10 +115,10 @@ struct DecoderSpec {
   bool value_head = false;
   bool new_head = false;  // a value head that begins at zero: the checkpoint has none
   std::vector<LayerSpec> layers;
-  Layout layout = {};  // names of the checkpoint
+  Layout layout = {};  // the checkpoint's names
 
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
-  int64_t num_logits() const { return value_head ? 1 : vocab_size; }  // logits of every position
+  int64_t num_logits() const { return value_head ? 1 : vocab_size; }  // at every position
   // The layers with routed experts, which choose as many for a token from as many.
   std::vector<size_t> routed_layers() const;
 };

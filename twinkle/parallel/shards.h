@@ -57,11 +57,11 @@ class Shards : public model::Borders {
   struct Matrix {
     std::string name;
     std::vector<int64_t> shape;
-    Run at;  // type of the piece's elements
+    Run at;  // run of the piece's elements
   };
   struct Piece {
     std::vector<Matrix> matrices;
-    c10::Storage storage;  // views of all matrices' tensors; no address while the piece is away
+    c10::Storage storage;  // memory of all matrices' tensors; no address while the piece is away
     at::ScalarType type = at::kFloat;
     int64_t count = 0;  // elements
     int64_t part = 0;   // elements of each rank; the last may hold fewer that mean something
@@ -88,7 +88,7 @@ class Shards : public model::Borders {
   mesh::Comm& comm_;
   const int64_t gathered_bytes_;
   std::map<size_t, Piece> pieces_;  // that have matrices
-  int64_t whole_bytes_ = 0;         // tensors of norms and biases
+  int64_t whole_bytes_ = 0;         // bytes of norms and biases
   Buffers buffers_;
   std::optional<size_t> ahead_;  // asked for, and not yet used
 

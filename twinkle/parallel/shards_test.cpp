@@ -206,7 +206,7 @@ struct SecondGather : mesh::CountingComm {
     CountingComm::gather_into(all, x);
     if (++num_gathers == 2) seen.set_value();
   }
-  int num_gathers = 0;  // allocations of only the thread that gathers
+  int num_gathers = 0;  // by only the thread that gathers
   std::promise<void> seen;
 };
 

@@ -152,7 +152,7 @@ void TrainedWeights::share(const Piece& piece, const Held& held) {
   }
   const at::Tensor all =
       num_receivers == 1 ? chunk : comm_.all_to_all(chunk.repeat({num_receivers}), to, from);
-  int64_t first = 0;  // bytes of a rank's values
+  int64_t first = 0;  // first of a rank's elements
   for (int r = 0; r < n; ++r) {
     if (!hold_alike(r, me)) continue;
     const Run theirs = ownership_.run(piece, r);

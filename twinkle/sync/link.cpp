@@ -118,7 +118,7 @@ struct Link::Mine {
   Hello hello;
   uint64_t base_version = 0;
   std::vector<Weight> base;     // for a receiver: sizes and types, without values
-  std::vector<Weight> adapter;  // for a sender: copies, which the engine may go on from
+  std::vector<Weight> adapter;  // a sender's copies, which the engine may go on from
 };
 
 Link::Link(std::unique_ptr<mesh::Comm> comm, const Options& options)

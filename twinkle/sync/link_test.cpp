@@ -31,7 +31,7 @@ void expect_same_samples(const std::string& lora_json, const Options& options, i
   const model::TinyModel model;
   Engine trainer(options_of(model));
   trainer.run<Done>(Create{.tenant = "me", .lora_json = lora_json, .seed = 3});
-  std::array<Texts, 3> truth;  // loss of each step
+  std::array<Texts, 3> truth;  // texts of each step
   int64_t num_bytes = 0;
   on_ranks(1 + num_samplers, options, [&](Link& link, int rank) {
     std::optional<Engine> sampler;

@@ -363,7 +363,9 @@ class TorchSampler(ReceivesWeights, Sampler):
         begin, ranks = first_row(), Ranks()  # known where the call was cut
         if self._model is not None and given.computes:  # the engine takes prompts of all its ranks
             ranks = self._model._ranks
-        elif begin is None and given.draws:  # a call that draws nothing may be of one rank
+        elif (
+            begin is None and given.draws
+        ):  # the others draw nothing, and one rank may ask for itself
             ranks = ranks_of(self.device_mesh)
 
         def mine():

@@ -157,7 +157,7 @@ def test_a_custom_loss_that_is_no_number_is_refused_by_name_and_no_step_is_made(
 
     with pytest.raises(tinker.UnprocessableEntityError, match=r"weights holds -?nan at 0"):
         client.forward_backward_custom([datum()], custom).result()
-    with pytest.raises(RuntimeError, match="previous request failed"):  # this very client's
+    with pytest.raises(RuntimeError, match="previous request failed"):  # this very client
         client.optim_step(ADAM).result()
 
 

@@ -55,7 +55,7 @@ def save_restored(wire, run, seq_id):
         told = wire.result(wire.ok("save_weights", body))
         if isinstance(told, dict) and told.get("path", "").endswith("/restored"):
             return seq_id
-        seq_id += 1  # the number of a request in the backup
+        seq_id += 1  # the request is in the backup
 
 
 def steps_of(server, client, state, again, before):

@@ -16,7 +16,7 @@ struct TrainingFiles {
   bool overwrite = false;    // an earlier run's output may be replaced
   bool resume = false;       // continue from the checkpoint in `output`
   std::string validation;    // a file of rows whose loss is measured; empty: none
-  std::string preprocessor;  // names of data and validation; empty: none
+  std::string preprocessor;  // for data and validation; empty: none
 
   static constexpr auto fields() {
     using F = TrainingFiles;

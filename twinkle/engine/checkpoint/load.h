@@ -19,7 +19,7 @@
 namespace twinkle::engine {
 
 struct Loaded {
-  std::optional<lora::SavedAdapter> adapter;  // an adapter's tenant
+  std::optional<lora::SavedAdapter> adapter;  // for an adapter's tenant
   // Weights of a full-parameter tenant, in the model's order; of several ranks, this one's runs of
   // them.
   std::vector<at::Tensor> weights;

@@ -31,7 +31,7 @@ struct BaseModel {
   Json config;                         // its config.json
   JsonObject arithmetic;               // arithmetic_of this engine
   model::DecoderSpec spec;             // as its config.json says
-  at::ScalarType dtype = at::kFloat;   // digest of the weights here
+  at::ScalarType dtype = at::kFloat;   // the weights' type here
   std::vector<NamedShape> weights;     // in the decoder's order
   std::vector<std::string> kept = {};  // Decoder::kept
   std::vector<parallel::Run>
@@ -69,7 +69,7 @@ struct HeldSave {
   int64_t max_shard_bytes = 0;
   bool as_is = false;               // weights that no forward can use are kept, too
   lora::AdapterRef pin;             // an adapter's factors: the pool changes a copy meanwhile
-  PeftConfig config;                // owners of the same
+  PeftConfig config;                // the same adapter's
   std::optional<PeftConfig> own;    // its own one, where `config` is of another form
   std::vector<PeftEntry> entries;   // they borrow the pin's memory
   std::vector<TensorView> weights;  // a model's weights: they borrow the decoder's memory on a CPU

@@ -24,7 +24,7 @@ struct Person {
   std::string lora, optimizer, options, loss, loss_options;
   int micro_batches;
   double max_grad_norm;
-  size_t width;         // vocabulary of the model
+  size_t width;         // width of the model
   bool through_logits;  // learns by gradients of all logits
 };
 
@@ -52,7 +52,7 @@ Person person(uint64_t i, size_t width = kWidth) {
   p.micro_batches = 1 + static_cast<int>(i % 3);
   p.max_grad_norm = i % 2 ? 0.5 : 0.0;
   p.width = width;
-  p.through_logits = i % 8 == 5;  // rows of those with a LinearLoss
+  p.through_logits = i % 8 == 5;  // this one has a LinearLoss
   return p;
 }
 

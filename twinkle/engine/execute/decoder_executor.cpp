@@ -411,7 +411,7 @@ void DecoderExecutor::create(const Create& op, Prepared* prepared) {
 
 void DecoderExecutor::remove(const Delete& op, Prepared* prepared) {
   Tenant& gone = look_up(op.tenant);  // it may stay parked
-  Loaded base;  // weights of the model before a full-parameter tenant, complete before anything
+  Loaded base;  // the model's before a full-parameter tenant, complete before anything
                 // changes
   if (gone.mode() == Mode::kFull)
     base = taken_together(prepared, {.mode = Mode::kFull}, base_.directory.string(),

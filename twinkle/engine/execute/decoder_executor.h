@@ -89,7 +89,7 @@ class DecoderExecutor : public Executor {
   CarriedFiles carried_;
   std::multiset<std::string> writing_;  // folders of Saves that have begun
   int64_t writing_bytes_ = 0;           // that they hold
-  int64_t num_models_written_ = 0;      // those of the same: their weights must not change
+  int64_t num_models_written_ = 0;      // among those: their weights must not change
   Prefetch prefetch_{base_};
   const Decoders decoders_;
   ModelInfo model_info_;
@@ -105,7 +105,7 @@ class DecoderExecutor : public Executor {
   std::unique_ptr<Sampling> sampling_;
   Shelf shelf_;
   int64_t untrimmed_bytes_ = 0;  // read or parked since the last trim
-  int num_threads_ = 1;          // state of torch for which exactness was proven
+  int num_threads_ = 1;          // torch's setting, for which exactness was proven
 };
 
 }  // namespace twinkle::engine

@@ -15,7 +15,7 @@
 namespace twinkle::engine {
 
 struct Weights {
-  lora::AdapterRef adapter;  // no adapter: the base model only
+  lora::AdapterRef adapter;  // undefined: only the base model
   uint64_t version;          // as sampler::Request's
 };
 

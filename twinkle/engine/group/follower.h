@@ -52,7 +52,7 @@ class Follower {
   std::map<int64_t, Result>
       results_;  // results of committed operations, by ids, until they are reported
   std::map<int64_t, Rest> left_;  // for Saves
-  Background writer_{[] {}};      // those that have begun
+  Background writer_{[] {}};      // for those that have begun
 
   Mutex mutex_;
   std::condition_variable entered_;

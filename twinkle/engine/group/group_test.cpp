@@ -356,7 +356,7 @@ TEST(Groups, LearnByTheHeadAndByLossesOfTheWholeOperationAsOneRank) {
   const model::TinyModel model(smallest_config());
   const EngineOptions options{.model = {.path = model.path()}, .scheduling = {.token_budget = 17}};
   Engine one(options);
-  const auto without_rows = [](std::string text) {  // results of a rank's own sequences
+  const auto without_rows = [](std::string text) {  // without a rank's own sequences
     std::string out;
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);)

@@ -49,7 +49,7 @@ struct SentFor {
 
 struct SentByAll {
   std::vector<SentFor> of_rank;
-  int64_t parameters = 0;  // rank of the adapter
+  int64_t parameters = 0;  // parameters of the adapter
   int64_t num_passes = 0;
 
   int64_t data() const {
@@ -342,7 +342,7 @@ void life_of_all_weights(Trainer& rank, const std::string& folder) {
   const auto of_values = [&](const Operation& operation) {
     return [&](const Result&) {
       SentOver out = rank.told(operation, 1);
-      out.data = values + others * kFrame;  // the findings of each in its files
+      out.data = values + others * kFrame;  // each rank's findings in its files
       return out;
     };
   };

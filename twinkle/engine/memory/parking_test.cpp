@@ -145,7 +145,7 @@ TEST_F(ParkingTest, ALostOrChangedFileIsAnErrorOfItsTenantAloneUntilItIsBack) {
     free.learn(i, 1);
   }
   ASSERT_EQ(crew[0].num_bytes(), 0);
-  fs::path file;  // for tenant a: parked first
+  fs::path file;  // tenant a's, which is parked first
   for (const fs::path& f : files_below(scratch_ / "park")) {
     if (f.filename() == "1") file = f;
   }

@@ -103,8 +103,8 @@ struct Forward {
   bool train = false;         // with the dropout of the tenant's next ForwardBackward
   bool logits = false;        // also return the logits of every token
   bool embedding = false;     // also return every sequence's embedding
-  std::string loss;          // labels whose value to return, as a ForwardBackward does; empty: none
-  std::string loss_options;  // JSON object as text; empty: defaults
+  std::string loss;  // the loss whose value to return, as a ForwardBackward does; empty: none
+  std::string loss_options;     // JSON object as text; empty: defaults
   bool routed_experts = false;  // also return where routers sent every token
 
   bool operator==(const Forward&) const = default;
@@ -213,8 +213,8 @@ struct Sample {
   std::string tenant;
   std::vector<std::vector<int32_t>> prompts;  // each of at least one token, 0 <= id < vocabulary
   std::vector<SamplingParams> params;         // one for all prompts, or one each
-  int64_t version = 0;  // version of the weights: a published one; 0: as they are at the Sample's
-                        // place in the tenant's order. Training goes on meanwhile
+  int64_t version = 0;    // version of the weights: a published one; 0: as they are at the Sample's
+                          // place in the tenant's order. Training goes on meanwhile
   std::string tokenizer;  // in whose text stop strings are found, as the engine's Decoders knows it
 
   bool operator==(const Sample&) const = default;

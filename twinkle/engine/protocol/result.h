@@ -14,7 +14,7 @@ namespace twinkle::engine {
 struct ForwardResult {
   double loss = 0;  // as the loss defines it (CrossEntropyLoss: the sum over tokens, nats); 0 of a
                     // Forward without one
-  double num_tokens = 0;  // the step's divisor; without a loss: number of labels
+  double num_tokens = 0;  // the step's divisor; without a loss, the number of labels
   // Per sequence and token, or label of it; 0 where the label is ignored.
   std::vector<std::vector<float>> logps;
   std::vector<std::vector<float>> entropies;  // the same, only when asked for, by a loss too

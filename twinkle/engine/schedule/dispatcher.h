@@ -48,7 +48,7 @@ struct Stats {
   int64_t num_batches = 0, num_passes = 0;  // forwards over the decoder: more than one a batch
   BatchStats batches;                       // sums over all training batches
   std::vector<BatchStats> last_batches;     // the newest kLastBatches, oldest first
-  int64_t num_steps = 0;                    // counts of the sampler
+  int64_t num_steps = 0;                    // steps of the sampler
   double training_seconds = 0, sampling_seconds = 0;
   std::map<std::string, TenantStats> tenants;
 };
@@ -155,9 +155,9 @@ class Dispatcher {
   int64_t next_id_ GUARDED_BY(mutex_) = 1;
   int64_t num_queued_ GUARDED_BY(mutex_) = 0;       // accepted ones that have not ended
   int64_t num_sampling_ GUARDED_BY(mutex_) = 0;     // jobs
-  double num_sequences_ GUARDED_BY(mutex_) = 0;     // limit of theirs
-  double sequence_seconds_ GUARDED_BY(mutex_) = 0;  // steps of sampling, for each sequence, ever
-  int num_rounds_ GUARDED_BY(mutex_) = 0;           // waits of heads, while a batch could run
+  double num_sequences_ GUARDED_BY(mutex_) = 0;     // sequences of theirs
+  double sequence_seconds_ GUARDED_BY(mutex_) = 0;  // seconds of sampling, for each sequence, ever
+  int num_rounds_ GUARDED_BY(mutex_) = 0;           // rounds of heads, while a batch could run
   bool draining_ GUARDED_BY(mutex_) = false;  // an operation waits until nothing reads the base
   std::optional<double> gathers_until_ GUARDED_BY(mutex_);  // by executor_.seconds()
   // Written under the mutex.

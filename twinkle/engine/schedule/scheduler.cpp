@@ -110,7 +110,7 @@ struct Scheduler::Filling {
   bool begin;  // operations that have not run yet may
   uint64_t& turn;
   std::vector<Slice> slices{};
-  std::vector<Claim> claims{};  // indices of the candidates, in their order
+  std::vector<Claim> claims{};  // claims of the candidates, in their order
   bool closed = false;          // by an operation that wants to be alone
 
   bool fits(const Candidate& candidate) const {

@@ -35,7 +35,7 @@ struct PassContext {
   model::Decoder& decoder;
   lora::Pool& pool;
   lora::TrainGraphs& graphs;
-  const Split& split;  // tokens of its sequences
+  const Split& split;  // the cut of its sequences
 };
 
 // The pieces' operations keep their rows. Any other exception is one of the arithmetic.

@@ -57,8 +57,8 @@ class TrainingOp {
   struct Outputs {
     std::span<const float> logprobs, entropies;
     std::vector<std::vector<float>> logits, embeddings;
-    std::vector<float> aux_losses;                     // values of sequences
-    std::vector<std::vector<int32_t>> routed_experts;  // values of sequences
+    std::vector<float> aux_losses;                     // one for each sequence
+    std::vector<std::vector<int32_t>> routed_experts;  // one for each sequence
   };
   void append(Outputs part, size_t last);
   bool complete() const { return num_done_ == sequences().size(); }
@@ -96,8 +96,8 @@ class TrainingOp {
   std::vector<float> logprobs_;   // [N], in order, as far as it has got
   std::vector<float> entropies_;  // the same, or empty
   std::vector<std::vector<float>> logits_,
-      embeddings_;                                    // values of sequences, where they are wanted
-  std::vector<float> aux_losses_;                     // the same
+      embeddings_;                 // one for each sequence, where they are wanted
+  std::vector<float> aux_losses_;  // the same
   std::vector<std::vector<int32_t>> routed_experts_;  // the same
   double aux_per_token_ = 0;                          // for aux_coefficient
   size_t num_done_ = 0;                               // sequences

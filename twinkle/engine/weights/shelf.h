@@ -19,7 +19,7 @@ namespace twinkle::engine {
 struct Weight {
   std::string name;
   at::Tensor value;            // in `shape`, or, for a part, its elements in row order, flat
-  std::vector<int64_t> shape;  // elements of the whole
+  std::vector<int64_t> shape;  // shape of the whole
   int64_t first = 0;           // a part's first element in the whole
 
   bool is_part() const { return value.sizes() != shape; }

@@ -46,7 +46,7 @@ struct Pair {
   ScratchDir dir;
   std::vector<int64_t> blocks_shape{2, 3, 2, 16}, scales_shape{2, 3, 2};
   std::vector<uint8_t> blocks, scales;
-  Dtype dtype = Dtype::kU8;  // bytes of the scales
+  Dtype dtype = Dtype::kU8;  // type of the scales
   std::string config =
       R"({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}})";
   std::string blocks_name = "w_blocks", scales_name = "w_scales";

@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(kTiles * 32, 2)
   const int64_t rows = kShared ? 1 : tiling.rows_of_block();
   const int64_t end = min((block + 1) * rows, in.places.rows);
   Work<kDim, kShared> work;
-  const int tile = kShared ? 0 : work.warp;  // rows of the block's
+  const int tile = kShared ? 0 : work.warp;  // the warp's place in the block
   float* const total = behind + tile * kTile * kDim;
   for (int64_t row = block * rows; row < end;) {
     const Run run = run_from(in, row, end);

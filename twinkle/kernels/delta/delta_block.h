@@ -87,7 +87,7 @@ struct ConvBlock {
 template <class T>
 struct ConvGradBlock {
   using A = Wide<T>;
-  const T* x = nullptr;  // tokens of a whole sequence, and all as in ConvBlock
+  const T* x = nullptr;  // a whole sequence's, and all as in ConvBlock
   int64_t stride = 0, count = 0, begin = 0, end = 0;
   const A* weight = nullptr;
   const T* grad = nullptr;

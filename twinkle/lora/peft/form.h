@@ -25,7 +25,7 @@ class Adapter;
 // A pair of all experts of a parameter, which the factors of some of their linears are put into.
 struct PeftStack {
   struct Part {
-    std::string name;   // names of the linears: "gate_proj", or the parameter's own
+    std::string name;   // name of the linears: "gate_proj", or the parameter's own
     int64_t rank = 0;   // rank of each
     double scale = 0;   // scale of each
     double factor = 1;  // that B has in the stack, a power of two: the stack has one scale

@@ -40,7 +40,7 @@ inline PairLoss of_kto(double chosen, double rejected) {
 }
 
 struct PairOptions {
-  double beta, smooth;  // those of of_ipo; of of_sigmoid
+  double beta, smooth;  // beta for of_ipo, smooth for of_sigmoid
   std::string type;     // one of kPairLosses
 };
 inline const std::vector<std::string_view> kPairLosses = {"sigmoid", "hinge", "ipo", "kto_pair"};

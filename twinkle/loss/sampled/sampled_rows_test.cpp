@@ -18,7 +18,7 @@ using Formula = std::function<double(double lp, double q, double a)>;
 Inputs sampled() {
   at::manual_seed(5);
   Inputs in{.logprobs = -at::rand({kRows}) * 6,
-            .weights = at::randn({kRows}),  // advantages of either sign
+            .weights = at::randn({kRows}),  // both signs
             .cu_seqlens = {0, 20, 20, kRows}};
   in.weights.slice(0, 0, kRows, 5).zero_();
   in.extras["logprobs"] = in.logprobs + at::randn({kRows}) * 0.4F;

@@ -23,7 +23,7 @@ struct Context {
   size_t layer = 0;
   KvCache* kv = nullptr;                           // not null: sampling
   std::shared_ptr<nn::Routing> routing = nullptr;  // as of Batch
-  const nn::RopeTable* local_rope = nullptr;       // rope of attention that asks for it
+  const nn::RopeTable* local_rope = nullptr;       // for attention that asks for it
 };
 
 class Block {

@@ -152,7 +152,7 @@ TEST(GptOss, FieldsThatCannotBeAreRefused) {
             "model: config field 'swiglu_limit' is 7E0; ");
   c = gpt_oss_config();
   c["quantization_config"] =
-      JsonObject{{"quant_method", "mxfp4"}};  // bytes of weights that are not
+      JsonObject{{"quant_method", "mxfp4"}};  // the weights are not quantized
   EXPECT_NE(invalid_of([&] { read_spec(c); }).find("\"mxfp4\" for these weights"),
             std::string::npos);
 }

@@ -31,7 +31,7 @@ void Layout::settle(std::span<const std::string> names) {
         names, [&](const std::string& name) { return name.starts_with(rename.theirs + "."); });
   });
   for (const std::string& layer : behind) {
-    std::erase(skipped, layer);  // renames of other names
+    std::erase(skipped, layer);  // these have other names
     if (std::ranges::find(names, layer + "eh_proj.weight") != names.end()) skipped.push_back(layer);
   }
 }

@@ -60,7 +60,7 @@ struct RoutedCall : torch::CustomClassHolder {
   WeightGrad *gate_up_bias_grad, *down_bias_grad;
   RoutedRows routed;
   std::vector<Seams>
-      seams;  // indices of the experts that have rows, and adapters or weights that learn
+      seams;  // seams of the experts that have rows, and adapters or weights that learn
 };
 
 RoutedCall::RoutedCall(const at::Tensor& ids, const Experts& of, const Rows& batch)

@@ -66,7 +66,7 @@ TEST_F(RouterTest, experts_that_are_given_take_the_place_of_its_choice_with_its_
     const at::Tensor given = at::full({5, options.top_k}, -1, at::kInt);
     for (const int64_t row : {0, 3}) given[row].copy_(at::arange(6 - options.top_k, 6));
     routing->given[2] = given;
-    at::Tensor ids = route(x, router, rows_, {routing, 1}).ids;  // choices of another layer
+    at::Tensor ids = route(x, router, rows_, {routing, 1}).ids;  // another layer's
     EXPECT_TRUE(at::equal(ids, route(x, router, rows_).ids));
     EXPECT_TRUE(at::equal(routing->chosen.at(1), ids));
     ids = at::where(given >= 0, given, ids);
