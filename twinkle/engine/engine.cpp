@@ -66,7 +66,7 @@ struct Engine::State {
     return *dispatcher;
   }
 
-  // Result of an operation that all ranks have entered; by the leader.
+  // Starts an operation that all ranks have entered; by the leader.
   Future lead(Door::Entry entry) {
     // All ranks have it by its number: an interrupt is seen where its result is waited for.
     const Interruptible not_now(nullptr);

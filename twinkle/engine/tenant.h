@@ -143,7 +143,7 @@ class Tenant {
   struct Change {
     double scale = 1, norm = 0;
   };
-  // The accumulated gradients' norm after their division, and the clip to max_norm.
+  // The accumulated gradients' scale and norm, by their divisor and the clip to max_norm.
   Change scaled(double num_tokens, double max_norm, double norm_type);
   void require_trainable(const char* what) const;
   void weights_changed();

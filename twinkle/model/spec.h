@@ -90,7 +90,7 @@ struct LayerSpec {
   MixerSpec mixer;
   MlpSpec mlp;
 
-  // Norms of a layer that has them.
+  // Only for a layer that has it.
   AttentionSpec& attention() { return std::get<AttentionSpec>(mixer); }
   const AttentionSpec& attention() const { return std::get<AttentionSpec>(mixer); }
   GatedMlpSpec& gated_mlp() { return std::get<GatedMlpSpec>(mlp); }

@@ -34,9 +34,9 @@ class Ownership {
   int fsdp() const { return fsdp_; }
   // By their numbers; those of norms and biases are the last.
   const std::vector<Piece>& pieces() const { return pieces_; }
-  // Runs of the piece's elements.
+  // A rank's run of the piece's elements.
   Run run(const Piece& piece, int rank) const;
-  // Runs of each weight's elements, in the decoder's order.
+  // A rank's run of each weight's elements, in the decoder's order.
   std::vector<Run> runs(int rank) const;
 
  private:

@@ -171,7 +171,7 @@ void check_num_targets(const Example& s, size_t index, const loss::Loss* loss) {
 
 constexpr double kVector = sizeof(std::vector<float>);
 
-// Checks where a token went.
+// Bytes of where a token went.
 double route_bytes(const model::DecoderSpec& spec) {
   const std::vector<size_t> layers = spec.routed_layers();
   if (layers.empty()) return 0;

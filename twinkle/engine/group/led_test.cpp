@@ -58,7 +58,7 @@ class Rank {
     last_ = dispatcher_->submit(std::move(accepted), {end})[0];
     return promise->get_future();
   }
-  // Rank 0's last submission.
+  // Cancels rank 0's last submission.
   bool cancel() { return dispatcher_->cancel(last_); }
   void close() {
     if (std::exchange(closed_, true)) return;

@@ -20,7 +20,7 @@ int64_t num_sampled(const Result& result) {
   return out;
 }
 
-// Size of a Sample, which the executor has not checked yet.
+// Sequences of a Sample, which the executor has not checked yet.
 double num_sequences(const Operation& operation) {
   const auto& sample = std::get<Sample>(operation);
   double out = 0;

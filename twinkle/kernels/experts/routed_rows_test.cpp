@@ -99,7 +99,7 @@ TEST(RoutedRows, SwiglusGradientsEqualTorchs) {
   EXPECT_TRUE(at::allclose(short_.gate_up.to(at::kDouble), gu.grad(), 0.05, 0.03));
 }
 
-// Each routed row's expert.
+// Each routed row's expert's bias.
 at::Tensor of_experts(const at::Tensor& bias, const RoutedRows& rows) {
   std::vector<int64_t> ids;
   for (size_t e = 0; e + 1 < rows.offsets.size(); ++e)

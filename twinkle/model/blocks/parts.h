@@ -21,7 +21,7 @@ struct NamedLinear {
   std::string path;  // "model.layers.0.self_attn.q_proj"
   nn::Linear* linear;
   bool drops = true;  // false: adapters have no dropout here
-  // An expert's matrix: its stack is [E, inputs, outputs], and gates and ups take turns in
+  // True for an expert's matrix: its stack is [E, inputs, outputs], and gates and ups take turns in
   // gate_up_proj.
   bool turned = false;
 };

@@ -49,7 +49,7 @@ struct Key {
 struct KeyTable {
   std::vector<Key> keys;       // in the order of their creation
   std::vector<Quota> tenants;  // that have one; others have Quota's defaults
-  // Standings of keys that have their own, by id; others have their tenant's.
+  // Weights of keys that have their own, by id; others have their tenant's.
   std::map<std::string, double> weights;
   std::map<std::string, int32_t> priorities;
 
