@@ -25,7 +25,7 @@ class Device:
 
 
 def name_of_gpu():
-    """What torch calls the GPU. SystemExit: there is none."""
+    """torch's name of the GPU. SystemExit: there is none."""
     import torch
 
     if not torch.cuda.is_available():

@@ -16,7 +16,7 @@ SIZES = {
     "pad_token_id": None,
 }  # fmt: skip
 ROPE = {"rope_type": "default", "rope_theta": 1e6}
-# Of Qwen3-30B-A3B's layers a quarter, of Qwen3.5-0.8B's a half.
+# A quarter of Qwen3-30B-A3B's layers, half of Qwen3.5-0.8B's.
 MODELS = {
     "qwen3_moe": ("Qwen3MoeConfig", SIZES | {
         "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64,
@@ -55,7 +55,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class DrawnShape:
-    """What limits.py asks of a Shape."""
+    """The part of a Shape that limits.py reads."""
 
     matrices: tuple
     adapted: tuple  # their names
@@ -198,7 +198,7 @@ class Config(dict):
 
 
 def draw(model, seed):
-    """Of matrices the standard deviation leaves a row's size as it is; norms stay as they are made;
+    """The standard deviation of matrices leaves a row's size as it is; norms stay as they are made;
     decays are those of a trained model's size."""
     import torch
 

@@ -1,4 +1,4 @@
-"""What exactness costs: the same work on an engine that is deterministic and on one that is not.
+"""The cost of exactness: the same work on an engine that is deterministic and on one that is not.
 
     .venv/bin/python bench/exactness.py [--quick] [--mixed-precision no] [--device cuda] [MODEL]
 

@@ -136,7 +136,7 @@ def f4(run):
 
 
 def decoding_rows(run, of):
-    """Of each number of sequences; then the peaks of the processes that did both."""
+    """One row for each number of sequences; then the peaks of the processes that did both."""
     ways = {}
     if run.shape.routed:
         ways = {n: fastest_decoding(run, run.inputs.prompts(n)) for n in SEQUENCES}

@@ -22,7 +22,7 @@ def rows(count):
 
 
 def batches_of(grid):
-    """Of tokens [count, size, length]: every token is scored but the first of its row."""
+    """Rows of tokens [count, size, length]: every token is scored but the first of its row."""
     ends = np.full((*grid.shape[:2], 1), -100)
     labels = np.concatenate([grid[:, :, 1:], ends], axis=2)
     return [{"ids": i.tolist(), "labels": t.tolist()} for i, t in zip(grid, labels, strict=True)]

@@ -19,14 +19,14 @@ class Machine:
 
 @dataclass
 class Shape:
-    """What the formulas need of a llama-like model."""
+    """The sizes of a llama-like model that the formulas need."""
 
     hidden: int
     inner: int
     kv_width: int
     layers: int
     vocab: int
-    q_width: int | None = None  # of all query heads; None: `hidden`
+    q_width: int | None = None  # all query heads together; None: `hidden`
     tied: bool = True  # the head is the embedding
 
     @classmethod
@@ -84,21 +84,21 @@ class Shape:
 
     @property
     def bytes(self):
-        """Of the weights that a step of decoding reads, in bf16."""
+        """Bytes of the weights that a step of decoding reads, in bf16."""
         return 2 * (self.layer_weights + self.head_weights)
 
     def step_bytes(self, num_sequences):
-        """Of what a step of decoding so many sequences reads besides their keys and values."""
+        """Bytes that a step of decoding so many sequences reads besides their keys and values."""
         return self.bytes
 
     @property
     def resident_bytes(self):
-        """Of all weights: an embedding that is not the head lies beside it."""
+        """Bytes of all weights: an embedding that is not the head lies beside it."""
         return self.bytes + (0 if self.tied else 2 * self.head_weights)
 
     @property
     def kv_bytes(self):
-        """Of one token's keys and values, in bf16."""
+        """Bytes of one token's keys and values, in bf16."""
         return 4 * self.layers * self.kv_width
 
 
@@ -160,9 +160,9 @@ def throughput_tokens_s(shape, machine, lengths, counts, at_a_time):
 
 @dataclass(frozen=True)
 class Trial:
-    """What measure() asks of the machine."""
+    """The machine's limits, for measure()."""
 
-    shapes: tuple = ((1024, 576, 1536), (2048, 2048, 2048))  # of products: the model's own; large
+    shapes: tuple = ((1024, 576, 1536), (2048, 2048, 2048))  # products: the model's own; large
     read_mib: int = 1024
 
 

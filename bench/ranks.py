@@ -13,7 +13,7 @@ from rows import make_row
 from verdict import IN_CI, ONE_PROCESS
 from worker import Worker
 
-GOAL_S, FLOOR_S = 2.0, 30.0  # of D6
+GOAL_S, FLOOR_S = 2.0, 30.0  # for D6
 NULL_OPERATIONS = 400
 
 

@@ -162,7 +162,7 @@ def line(row, machines):
 
 
 def table(rows):
-    """Of the CPU's rows, and of what is measured nowhere yet."""
+    """Lines for the CPU's rows, and for what is measured nowhere yet."""
     found = {row["id"] for row in rows}
     missing = {id_: what for id_, what in (NOW | LATER).items() if id_ not in found}
     absent = [f"| {id_} | {what} | not measured yet{' |' * 10}" for id_, what in missing.items()]
@@ -170,7 +170,7 @@ def table(rows):
 
 
 def gpu_table(rows):
-    """Of a GPU's rows, and of what is not measured, with the command that does."""
+    """Lines for a GPU's rows, and for what is not measured, with the command that does."""
     found = {row["id"] for row in rows}
     absent = [
         f"| {id_} | {what} | not measured: `bench/run.py --device cuda --only {id_}`{' |' * 10}"

@@ -187,7 +187,7 @@ class Bar:
 
 
 class Run:
-    """What the questions need to know; they open their own workers."""
+    """Everything that the questions need; they open their own workers."""
 
     device, options, kept, patience, beside_llama = "cpu", {}, None, PATIENCE, True
 
@@ -218,7 +218,7 @@ class Run:
         return {"cpu": cpu_name(), "threads": self.threads, "machine": self.machine.note}
 
     def rows(self, only):
-        """Of the questions named, as they are measured."""
+        """Rows of the named questions, as they are measured."""
         for id_ in only:
             yield from QUESTIONS[id_](self)
 

@@ -1,4 +1,4 @@
-"""What the machine can do at best, by plain torch: matrix products and a read of memory."""
+"""The machine at its best, by plain torch: matrix products and a read of memory."""
 
 import time
 

@@ -120,7 +120,7 @@ class System:
         return {"wall_s": meter.wall_s, "foreign": meter.foreign, "tokens": tokens}
 
     def decode_experts_by(self, implementation):
-        """Of every token after a prompt, whose experts are passed "eager": fastest there."""
+        """Times of every token after a prompt, whose experts are passed "eager": fastest there."""
         self.decoding_experts = implementation
 
     def decode(self, prompts, num_tokens):

@@ -127,7 +127,7 @@ class System:
     def decode(self, prompts, num_tokens, with_adapters=False):
         """Greedy. Returns seconds for `num_tokens` more tokens of each, prompts not counted."""
         tenants = self.adapters if with_adapters else None
-        self._generate(prompts, 1, tenants)  # what is kept of the prompts is kept for both below
+        self._generate(prompts, 1, tenants)  # both below keep the prompts' part
         with self.device.meter() as meter:
             first = self._generate(prompts, 1, tenants)
             replies, whole_s = self._generate(prompts, num_tokens + 1, tenants)

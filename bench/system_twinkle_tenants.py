@@ -11,7 +11,7 @@ from worker import rss_mib
 
 from twinkle.core import core
 
-TOKENS = 8  # of each tenant's one step: enough to make its optimizer's state
+TOKENS = 8  # for each tenant's one step: enough to make its optimizer's state
 ONE_TOKEN = {"max_tokens": 1, "temperature": 0.0, "logprobs": False, "ignore_eos": True}
 
 

@@ -10,7 +10,7 @@ from rows import make_row
 from worker import Worker
 
 PEER_TENANTS = 8  # enough to take the mean; the peer's adapters do not share anything either
-GOAL_MS = 5.0  # of creating a tenant
+GOAL_MS = 5.0  # for creating a tenant
 
 
 @dataclass
@@ -23,7 +23,7 @@ FLOOR, GOAL = Crowd(64, 16), Crowd(256, 8)
 
 
 def resident_mib(shape, rank):
-    """What a tenant that rests must keep: weights and Adam's two moments, in fp32."""
+    """A tenant at rest must keep this: weights and Adam's two moments, in fp32."""
     return 12 * shape.adapter_weights(rank) / 2**20
 
 

@@ -11,13 +11,13 @@ from training import LEARNING_RATE, RANK, TOLERANCE, differences, foreign_of, li
 from verdict import ONE, SER
 from worker import with_model
 
-STEPS = 2  # of every tenant in one sample: a queue with work in it
+STEPS = 2  # for every tenant in one sample: a queue with work in it
 # Sequences of each rank whose LoRA products cost what the same sequences cost with rank 16.
 MIXED = {4: 4, 8: 2, 16: 1, 32: 1, 64: 1}
 
 
 def merged(step):
-    """What all tenants train in this step, as one tenant's batch."""
+    """All tenants' rows of this step, as one tenant's batch."""
     batches = step.values()
     return {
         "all": {
@@ -131,7 +131,7 @@ def c5(run):
 @dataclass(frozen=True)
 class Crowd:
     tenants: int
-    tokens: int  # of each
+    tokens: int  # for each
     rank: int
 
 

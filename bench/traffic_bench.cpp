@@ -58,7 +58,7 @@ void pass(Decoder& decoder) {
 
 struct Base {
   int64_t all = 0;   // bytes of its matrices
-  int64_t once = 0;  // of a head and an embedding that are apart, each of which a pass uses once
+  int64_t once = 0;  // a head and an embedding that are apart, each of which a pass uses once
 };
 
 Base base_of(Decoder& decoder) {
@@ -81,7 +81,7 @@ void base_traffic(const char* path, int64_t gathered, const char* name) {
   on_ranks([&](CountingComm& comm) {
     parallel::Shards shards(comm, gathered);
     Decoder decoder = decoder_of(path, shards);
-    pass(decoder);  // what stays is gathered once
+    pass(decoder);  // pieces that stay are gathered once
     const int64_t before = comm.sent().all_to_all;
     pass(decoder);
     sent[static_cast<size_t>(comm.rank())] = comm.sent().all_to_all - before;

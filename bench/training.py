@@ -15,7 +15,7 @@ from worker import Worker, with_model
 RANK = 8
 LEARNING_RATE = 1e-3
 FULL_LEARNING_RATE = 2e-5
-TOLERANCE = {"bf16": 2e-2, "fp32": 1e-4}  # of losses, relative
+TOLERANCE = {"bf16": 2e-2, "fp32": 1e-4}  # for losses, relative
 SIZE, LENGTH = 4, 256
 SYSTEMS = {"ours": "system_twinkle", "peer": "system_peft"}
 PEAK_STEPS = 2  # the second has all of the optimizer's state
@@ -162,7 +162,7 @@ def c3(run):
 
 
 def peak_of(run, row, batches, what):
-    """Of the same two processes over all their steps."""
+    """Figures of the same two processes over all their steps."""
     most = max(num_tokens(batch) for batch in batches[: len(row["losses"]["ours"])])
     return make_row(
         row["id"], what, row["peer_name"], row["peak_mib"],

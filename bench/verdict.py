@@ -1,5 +1,5 @@
-"""What must be reached: the floors, and nowhere slower or larger than transformers (+ peft).
-What is wanted beyond it: the goals, for which no run fails."""
+"""The rows that must be reached: the floors, and nowhere slower or larger than transformers (+
+peft). What is wanted beyond it: the goals, for which no run fails."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,8 @@ HEADER = "| missed | what | peer | ratio | must be |\n|---|---|---|---|---|"
 
 @dataclass(frozen=True)
 class Aim:
-    """Of rows with this id whose `what` holds `part` and whose peer's name begins with `peer`."""
+    """Ratios of rows with this id whose `what` holds `part` and whose peer's name begins with
+    `peer`."""
 
     id: str
     peer: str
@@ -71,7 +72,7 @@ AIMS = [
     # 20 ms at most, where the limit is the goal of 3.
     Aim("R2", "the same engine through a file", None, None, of_limit=3 / 20),
     Aim("R4", SEND_RECV, 0.5, 0.75),
-    # Of limits that are goals: 1 ms, 1 ms, 5 ms, 20,000 requests/s, 20 ms and 200 ms must be.
+    # Limits that are goals: 1 ms, 1 ms, 5 ms, 20,000 requests/s, 20 ms and 200 ms must be.
     Aim("S1", STUB, None, None, "p50, a client", of_limit=0.3 / 1),
     Aim("S1", STUB, None, None, "SDK", of_limit=0.5 / 1),
     Aim("S1", STUB, None, None, "p99", of_limit=2 / 5),
@@ -145,7 +146,8 @@ def _ratios(row, of):
 
 
 def misses(rows, only):
-    """Of the questions `only`, whose rows these are: what is below its floor, or not measured."""
+    """Failures of the questions `only`, whose rows these are: rows below its floor, or not
+    measured."""
     found = [
         Miss(row["id"], row["what"], row["peer_name"], row["ratio"], floor_of(row))
         for row in rows

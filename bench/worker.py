@@ -86,7 +86,7 @@ def opened(run, system, precision):
     return worker
 
 
-# What has all that the other has: one process for both.
+# Combines both: one process for both.
 WIDER = {"system_twinkle": "system_twinkle_batch", "system_peft": "system_peft_batch"}
 
 

@@ -24,8 +24,8 @@ from twinkle.preprocessor import SelfCognitionProcessor
 from twinkle.sampler import TorchSampler
 
 DATA = Path(__file__).parent / "data"
-SYSTEM = "You are a helpful assistant."  # what SelfCognitionProcessor trains with
-WANTED = 8  # of the ten held-out answers
+SYSTEM = "You are a helpful assistant."  # as SelfCognitionProcessor trains with
+WANTED = 8  # answers of the ten held-out ones
 NEXT = """
 Next: ask it something else,
   .venv/bin/twinkle sample {model} "Who are you?" --system "{system}" --adapter {adapter}

@@ -34,7 +34,7 @@ def prompt_of(tokenizer, question):
 
 
 def datum(tokenizer, question, answer):
-    """What the model is to say behind the question; the question itself has no weight."""
+    """The model is to say this after the question; the question itself has no weight."""
     prompt = prompt_of(tokenizer, question)
     reply = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
     tokens, weights = prompt + reply, [0.0] * len(prompt) + [1.0] * len(reply)

@@ -8,12 +8,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Of Debian and Ubuntu, besides Boost's. Headers only, but for GoogleTest, YAML, zstd and the tools.
+# Packages of Debian and Ubuntu, besides those of Boost. Headers only, except GoogleTest, YAML, zstd and the tools.
 packages=(g++ make cmake ninja-build ccache libgtest-dev libcli11-dev libprotozero-dev libyaml-dev libzstd-dev
   libspdlog-dev)
 fuzzer=(clang-19 libclang-rt-19-dev)
 boost_is_new="BOOST_VERSION >= 108100"
-# What a profile downloads at most, with all that it depends on.
+# The most that a profile downloads, with all that it depends on.
 declare -A downloads=([base]="torch with CUDA's libraries, about 2.5 GB: 2 to 10 minutes"
   [demo]="a model of 90 MB, peft and matplotlib: a minute" [test]="transformers and peft, 150 MB"
   [lint]="30 MB" [bench]="llama.cpp, which is compiled: several minutes"
@@ -68,7 +68,7 @@ apt_install() {
   [ "$(id -u)" -ne 0 ] || apt-get update
   [ $boost = there ] || wanted+=("$(boost_package)")
   if [ "$(id -u)" -ne 0 ]; then
-    apt_hint="system packages: sudo apt-get install ${wanted[*]}"  # what is there counts wherever it is from
+    apt_hint="system packages: sudo apt-get install ${wanted[*]}"  # installed headers count wherever they are from
     return 0
   fi
   say "apt-get install ${wanted[*]}"

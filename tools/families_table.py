@@ -1,4 +1,4 @@
-"""Writes the README's table of families: families_table.py [--check], in the environment that runs
+"""Writes the table of docs/models.md: families_table.py [--check], in the environment that runs
 the tests. Its rows are the registry's (twinkle/model/families/families.def), its cells what the
 tests of tests/parity/families are parametrised with. With --check it writes nothing and exits with
 1 if the table is another."""
@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
-# Whose device test trains and samples llama, and others by name.
+PAGE = ROOT / "docs/models.md"
+# Its device test trains and samples llama, and others by name.
 ON_DEVICE = ROOT / "twinkle/engine/engine_cuda_test.cpp"
 BEGIN, END = "<!-- written by tools/families_table.py -->\n", "<!-- end -->\n"
 SAME, READ = "transformers reads them", "read here"
 PEFT, MERGED = "peft, both ways", "merged into the weights"
-# Of each column: what a cell says where one of these tests has the family, the first that has. A
-# test is its module and how its name begins.
+# For each column the text of a cell, by the first of these tests that has the family. A test is
+# its module and how its name begins.
 COLUMNS = {
     "float32: log-probabilities, gradients, greedy text": {
         "families.test_every_weights_gradient_equals": "yes"
@@ -83,12 +83,12 @@ def table():
 
 
 def main():
-    before, _, rest = README.read_text().partition(BEGIN)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
     old, _, after = rest.partition(END)
     new = table()
     if sys.argv[1:] == ["--check"]:
         return int(old != new)
-    README.write_text(before + BEGIN + new + END + after)
+    PAGE.write_text(before + BEGIN + new + END + after)
     return 0
 
 

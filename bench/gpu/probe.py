@@ -1,4 +1,4 @@
-"""What torch alone does on a GPU, to decide by: products (speed, and whether a row's bits depend on
+"""torch's own work on a GPU, to decide by: products (speed, and whether a row's bits depend on
 the number of rows), attention (speed, and whether a gradient's bits depend on the other sequences),
 and small things (LoRA by library calls, the gap between a graph's nodes, copies to the host).
 

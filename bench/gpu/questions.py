@@ -45,7 +45,7 @@ def training_of(id_, repeats):
 
 
 def g4(run):
-    """Of both sides layers are computed twice."""
+    """Layers of both sides are computed twice."""
     run = run.alone(activation_bytes=1)
     long, rank = run.sizes.long, run.sizes.rank
     what = f"peak memory of LoRA training, layers computed twice, 1 x {long} tokens{run.of}"

@@ -19,14 +19,14 @@ NOMINAL = {"H200": 989.0, "H100 80GB HBM3": 989.0}
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the work, in tokens, sequences, tenants."""
+    """Sizes of the work, in tokens, sequences, tenants."""
 
-    length: int = 4096  # of a training step's sequence
-    long: int = 8192  # of G4's, of G5's rows, and of G11's prompt
+    length: int = 4096  # in a sequence of a training step
+    long: int = 8192  # in the rows of G4 and G5, and in G11's prompt
     tenants: int = 8
     tenant_tokens: int = 512
     rank: int = 16
-    context: int = 1024  # of the prompts that are decoded behind
+    context: int = 1024  # in the prompts before decoding
     batch: int = 64  # sequences of G10
     adapters: tuple = (8, 64)
     new_tokens: int = 64
@@ -47,7 +47,7 @@ TINY_TRIAL = limits.Trial(((24, 48, 96), (64, 64, 64)), 1)
 
 
 class Run:
-    """What the questions need to know; use as a context manager."""
+    """Everything that the questions need; use as a context manager."""
 
     beside_llama, processes = False, 1
 
@@ -92,7 +92,7 @@ class Run:
             worker.ask("load", model=model, device=self.device)
 
     def rows(self, only):
-        """Of the questions named, as they are measured."""
+        """Rows of the named questions, as they are measured."""
         for name, asked in questions.PLAN.items():
             wanted = [ask for id_, ask in asked if id_ in only and name in self.shapes]
             if wanted:
@@ -125,7 +125,7 @@ class Run:
         }
 
     def memory_bytes(self):
-        """Of the device; of a rehearsal as much as may be needed."""
+        """The device's; for a rehearsal as much as may be needed."""
         if self.rehearsal or self.device == "cpu":
             return 256 << 30
         import torch

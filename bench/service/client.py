@@ -49,7 +49,7 @@ class Server:
         return rss_mib(self._process.pid)
 
     def cpu_seconds(self):
-        """What it has used of the cores."""
+        """Seconds of the cores that it has used."""
         return cpu_seconds(self._process.pid)
 
 
@@ -108,7 +108,7 @@ class Client:
         return json.loads(self.ask(request))["request_id"]
 
     def result(self, request_id):
-        """Of a promise, however long it takes; one that failed raises its text."""
+        """The result of a promise, however long it takes; one that failed raises its text."""
         request, status = poll(request_id), 408
         while status == 408:  # held for 30 s, and still at work
             status, body = self.answer(request)

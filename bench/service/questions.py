@@ -106,7 +106,7 @@ def s1(run):
 
 
 def synced_ms(file, num_bytes, count):
-    """Of one write and fdatasync of so many bytes after the other."""
+    """Times of single writes with fdatasync, of so many bytes each."""
     out = []
     for _ in range(count):
         start = time.perf_counter()

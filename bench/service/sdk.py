@@ -51,14 +51,14 @@ def s1_sdk(run):
             return statistics.median(times)
 
         times = in_turn(run, "S1", p50_ms)
-    least = 0.01  # what is less is none
+    least = 0.01  # less is none
     added = [max(least, a - b) for a, b in zip(times["ours"], times["peer"], strict=True)]
     what = "what the service adds to the SDK's own submit to result, p50"
     yield row(run, "S1", what, {"ours": added, "peer": times["peer"]}, ADDED_MS, "ms")
 
 
 def heartbeats_ms(client, session, goes_on):
-    """Of one heartbeat after the other, 2 ms apart, as long as goes_on()."""
+    """Times of heartbeats, one after the other, 2 ms apart, as long as goes_on()."""
     out = []
     while goes_on():
         start = time.perf_counter()
@@ -69,7 +69,8 @@ def heartbeats_ms(client, session, goes_on):
 
 
 def server_heartbeats_ms(file, begin, end):
-    """What null_service says of those that it answered between these two: from head to response."""
+    """null_service's times of the requests that it answered between these two: from head to
+    response."""
     lines = [line.split() for line in file.read_text().splitlines()]
     return [
         int(took) / 1e3

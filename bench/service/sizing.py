@@ -1,4 +1,5 @@
-"""What tenants of `twinkle serve` take: cd bench && ../.venv/bin/python -m service.sizing [MODEL]
+"""Memory and disk of tenants of `twinkle serve`: cd bench && ../.venv/bin/python -m service.sizing
+[MODEL]
 
 Prints, for ranks 8, 16 and 32, memory and disk as they are measured beside the formulas of
 docs/operating.md. Memory is that of the process; nothing else of the machine is looked at.
@@ -12,14 +13,14 @@ from service.client import Client, forward_backward_of
 from service.training import NAME, Tenant, service
 
 TENANTS = 8
-TOKENS = 128  # of a step
+TOKENS = 128  # in a step
 RANKS = 8, 16, 32
 MIB = 2**20
 
 
 @dataclass
 class Run:
-    """What service() asks of a run."""
+    """The part of a run that service() needs."""
 
     model: str
     device: str = "cpu"

@@ -15,7 +15,7 @@ ANSWERS = {  # by the end of the path
     "get_info": {"model_id": "s:train:0", "model_data": {}},
     "forward_backward": {"request_id": "passed:3"},
 }
-RESULTS = {"model": {"model_id": "s:train:0"}}  # of promises; of passed:N, N log-probabilities
+RESULTS = {"model": {"model_id": "s:train:0"}}  # promises; with passed:N, N log-probabilities
 
 
 def field(number, value):

@@ -29,11 +29,11 @@ from training import num_tokens as tokens_of
 from verdict import EVEN, IN_PROCESS, ONE_CLIENT
 from worker import with_model
 
-NAME = "base"  # of the model, as clients ask for it
+NAME = "base"  # the model's, as clients ask for it
 SEED = 7
 CLIENTS, TOKENS = 64, 64  # tokens of each client's step
-STEPS = 3  # of each client in a sample; the first of them begins beside all others' first
-SAME = 1e-3  # of losses that are sums of the same terms in another order, relative
+STEPS = 3  # for each client in a sample; the first of them begins beside all others' first
+SAME = 1e-3  # for losses that are sums of the same terms in another order, relative
 ADAM = {"learning_rate": LEARNING_RATE, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12}
 
 
@@ -91,7 +91,7 @@ class Tenant:
 
 
 def engine_seconds(server):
-    """What the engine has trained for, as /metrics tells."""
+    """Seconds that the engine has trained for, as /metrics tells."""
     with Client(server.port) as client:
         text = client.ask(request_bytes("/metrics")).decode()
     return float(re.search(r"^twinkle_training_seconds_total (\S+)", text, re.MULTILINE)[1])

@@ -56,7 +56,7 @@ class TokenStream {
   Future future;
 
  private:
-  // Of a sample that has ended, or does so just now: its result stays.
+  // A sample that has ended, or does so just now, keeps its result.
   void give_back() {
     const auto room = std::exchange(room_, nullptr);
     if (!room) return;

@@ -11,7 +11,7 @@ namespace twinkle::python {
 // another type or outside its limits.
 engine::EngineOptions engine_options_of(const pybind11::dict& given);
 
-// Of each option, in order: name, default, kind, range, help.
+// Each option, in order: name, default, kind, range, help.
 pybind11::list described_engine_options();
 
 }  // namespace twinkle::python

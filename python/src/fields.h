@@ -28,7 +28,7 @@ inline std::string shown(const py::handle& value) {
   return std::string(py::repr(value)).substr(0, 80);
 }
 
-// What one of a list is called.
+// The name of one of a list.
 inline const char* noun_of(const engine::Example&) { return "sequence"; }
 inline const char* noun_of(const engine::SamplingParams&) { return "sampling parameters"; }
 inline const char* noun_of(const std::vector<int32_t>&) { return "prompt"; }

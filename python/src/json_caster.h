@@ -37,7 +37,8 @@ inline std::string_view utf8(const py::handle& text, const std::string& path) {
 class JsonReader {
  public:
   static constexpr size_t kMaxDepth = 128;
-  static constexpr size_t kMaxBytes = size_t{256} << 20;  // of all that is made of the value
+  static constexpr size_t kMaxBytes = size_t{256}
+                                      << 20;  // bytes of everything that is made of the value
 
   // `path` opens the text of errors: the folder, and which value it is.
   explicit JsonReader(const std::string& path) : path_(path) {}
@@ -124,7 +125,7 @@ class JsonReader {
   static constexpr size_t kShownLevels = 2;
   static constexpr size_t kContainer = 32;  // bytes of a list itself, or of a field's place
   std::string path_;
-  std::vector<size_t> ends_;  // of path_ at each level
+  std::vector<size_t> ends_;  // length of path_ at each level
   size_t bytes_ = 0;
 };
 

@@ -50,7 +50,7 @@ void translate(std::exception_ptr pointer) {
   } catch (const twinkle::Error& e) {
     const py::object type = py::module_::import("twinkle.errors").attr(class_of(e.code));
     PyErr_SetObject(type.ptr(), text_of(e.what()).ptr());
-  } catch (const twinkle::Interrupted&) {  // what the signal raised is set already
+  } catch (const twinkle::Interrupted&) {  // the signal's exception is set already
     if (!PyErr_Occurred()) PyErr_SetNone(PyExc_KeyboardInterrupt);
   } catch (const py::builtin_exception&) {
     throw;  // Python's own: pybind11 knows which

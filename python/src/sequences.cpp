@@ -129,7 +129,7 @@ std::vector<int32_t> int32s(py::handle values, const std::string& what) {
   const char kind = array.dtype().kind();
   require(array.size() == 0 || kind == 'i' || kind == 'u' || kind == 'b', Code::kInvalid, what,
           " must be integers");
-  // Of uint64, int64 would make another number of the largest.
+  // int64 would turn the largest uint64 into other numbers.
   return kind == 'u' ? narrowed<uint64_t>(array, what) : narrowed<int64_t>(array, what);
 }
 

@@ -15,7 +15,7 @@ namespace twinkle::python {
 std::vector<int32_t> int32s(pybind11::handle values, const std::string& what);
 std::vector<float> floats(pybind11::handle values, const std::string& what);
 
-// What an operation returned, as dicts and lists; its arrays are views that keep `owner` alive.
+// An operation's result, as dicts and lists; its arrays are views that keep `owner` alive.
 pybind11::object to_python(const engine::Result& result, pybind11::handle owner);
 
 }  // namespace twinkle::python

@@ -1,4 +1,4 @@
-"""What torch.optim is given where it steps as the engine does."""
+"""Arguments of torch.optim with which it steps as the engine does."""
 
 
 def decay_groups(model):

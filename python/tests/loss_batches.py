@@ -6,8 +6,8 @@ import torch
 LABELS = [
     [-100, 4, 5, -100, 6, -100],
     [7, 8, 9, 1, 2, 3],
-    [-100, 5, -100, -100, -100, -100],  # of 3 positions, padded
-    [-100, 2, 3, 4, -100, -100],  # of 5
+    [-100, 5, -100, -100, -100, -100],  # 3 positions, padded
+    [-100, 2, 3, 4, -100, -100],  # 5 positions
 ]
 LENGTHS = [6, 6, 3, 5]
 COUNTS = [3, 6, 1, 3]
@@ -27,7 +27,7 @@ def drawn_logps(seed=0, scale=1.0):
 
 
 def ragged(values):
-    """Of a [4, 6] tensor the entries at the labels, a list for each sequence."""
+    """The entries of a [4, 6] tensor at the labels, a list for each sequence."""
     mask = batch()["labels"] != -100
     return [row[m].tolist() for row, m in zip(values.detach(), mask, strict=True)]
 

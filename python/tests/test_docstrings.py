@@ -1,4 +1,4 @@
-"""What a public module of twinkle defines says what it is, and what it refuses."""
+"""Every definition of a public module has a docstring that names its refusals."""
 
 import ast
 import importlib
@@ -16,11 +16,11 @@ MODULES = sorted(
         found.name
         for found in pkgutil.walk_packages(twinkle.__path__, "twinkle.")
         if not any(part.startswith("_") for part in found.name.split("."))
-        and found.name != "twinkle.server"  # whose import says that there is none yet
+        and found.name != "twinkle.server"  # their import says that there is none yet
         and found.name != "twinkle.libtwinkle_cuda"  # a library, no module
     ]
 )
-NOT_REFUSALS = ("NotImplementedError", "AttributeError")  # of base classes, of what is not there
+NOT_REFUSALS = ("NotImplementedError", "AttributeError")  # abstract methods, and missing parts
 
 
 def is_public(name):
@@ -100,7 +100,7 @@ def name_of(node):
 
 
 def is_refusal(node):
-    """Whether a piece of syntax raises an error, or calls what raises one of an argument."""
+    """True if a piece of syntax raises an error, or calls a check that does."""
     if isinstance(node, ast.Raise) and node.exc is not None:
         name = name_of(node.exc)
         return name.endswith("Error") and name not in NOT_REFUSALS
@@ -112,12 +112,12 @@ def is_refusal(node):
 
 
 def names_an_error(*nodes):
-    """Whether one of the docstrings has a name such as InvalidError."""
+    """True if one of the docstrings has a name such as InvalidError."""
     return any(re.search(r"\b[A-Z]\w*Error\b", ast.get_docstring(node) or "") for node in nodes)
 
 
 def is_quiet(function, *classes):
-    """Whether it refuses something, and neither it nor `classes`, which it is of, name an error."""
+    """True if it refuses something, and neither it nor `classes`, its own, name an error."""
     return any(map(is_refusal, ast.walk(function))) and not names_an_error(function, *classes)
 
 

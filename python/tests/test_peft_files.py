@@ -90,7 +90,7 @@ def test_features_that_change_the_arithmetic_are_refused_by_name(tmp_path, field
 
 @pytest.mark.parametrize("start", [True, False, "gaussian", "orthogonal", "eva"])
 def test_how_the_factors_began_does_not_matter_once_they_are_saved(tmp_path, start):
-    """Of a folder, for what makes an adapter of it and what loads it alike."""
+    """Two ways to read a folder: making an adapter from it, and loading it."""
     options = {"r": 4, "target_modules": ["q_proj"], "init_lora_weights": start}
     if start == "eva":
         options["eva_config"] = peft.EvaConfig(rho=1.5)

@@ -17,7 +17,7 @@ class _Short(reprlib.Repr):
     def repr_int(self, x, level):
         try:
             return super().repr_int(x, level)
-        except ValueError:  # of more digits than Python writes
+        except ValueError:  # more digits than Python writes
             return f"an integer of {x.bit_length()} bits"
 
 
@@ -61,7 +61,7 @@ def number(what, value, least=None, above=None, infinite=False):
     return out
 
 
-# Of a number of bytes, as Hugging Face's max_shard_size: KB, MB, ... are powers of 1000.
+# A number of bytes as text, like Hugging Face's max_shard_size: KB, MB, ... are powers of 1000.
 _UNITS = {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from twinkle.errors import NotAvailableError
 
 _TORCH = "2.11"
-# What TransformersModel and the samplers say by arguments of their own.
+# The options that TransformersModel and the samplers set themselves.
 _SAID_OTHERWISE = ("model", "mixed_precision", "device", "value_head")
 
 

@@ -11,7 +11,7 @@ from twinkle import checks
 from twinkle.errors import InvalidError, require
 from twinkle.platform import Platform
 
-_AXES = ("fsdp", "pp", "dp", "cp", "tp")  # of from_sizes, outermost first
+_AXES = ("fsdp", "pp", "dp", "cp", "tp")  # in the order of from_sizes, outermost first
 _ALLOWED = ("dp", "fsdp", "tp", "pp", "cp", "ep", "ep_fsdp")
 
 
@@ -171,7 +171,7 @@ class DeviceMesh:
         return "tp-cp-ep-dp-pp"
 
     def has_dim(self, name):
-        """Whether there is an axis of that name."""
+        """True if there is an axis of that name."""
         return name in self.mesh_dim_names
 
     def get_dim_size(self, name):
@@ -227,7 +227,7 @@ class DeviceMesh:
 
     @property
     def is_single_process(self):
-        """Whether the mesh holds one rank alone."""
+        """True if the mesh has only one rank."""
         return self.world_size == 1
 
     # ---- data
@@ -242,7 +242,7 @@ class DeviceMesh:
 
     @property
     def data_rank(self):
-        """Which slice of a batch this process gets; None when the mesh lacks it."""
+        """The slice of a batch that this process gets; None when the mesh lacks it."""
         return self.get_data_rank_from_global_rank(Platform.get_rank())
 
     def get_data_rank_from_global_rank(self, rank):
@@ -297,15 +297,15 @@ class DeviceMesh:
         return self._ranks_at("tp", self._size_or("tp", 1) - 1)
 
     def is_tp_last_rank(self, rank=None):
-        """Whether a global rank (default: this process) is among get_tp_last_ranks."""
+        """True if a global rank (default: this process) is among get_tp_last_ranks."""
         return (Platform.get_rank() if rank is None else rank) in self.get_tp_last_ranks()
 
     def is_pp_first_rank(self):
-        """Whether this process is in the first pipeline stage."""
+        """True if this process is in the first pipeline stage."""
         return Platform.get_rank() in self.get_pp_first_ranks()
 
     def is_pp_last_rank(self):
-        """Whether this process is in the last pipeline stage."""
+        """True if this process is in the last pipeline stage."""
         return Platform.get_rank() in self.get_pp_last_ranks()
 
     def get_pp_stage_ranks(self, stage):

@@ -178,7 +178,7 @@ def _convert(gguf, target, source):
     from twinkle import _core
 
     prefix = f".{target.name}.partial-"
-    for leftover in target.parent.glob(prefix + "*"):  # of a process that was killed
+    for leftover in target.parent.glob(prefix + "*"):  # left by a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)
     staging = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
     try:

@@ -192,7 +192,7 @@ def _split(name):
 
 
 def _fetched(wanted, fetch, token=None, dataset=False):
-    """What `fetch` of a hub and a name gives: of the hub that the prefix names; without one of
+    """The result of `fetch` for a name: from the hub that the prefix names; without one of
     Hugging Face, then of ModelScope, each if its package is installed. NotFoundError: no hub gives
     it, each with its reason; NotAvailableError: there is no package of any; InvalidError: a token
     without a prefix."""
@@ -272,7 +272,7 @@ def _own(error):
 
 
 def _is_offline(error):
-    """Whether the hub was not reached at all: no name, no way, refused, or no answer in time."""
+    """True if the hub was not reached at all: no name, no way, refused, or no answer in time."""
     return not _is_a(_own(error), _OWN) and any(
         _is_a(each, _OFFLINE) or getattr(each, "errno", None) in _UNREACHABLE
         for each in _chain(error)

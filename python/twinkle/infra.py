@@ -266,7 +266,7 @@ def _check_mode(mode, groups, options):
 
 
 def _needs_workers(mode, groups):
-    """Whether objects live in other processes: one rank in all is this one."""
+    """True if objects live in other processes: one rank in all is this one."""
     if mode != "ray" or not all(isinstance(group, DeviceGroup) for group in groups):
         return False
     return sum(group.num_ranks for group in groups) > 1 or bool(os.environ.get("RAY_ADDRESS"))
@@ -307,7 +307,7 @@ def _check_one_process(mesh):
 
 
 def _warn_of_ranks(groups):
-    """Of groups whose ranks mode 'http' has no use for."""
+    """The groups whose ranks mode 'http' has no use for."""
     several = [f"{g.name} ({g.num_ranks} ranks)" for g in groups if g.num_ranks > 1]
     if several:
         get_logger().warning(

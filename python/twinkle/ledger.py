@@ -25,7 +25,7 @@ class Ledger:
         """Submits an operation, a method of the compiled engine, and returns its result.
         changes(result): the attributes that it changes, computed of this object's others."""
         with self._running:
-            self.settle()  # what a thread before this one has left
+            self.settle()  # left by a thread before this one
             call = self._call = _Call(changes, self._call)
             try:
                 return call.run(operation, arguments)
@@ -70,6 +70,6 @@ class _Call:
             return {}
         try:
             result = self._futures[0].result()
-        except Exception:  # which the wait has raised, or will
+        except Exception:  # the wait has raised them, or will
             return {}
         return self.changes(result)

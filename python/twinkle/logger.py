@@ -39,7 +39,7 @@ class Logger(logging.Logger):
             log(msg, *args, stacklevel=3, **kwargs)
 
     def has_logged(self, hash_id):
-        """Whether info_once or warning_once has logged a text of this hash_id."""
+        """True if info_once or warning_once has logged a text of this hash_id."""
         return hash_id in self._seen
 
     def info_once(self, msg, *args, **kwargs):

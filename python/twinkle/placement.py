@@ -24,7 +24,7 @@ def get_device_placement():
 
 def _group_lines(group, run):
     ranks = list(range(group.ranks)) if isinstance(group.ranks, int) else group.ranks
-    name = group.name if run.groups else None  # what is in no group is in that of all ranks
+    name = group.name if run.groups else None  # objects without a group are in that of all ranks
     made = [each for each in run.objects if each.group == name]
     if not made and run.mesh is not None and run.mesh.world_size == group.num_ranks:
         made = [Placed("", run.mesh, None, name)]

@@ -63,7 +63,7 @@ def test_a_step_of_decoding_reads_the_experts_that_its_sequences_choose():
 
 
 class Run:
-    """What a question asks of bench/run.py's Run."""
+    """The part of bench/run.py's Run that a question needs."""
 
     threads, rounds, attempts, num_tokens = 1, 1, 1, 8
     machine = limits.Machine(gemm_gflops=100.0, read_gb_s=10.0, note="fast")

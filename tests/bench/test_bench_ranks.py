@@ -20,11 +20,11 @@ import training  # noqa: E402
 import verdict  # noqa: E402
 import worker as processes  # noqa: E402
 
-BATCH = {"ids": [[5, 6, 7], [8, 9, 5]], "labels": [[6, 7, -100], [9, 5, -100]]}  # of 6 tokens
+BATCH = {"ids": [[5, 6, 7], [8, 9, 5]], "labels": [[6, 7, -100], [9, 5, -100]]}  # 6 tokens each
 
 
 class Run:
-    """What a question asks of bench/run.py's Run. 8 threads: no worker has so many."""
+    """The part of bench/run.py's Run that a question needs. 8 threads: no worker has so many."""
 
     model, threads, options = "a model", 8, {}
     rounds, attempts, num_tokens, patience = 3, 4, 5, foreign.PATIENCE
@@ -82,7 +82,8 @@ LOSSES = [3.0, 2.0, 1.5, 1.0]
 
 
 def answers_of(call, **more):
-    """Of each worker. The second rank works all the time, which the first one takes for foreign."""
+    """Numbers of each worker. The second rank works all the time, which the first one takes for
+    foreign."""
 
     def of(times, foreign=0.0):
         rest = [{name: values[i] for name, values in more.items()} for i in range(len(times))]
@@ -140,7 +141,7 @@ def killed_at(monkeypatch, said, *seconds):
     clock = SimpleNamespace(sleep=lambda _: None, monotonic=lambda: 100.0)
     monkeypatch.setattr(ranks, "time", clock)
     gone = "engine: operation 3: mesh: rank 1 has gone: its process has ended"
-    for first in range(0, 9, 3):  # of each round's three workers
+    for first in range(0, 9, 3):  # for each round's three workers
         for rank, after in zip((0, 2), seconds, strict=True):
             told = {"time": 100.0 + after, "error": gone}
             said.answers[RANKS, first + rank, "train_until_error"] = [told]

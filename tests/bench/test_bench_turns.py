@@ -27,7 +27,7 @@ NAMES = {"system_peft": "transformers 5 + peft 1", "system_llama": "llama.cpp (x
 
 
 class Run:
-    """What a question asks of bench/run.py's Run."""
+    """The part of bench/run.py's Run that a question needs."""
 
     model, threads, shape = "a model", 2, SHAPE
     machine = limits.Machine(gemm_gflops=1e-4, read_gb_s=1e-5, note="fast")

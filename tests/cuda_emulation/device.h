@@ -38,7 +38,7 @@ class Recording {
   std::vector<at::Tensor> memory_;  // that the body took
 };
 
-// Whether this thread records: then the launch is kept, and is not to run now.
+// True if this thread records: then the launch is kept, and is not to run now.
 bool recorded(std::function<void()> launch);
 // Keeps memory that a recorded body has taken.
 void hold(const at::Tensor& memory);

@@ -13,7 +13,7 @@
 #include "tests/cuda_emulation/device.h"
 
 namespace twinkle::kernels::cuda {
-// What the kernels declare as `extern __shared__`.
+// The memory that the kernels declare as `extern __shared__`.
 alignas(16) unsigned char shared_bytes[228 << 10];
 }  // namespace twinkle::kernels::cuda
 

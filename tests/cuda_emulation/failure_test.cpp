@@ -1,4 +1,4 @@
-// What an engine does where a device's recordings fail, and what it asks of attention there.
+// Tests of an engine where a device's recordings fail, and what it asks of attention there.
 #include <gtest/gtest.h>
 
 #include "tests/cuda_emulation/device.h"

@@ -41,11 +41,11 @@ constexpr int64_t kMaxGrowth = int64_t{1} << 30;  // freed memory waits in its q
 #else
 constexpr int64_t kMaxGrowth = int64_t{256} << 20;
 #endif
-constexpr double kMaxCpuSeconds = 10, kMaxSeconds = 120;  // of one case
+constexpr double kMaxCpuSeconds = 10, kMaxSeconds = 120;  // seconds of one case
 constexpr size_t kMaxPool = 500;                // cases that were accepted, to damage further
 constexpr size_t kMaxPooled = size_t{1} << 14;  // bytes of one: large ones are slow
 
-// What the child tells.
+// The child's message.
 struct Shared {
   std::atomic<uint64_t> cases, accepted;
   std::atomic<size_t> size;
@@ -67,7 +67,7 @@ int64_t peak_bytes() {
   return usage.ru_maxrss * 1024;
 }
 
-// Whether the reader takes the case.
+// True if the reader takes the case.
 bool accepts(const Reader& reader, const std::string& bytes) {
   try {
     reader.read(bytes);

@@ -37,7 +37,7 @@ class File {
     ++num_keys_;
     return *this;
   }
-  // Of the model's own, with the architecture before it.
+  // The model's own names, with the architecture before it.
   File& size(const std::string& name, uint64_t value) {
     return key(prefix_ + name, 10, raw(value));
   }

@@ -170,7 +170,7 @@ Reader routes() {
     if (c.content_type == "application/json")
       cases.push_back(c.path.substr(std::string("/api/v1/").size()) + "\n" + c.body);
   cases.push_back(std::string("forward_backward\n{\"model_id\":\"") + kSession +
-                  ":train:0\",\"seq_id\":5}");  // which takes none, and uses its number up
+                  ":train:0\",\"seq_id\":5}");  // it takes none, and uses its number up
   return {.name = "routes",
           .corpus = std::move(cases),
           .words = {"\"seq_id\":", "\"path\":\"..\"", "tinker://", kSession, "null", "1e999",

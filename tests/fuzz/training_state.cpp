@@ -32,15 +32,15 @@ std::string file(const std::vector<Tensor>& tensors) {
 }
 
 // trainer_state.json with these fields of `training`, and the zero behind it.
-std::string fields(const std::string& training, int version = 2) {
+std::string fields(const std::string& training, int version = 5) {
   return R"({"checkpoint_version": )" + std::to_string(version) +
-         R"(, "arithmetic": {"threads": 2}, "training": {)" + training +
+         R"(, "num_ranks": 1, "arithmetic": {"threads": 2}, "training": {)" + training +
          R"(}, "extra": "{\"epoch\": 1}"})" + '\0';
 }
 
 std::vector<std::string> corpus() {
   const std::string none = R"("seed": 18446744073709551615, "calls": 0, "pending": 0, )"
-                           R"("num_tokens": 0)";
+                           R"("num_tokens": 0, "clipped": false, "published": 0)";
   const std::string some = R"("seed": 7, "calls": 3, "pending": 1, "num_tokens": 15.5, )"
                            R"("clipped": false, "published": 2)";
   const std::string adam = R"(, "optimizer": {"optimizer": "AdamW", "steps": {"a": 3}}, )"
@@ -59,15 +59,19 @@ std::vector<std::string> corpus() {
   return {
       fields(none) + file({}), fields(some + adam) + file({first, second, gradient}),
       fields(some) + file({gradient, {"grad/head", "[4]", {1, 2, 3, 4}}}),
-      fields(some, 1) + file({{"grad/0", "[2,3]", {1, 2, 3, 4, 5, 6}}}),
+      fields(some, 4) + file({{"grad/0", "[2,3]", {1, 2, 3, 4, 5, 6}}}),
       fields(none + sgd) + file({momentum, master_a, master_b}),
       // These were accepted once: counts that no training leaves, gradients that are not there,
       // tensors that are nobody's, a second moment below zero; and a few bytes that are a gigabyte.
-      fields(R"("seed": 1, "calls": 9223372036854775807, "pending": -1, "num_tokens": -3e300)") +
+      fields(R"("seed": 1, "calls": 9223372036854775807, "pending": -1, "num_tokens": -3e300, )"
+             R"("clipped": false, "published": 0)") +
           file({gradient}),
-      fields(R"("seed": 1, "calls": 1, "pending": 9223372036854775807, "num_tokens": 1e308)") +
+      fields(R"("seed": 1, "calls": 1, "pending": 9223372036854775807, )"
+             R"("num_tokens": 1e308, "clipped": false, "published": 0)") +
           file({gradient}),
-      fields(R"("seed": 1, "calls": 1, "pending": 0, "num_tokens": 0, "published": -1)") + file({}),
+      fields(R"("seed": 1, "calls": 1, "pending": 0, "num_tokens": 0, "clipped": false, )"
+             R"("published": -1)") +
+          file({}),
       fields(some) + file({}),
       fields(some) + file({gradient, {"junk", "[1]", {1}}, {"grad/999", "[1]", {1}}}),
       fields(none + adam) + file({first, negative}),

@@ -37,9 +37,9 @@ class Case:
     index: int
     name: str
     directory: str
-    sequences: list  # of {"input_ids", "labels", "weights"}
+    sequences: list  # each {"input_ids", "labels", "weights"}
     prompts: list
-    token_budget: int  # of our engine: small ones cut the batch into several passes
+    token_budget: int  # our engine's: small ones cut the batch into several passes
 
     @functools.cached_property
     def reference(self):
@@ -194,7 +194,7 @@ def randomise(model):
         else:
             value.copy_(1.4 * noise / value.shape[1] ** 0.5)
     for name, value in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):  # of a router's scores
+        if name.endswith("e_score_correction_bias"):  # a router's scores
             value.copy_(0.2 * torch.randn_like(value))
 
 

@@ -1,4 +1,4 @@
-"""What our engine says, through its operations alone."""
+"""Our engine's results, through its operations only."""
 
 import torch
 

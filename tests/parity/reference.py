@@ -1,4 +1,4 @@
-"""What transformers and peft say: every sequence alone, attention spelled out ("eager")."""
+"""Results of transformers and peft: every sequence alone, attention spelled out ("eager")."""
 
 import torch
 
@@ -55,7 +55,7 @@ def num_tokens(sequences):
 
 
 def routers(model):
-    """Of the layers that have experts."""
+    """Routers of the layers that have experts."""
     found = (getattr(x.mlp, "gate", getattr(x.mlp, "router", None)) for x in model.model.layers)
     return [router for router in found if router is not None]
 
@@ -71,7 +71,7 @@ def gradients(model, sequences):
 
 
 def accumulated(model):
-    """What is in .grad of every parameter that learns, by its name."""
+    """The .grad of every parameter that learns, by its name."""
     return {
         name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
         for name, p in model.named_parameters()

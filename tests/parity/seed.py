@@ -1,4 +1,4 @@
-"""What the models of the parity tests are drawn with. Needs no package: the summary prints it."""
+"""The seed of the models of the parity tests. Needs no package: the summary prints it."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What we write, transformers and peft read, and what they write, we read: with equal scores."""
+"""transformers and peft read our files, and we read theirs: with equal scores."""
 
 import json
 from pathlib import Path

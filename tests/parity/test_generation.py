@@ -72,7 +72,8 @@ def test_greedy_text_of_an_adapter_equals_peft(tmp_path):
 def test_smollm2s_sampled_logprobs_are_those_of_its_scores(
     precision, tolerance, smollm2_tokenizer, smollm2_dir
 ):
-    """Of replies sampled together, scored as training would: packed, all at once."""
+    """Log-probabilities of replies sampled together, scored as training would: packed, all at
+    once."""
     prompts = [smollm2_tokenizer(text)["input_ids"] for text in TEXTS]
     made = ours.engine(smollm2_dir, precision=precision, frozen=True)
     replies = ours.greedy(made, prompts, 32)

@@ -97,7 +97,8 @@ def test_every_adapters_gradient_equals_peft(index, tmp_path):
 
 @pytest.mark.parametrize("index", models.ONE_OF_EACH, ids=models.name_of)
 def test_gradients_through_entropies_equal_peft(index, tmp_path):
-    """Of a loss that is linear in log-probabilities and entropies, as one with an entropy bonus."""
+    """The gradients of a loss that is linear in log-probabilities and entropies, as one with an
+    entropy bonus."""
     case = models.case(index)
     model = adapted(case, tmp_path)
     made = ours.engine(case.directory, token_budget=case.token_budget, directory=str(tmp_path))

@@ -17,7 +17,7 @@ from parity.test_training import our_curve, their_curve
 
 from twinkle.errors import InvalidError
 
-SOME = models.ONE_OF_EACH[:5]  # of every family, tied or not in turn
+SOME = models.ONE_OF_EACH[:5]  # one of every family, tied or not in turn
 TARGETS = [["lm_head"], ["q_proj", "down_proj", "lm_head"], r".*(v_proj|lm_head)"]
 
 

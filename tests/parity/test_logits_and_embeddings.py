@@ -41,7 +41,8 @@ def test_logits_and_embeddings_equal_transformers(index):
 
 
 def loss_and_grads(model, made, sequences):
-    """Of a loss that reads the embeddings alone: theirs by autograd, ours by the engine."""
+    """The gradients of a loss that reads only the embeddings: theirs by autograd, ours by the
+    engine."""
     given, total = [], 0
     for sequence in unscored(sequences):
         theirs = embedding(model, sequence)

@@ -32,7 +32,7 @@ class Alone:
     model: object
     sequences: list
     prompt: list
-    batches: list  # of ten steps; the base has none
+    batches: list  # losses of ten steps; the base has none
 
 
 class Crowd:
@@ -173,7 +173,7 @@ def draw_losses(crowd):
 
 
 def their_gradients(alone, extras):
-    """Of the same loss in torch, by the names of ours."""
+    """The gradients of the same loss in torch, by the names of ours."""
     if not extras:
         return reference.adapter_gradients(alone.model, alone.sequences)
     alone.model.zero_grad()

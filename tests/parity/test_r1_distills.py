@@ -231,7 +231,7 @@ def test_calls_without_content_are_the_text_and_the_labels(directory, count, con
         assert text.count(f"```json\n{ARGUMENTS}\n```<｜tool▁call▁end｜>") == count
         feature = template.encode({"messages": messages})
         assert feature["input_ids"].tolist() == theirs.encode(text, add_special_tokens=False)
-        # What stands between the question and the first result, and behind the last one.
+        # The texts between the question and the first result, and after the last one.
         results = text.find("<｜tool▁outputs▁begin｜>")
         written = text[text.index("<｜tool▁calls▁begin｜>") : results if results > 0 else None]
         if length == len(talk):

@@ -28,7 +28,8 @@ EACH = [
 
 
 def batches_of(rows, longest, vocab=None):
-    """Of the first rows with at most `longest` tokens; these are brought into the vocabulary."""
+    """Features of the first rows with at most `longest` tokens; these are brought into the
+    vocabulary."""
 
     def folded(token):
         return token if vocab is None or token == -100 else token % vocab

@@ -273,14 +273,14 @@ class OfTheFirst:
 
 
 class SilentWorker(Worker):
-    """Whose process never answers."""
+    """Its process never answers."""
 
     def address(self):
         time.sleep(600)
 
 
 class UnevenWorker(Worker):
-    """Of which the second cannot begin, and the first waits."""
+    """Two ranks: the second cannot begin, and the first waits."""
 
     def begin(self, environment, *rest):
         if environment["RANK"] == "1":

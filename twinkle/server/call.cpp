@@ -21,10 +21,8 @@ Session& Call::open_session() const {
   return session();
 }
 void Call::require_number(const char* field, int64_t number) const {
-  services.decisions.decide([&] {
-    require(number >= 0, Code::kInvalid, "server: ", field, " is ", number,
-            ", it must be at least 0");
-  });
+  require(number >= 0, Code::kInvalid, "server: ", field, " is ", number,
+          ", it must be at least 0");
 }
 Sampler& Call::sampler() const { return named(touched.sampler, "sampling_session_id"); }
 

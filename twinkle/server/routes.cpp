@@ -212,8 +212,7 @@ std::optional<Response> run(Asked& asked, const Caller& caller, const Command& c
   };
   try {
     std::optional<Response> out = told();
-    if (out && command.uses_up && (asked.route->touches & kUsesUp))
-      use_up(asked, caller, *out, services);
+    if (out && (asked.route->touches & kUsesUp)) use_up(asked, caller, *out, services);
     return out;
   } catch (...) {
     return response_of(std::current_exception());
@@ -267,8 +266,7 @@ void accept(const std::shared_ptr<Asked>& a, const Caller& caller, Services& ser
                     .owner = caller.owner,
                     .chance = new_id(),
                     .time_ms = milliseconds_since_1970(),
-                    .key_id = caller.key_id,
-                    .uses_up = true};
+                    .key_id = caller.key_id};
     command.refused = a->refused.empty()
                           ? services.amounts.refusal(services, caller.owner, adds.amount)
                           : a->refused;

@@ -43,7 +43,7 @@ struct Call {
   Session& open_session() const;
   // Error kInvalid: it is refused.
   void require_allowed() const { require(refused.empty(), Code::kInvalid, refused); }
-  // Error kInvalid: it is below 0. What an older build took stays.
+  // Error kInvalid: it is below 0.
   void require_number(const char* field, int64_t number) const;
 };
 

@@ -153,7 +153,7 @@ def test_syncs_that_are_repeated_keep_no_old_weights(tmp_path):
     for _ in range(3):
         manager.sync_weights()
     before = resident()
-    for _ in range(30):  # of 8 MB each
+    for _ in range(30):  # 8 MB each
         manager.sync_weights()
     assert resident() - before < 60e6
 

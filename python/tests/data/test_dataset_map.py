@@ -147,7 +147,7 @@ def test_base_classes_say_what_to_define():
     import twinkle.preprocessor.llm
 
     built_in = {"AlpacaProcessor", "GSM8KProcessor", "SelfCognitionProcessor"}
-    assert built_in <= set(twinkle.preprocessor.__all__)  # what `import *` gives
+    assert built_in <= set(twinkle.preprocessor.__all__)  # as `import *` gives
     names = dir(twinkle.preprocessor)
     assert len(names) == len(set(names))
     assert "GSM8KProcessor" in dir(twinkle.preprocessor) and "GSM8KProcessor" in dir(

@@ -179,7 +179,7 @@ def test_rows_are_saved_as_a_run_reads_them(tmp_path, name):
     assert rows["i"] == list(range(10))  # a column is no reading of rows
     assert not file.exists()
     partial = file.with_name(name + ".partial.jsonl")
-    assert len(partial.read_text().splitlines()) == 12  # of 13, in batches of 3
+    assert len(partial.read_text().splitlines()) == 12  # 13 rows, in batches of 3
     rows.flush_save()
     assert list(dataset(file)) == seen and list(file.parent.iterdir()) == [file]
     assert rows[0] == {"i": 0, "t": "ä0"} and list(dataset(file)) == seen

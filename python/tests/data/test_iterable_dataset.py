@@ -275,7 +275,7 @@ def test_a_filter_takes_a_row_at_a_time(kind):
 
 @pytest.mark.parametrize("kind", [Dataset, LazyDataset, IterableDataset])
 def test_a_loaders_option_without_a_source_is_refused(kind):
-    kind(num_proc=2, revision=None, trust_remote_code=False)  # what is so in any case
+    kind(num_proc=2, revision=None, trust_remote_code=False)  # holds in any case
     for name, value in (("revision", "v1"), ("trust_remote_code", True), ("streaming", True)):
         if (kind, name) == (IterableDataset, "streaming"):
             kind(streaming=True)

@@ -1,4 +1,4 @@
-"""What waits, what is cancelled, what is refused for want of room, and what is counted."""
+"""Operations that wait, are cancelled, are refused for want of room, and are counted."""
 
 import time
 
@@ -27,7 +27,7 @@ def wait_for_all(engine):
 def test_a_cancelled_operation_never_was(tenant):
     want = tenant.inspect().result()
     waiting = [tenant.forward(drawn([400] * 8, seed=i)) for i in range(8)]
-    future = tenant.forward_backward(BATCH)  # behind eight batches of its own tenant's
+    future = tenant.forward_backward(BATCH)  # after eight batches of its own tenant
     assert future.cancel()
     with pytest.raises(ConflictError, match="engine: cancelled"):
         future.result()
@@ -66,7 +66,7 @@ def test_results_count_as_bytes_until_they_are_taken_or_dropped(tiny_llama_dir):
     vocabulary = Engine(tiny_llama_dir).model_info()["vocab_size"]
     engine = Engine(tiny_llama_dir, max_queued_bytes=3 * 60 * vocabulary * 4)
     base = engine.tenant("base")
-    batch = drawn([50])  # of three, one has room besides the rest
+    batch = drawn([50])  # one of three has room besides the rest
     waiting = [base.forward(batch, logits=True) for _ in range(3)]
     with pytest.raises(BusyError, match=r"tenant 'base' holds .* max_queued_bytes is "):
         base.forward(batch, logits=True)

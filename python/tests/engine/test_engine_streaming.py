@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("engine_built")
 
 TALK = {"messages": [{"role": "user", "content": "Hello!"}]}
 LONG = {"max_tokens": 400, "seed": 1, "temperature": 1.5}
-MANY = LONG | {"num_samples": 64}  # which take long enough for a call that is to end them
+MANY = LONG | {"num_samples": 64}  # they take long enough for a call that is to end them
 
 
 @pytest.fixture(scope="module")

@@ -237,7 +237,7 @@ def test_a_multi_lora_model_holds_to_its_limits(tiny_llama_dir, tmp_path):
     model.add_adapter_to_model("a", LORA)
     with pytest.raises(InvalidError, match="max_loras is 1: remove one"):
         model.add_adapter_to_model("b", LORA)
-    # Of one sequence: together they may have more.
+    # The limit of one sequence: together they may have more.
     assert model.forward_backward(inputs=drawn([16, 30]), adapter_name="a")["loss"] > 0
     with pytest.raises(InvalidError, match="sequence 1 of the inputs has 31 tokens, max_length is"):
         model.forward_backward(inputs=drawn([3, 31]), adapter_name="a")

@@ -1,4 +1,4 @@
-"""What is left of a call that ranks refuse, and of engines that their scripts have dropped."""
+"""Nothing is left of a call that ranks refuse, and of engines that their scripts have dropped."""
 
 import gc
 import json
@@ -46,7 +46,7 @@ class Caller:
 
 
 def expect_gone(left):
-    """What left() gives a weak reference to ends with it, not with a collection of cycles."""
+    """An object that left() refers to weakly ends with it, not with a collection of cycles."""
     gc.disable()
     try:
         assert left()() is None

@@ -13,7 +13,7 @@ from twinkle.errors import InvalidError
 from twinkle.remote.collect import join_rows
 
 PROMPT, TOKENS = np.arange(4), [7, 7, 8]
-ROUTES = np.arange(6 * 2 * 3, dtype=np.int32)  # of all tokens but the last, [6, 2, 3]
+ROUTES = np.arange(6 * 2 * 3, dtype=np.int32)  # all tokens but the last, [6, 2, 3]
 
 
 def cutting(strategy, most):

@@ -61,7 +61,7 @@ def test_logprobs_of_prompts_and_of_the_likeliest_tokens_equal_transformers(tiny
 
 
 def scores_of(tenant, response):
-    """What the trainer's forward says of a response's prompt and of each of its tokens."""
+    """The trainer's log-probabilities of a response's prompt and of each of its tokens."""
     prompt, tokens = list(response.prompt_token_ids), list(response.sequences[0].tokens)
     ids = prompt + tokens
     row = {"input_ids": ids, "labels": [*ids[1:], -100]}

@@ -71,7 +71,7 @@ def test_packages_of_later_versions_say_what_they_need(module):
         importlib.import_module(module)
 
 
-# Names that upstream has, by module; each tells what it waits for.
+# Names that ModelScope's Twinkle has, by module; each says what it waits for.
 LATER = {
     "dataloader": "RetrySampler",
     "model": "MegatronModel MultiLoraMegatronModel",

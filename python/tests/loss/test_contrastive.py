@@ -16,7 +16,7 @@ EVEN_GROUPS = [(0, [1, 2]), (3, [4, 5]), (6, [7, 8])]
 
 
 def embeddings(seed=1):
-    """Of norm 1, three dimensions, so that some negatives are nearer than positives."""
+    """Vectors of norm 1 in three dimensions, so that some negatives are nearer than positives."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(9, 3, generator=generator, dtype=torch.float64)
     return (x / x.norm(dim=1, keepdim=True)).requires_grad_()

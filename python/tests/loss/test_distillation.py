@@ -26,7 +26,7 @@ def kl(p, q):
 
 
 def divergence(beta, s, t, temperature=1.0):
-    """Of one label's logits, by its definition in probabilities."""
+    """The loss of one label's logits, by its definition in probabilities."""
     s, t = (torch.softmax(x.detach().double() / temperature, -1) for x in (s, t))
     if beta in (0, 1):
         return kl(s, t) if beta else kl(t, s)

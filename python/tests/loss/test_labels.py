@@ -1,4 +1,4 @@
-"""What a script gives for each label, aligned with the labels."""
+"""A script's values for each label, aligned with the labels."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What twinkle.loss exports, and how long it takes to import."""
+"""The names that twinkle.loss exports, and how long it takes to import."""
 
 import inspect
 import subprocess

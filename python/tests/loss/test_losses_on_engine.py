@@ -68,7 +68,7 @@ def assert_gradients_equal(model, reference, loss):
 
 
 def logits_of(reference, feature):
-    """Of its labels that are not ignored, and these labels."""
+    """Log-probabilities of its labels that are not ignored, and these labels."""
     labels = torch.as_tensor(feature["labels"])
     kept = labels != -100
     logits = reference(torch.as_tensor(feature["input_ids"])[None]).logits[0]
@@ -124,7 +124,7 @@ def test_dpo_trains_as_autograd_says(fp32, reference):
     assert_gradients_equal(fp32, reference, expected)
 
 
-LOSSES = {  # of the engine: the loss, its arguments
+LOSSES = {  # the engine's: the loss, its arguments
     "sum": (CrossEntropyLoss(), {}),
     "policy": (GRPOLoss(entropy_coef=0.05), {"advantages": ADVANTAGES}),
     "of sequences": (GSPOLoss(beta=0.1), {"advantages": ADVANTAGES, "ref_logps": [-2.0] * 4}),

@@ -105,7 +105,7 @@ def test_a_gradient_is_that_of_finite_differences(name):
     for i, t in ((0, 1), (1, 0), (1, 5), (2, 1), (3, 3)):
         step = torch.zeros(4, 6, dtype=torch.float64)
         step[i, t] = 1e-6
-        if name == "cispo":  # whose weight is a constant
+        if name == "cispo":  # its weight is a constant
             weight = min(math.exp((NEW - OLD)[i, t].item()), 1.3)
             expected = -weight * ADVANTAGES[i] / sum(COUNTS)
         else:
@@ -179,7 +179,7 @@ def test_a_ratio_beyond_e_to_the_20_is_held_there():
 
 def test_a_ratio_below_e_to_the_minus_20_is_held_there():
     near = NEW.detach().clone()
-    near[0, 1] += 100  # of 3 labels, of whose sequence GSPO takes the mean
+    near[0, 1] += 100  # 3 labels, whose mean GSPO takes
     out = GSPOLoss()(batch(), {"logps": NEW}, old_logps=near, advantages=[1, 0, 0, 0])["loss"]
     assert out.item() == pytest.approx(-math.exp(-20 / 3) / 4, rel=1e-6)
 

@@ -156,7 +156,7 @@ def test_orpos_odds_are_finite_and_exact_at_both_ends(log_p):
         x = min(Decimal(x), Decimal("-1e-12"))
         return x - (1 - x.exp()).ln()
 
-    inputs, even = {"labels": torch.tensor([[1], [1]])}, -math.log(2)  # of odds 1
+    inputs, even = {"labels": torch.tensor([[1], [1]])}, -math.log(2)  # odds of 1
     logps = torch.tensor([[even], [log_p]], dtype=torch.float64, requires_grad=True)
     out = ORPOLoss(lambda_orpo=1e30)(inputs, {"logps": logps})["loss"]
     got = math.log(math.expm1((out.item() + even) / 1e30))

@@ -26,7 +26,8 @@ def _often_interrupted():
 
 
 def at_once(work):
-    """What work(i) raised in each of some threads, by its class; None where it raised nothing."""
+    """The class of the exception of work(i) in each of some threads; None where it raised
+    nothing."""
     barrier, out = threading.Barrier(NUM_THREADS), [None] * NUM_THREADS
 
     def run(i):
@@ -104,7 +105,7 @@ def test_adapters_of_directories_are_sampled_by_many_threads(multi, tiny_llama_d
     for i in range(2):
         model.add_adapter_to_model(f"a{i}", LoraConfig(r=2))
         model.save(f"a{i}", output_dir=tmp_path, adapter_name=f"a{i}")
-    sampler = TorchSampler(tiny_llama_dir)  # which keeps one
+    sampler = TorchSampler(tiny_llama_dir)  # it keeps one
 
     def sample(i):
         for k in range(4):

@@ -244,7 +244,7 @@ def test_an_interrupted_sample_stops_in_the_engine(tiny_llama_dir):
         time.sleep(0.001)
     ended = sampler.engine.stats()
     assert ended["num_queued"] == 0
-    assert ended["num_sampling_steps"] < 480  # of which it would take so many
+    assert ended["num_sampling_steps"] < 480  # it would take so many
     time.sleep(0.05)
     assert sampler.engine.stats()["num_sampling_steps"] == ended["num_sampling_steps"]
 

@@ -1,4 +1,4 @@
-"""What becomes of a loss's arguments of several ranks: one list, or one value for all."""
+"""Arguments of a loss on several ranks: one list, or one value for all."""
 
 import pickle
 import re
@@ -45,7 +45,7 @@ def endless(value):
 
 
 class Tree(torch.nn.Module):
-    """Whose child knows its parent."""
+    """Its child knows its parent."""
 
     def __init__(self, value, depth=3):
         super().__init__()
@@ -76,7 +76,7 @@ class Counted:
 
 
 def shared(levels, value=1.0):
-    """Of so many levels, each of which holds the next one twice."""
+    """A list of so many levels, each of which holds the next one twice."""
     out = Counted(torch.full((2,), value))
     for _ in range(levels):
         out = Counted(out, out)
@@ -123,7 +123,7 @@ class Table:
 
 
 def options(scale):
-    """Whose tensor has more behind it than it shows, as large as the scale."""
+    """Its tensor has more memory behind it than it shows, as large as the scale."""
     return Options(scale, torch.ones(2 + int(scale))[:2])
 
 
@@ -205,11 +205,11 @@ def test_one_object_that_was_sent_twice_is_the_same():
 
 
 def test_parts_that_are_shared_are_compared_once():
-    levels = 40  # which hold 2**40 parts to who counts each wherever it is
+    levels = 40  # they hold 2**40 parts if each is counted wherever it is
     one, other = (pickle.loads(pickle.dumps(shared(levels))) for _ in range(2))
     Counted.num_asked = 0
     assert _are_same(one, other)
-    # Of both: once by pickle, and once in the comparison.
+    # Both: once by pickle, and once in the comparison.
     assert Counted.num_asked <= 4 * (levels + 1)
 
 

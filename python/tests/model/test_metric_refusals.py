@@ -19,7 +19,7 @@ UNMARKED = [{**f, "labels": [0]} for f in BATCH]
 
 
 class OfAny(Loss):
-    """Of what there is, whatever else is given."""
+    """Metrics of the given outputs, whatever else is given."""
 
     require_logps = False
 

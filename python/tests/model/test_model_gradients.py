@@ -1,4 +1,4 @@
-"""What scales a gradient on the compiled engine, against transformers and torch: the norm that
+"""The scale of a gradient on the compiled engine, against transformers and torch: the norm that
 clips it, the temperature, a loss's keyword arguments."""
 
 import math

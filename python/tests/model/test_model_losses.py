@@ -42,7 +42,7 @@ def test_a_loss_written_in_python_trains_as_autograd_says(model, mean):
 def test_micro_batches_of_a_python_loss_see_their_part_of_per_sample_arguments(model):
     loss = Squares()
     model.set_loss(loss)
-    scale = torch.tensor(1.0)  # which has no length to cut
+    scale = torch.tensor(1.0)  # it has no length to cut
     model.forward_backward(inputs=[A, B, C], micro_batch_size=2, per_sample=[1, 2, 3], scale=scale)
     assert loss.shapes == [(2, 4), (1, 2)]
     assert [c for c in model.engine.calls if c[0] == "forward_backward"] == [

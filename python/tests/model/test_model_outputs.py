@@ -102,7 +102,7 @@ def distilled(reference, batch, temperature):
 
 @pytest.mark.parametrize("full", [True, False])
 def test_training_through_logits_equals_transformers(fp32, reference, full):
-    """Of all weights; and of an adapter, whose second step begins where B is not zero."""
+    """All weights; and an adapter, whose second step begins where B is not zero."""
     peft = pytest.importorskip("peft")
     fields = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"}
     if not full:
@@ -183,7 +183,7 @@ def test_a_loss_that_was_set_between_is_noticed(fp32):
     fp32.set_loss(Distill)
     fp32.forward(inputs=BATCH)
     fp32.set_loss("CrossEntropyLoss")
-    value = fp32.calculate_loss()  # which needs less than Distill
+    value = fp32.calculate_loss()  # it needs less than Distill
     assert value == pytest.approx(fp32.forward_backward(inputs=BATCH)["loss"], rel=1e-5)
     fp32.forward(inputs=BATCH)
     fp32.calculate_loss()

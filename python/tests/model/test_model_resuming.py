@@ -1,4 +1,4 @@
-"""What a run that goes on takes of a checkpoint beside its weights, and what it refuses."""
+"""A resumed run takes more than weights from a checkpoint, and refuses some."""
 
 import json
 from pathlib import Path
@@ -130,18 +130,15 @@ def test_damaged_options_are_named_before_anything_changes(model, tmp_path, opti
     _refused(model, path, text)
 
 
-def test_a_checkpoint_without_options_leaves_those_that_are_set(model, tmp_path):
-    def as_before(state):
-        del state["options"], state["scheduler_options"]
-
-    model.set_optimizer("AdamW", lr=0.5)
-    model.set_lr_scheduler("LinearLR", total_iters=3)
-    path = _saved(model, tmp_path, as_before)
-    model.set_optimizer("AdamW", lr=0.25)
-    model.set_lr_scheduler("LinearLR", total_iters=4)
-    model.resume_from_checkpoint(path)
-    group = model._group()
-    assert (group.options, group.iters, group.lr_step) == ({"lr": 0.25}, 1, 1)
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_loops_state_of_another_format_is_refused_with_both_formats(model, tmp_path, version):
+    path = _saved(model, tmp_path, lambda state: state.update(checkpoint_version=version))
+    _refused(
+        model,
+        path,
+        f"trainer_state.json: the loop's state is of format {version}, this version reads format 2"
+        ": load only the weights",
+    )
 
 
 @pytest.mark.parametrize("only_model", [False, True])

@@ -1,4 +1,4 @@
-"""What all rewards do with trajectories, and what they refuse."""
+"""The reading of trajectories that all rewards share, and its refusals."""
 
 import subprocess
 import sys

@@ -56,7 +56,7 @@ def test_the_python_of_a_document_runs_from_top_to_bottom(folder, capsys, name):
 
 
 def run_example(monkeypatch, capsys, name, *arguments):
-    """What it prints, as lines."""
+    """Its output, as lines."""
     file = ROOT / f"examples/{name}.py"
     monkeypatch.setattr("sys.argv", [str(file), *map(str, arguments)])
     runpy.run_path(str(file), run_name="__main__")
@@ -90,7 +90,7 @@ def test_the_example_of_fine_tuning_resumes_bit_for_bit_and_tells_the_validation
         )
 
     whole = sft("whole")
-    shutil.copytree(folder / "whole/state", folder / "parts/state")  # of its end
+    shutil.copytree(folder / "whole/state", folder / "parts/state")  # the state at its end
     with pytest.raises(SystemExit, match="2"):
         sft("parts")
     assert "parts holds an earlier run: --resume it, or name" in capsys.readouterr().err

@@ -21,7 +21,7 @@ ROWS = [
 ]
 
 
-# What the console script runs.
+# The command of the console script.
 PROGRAM = [sys.executable, "-c", "from twinkle.program import main; main()"]
 
 
@@ -57,7 +57,7 @@ def call(start):
 
 
 def test_the_program_beside_this_python_starts(engine_built):
-    """What `make build` installs: .venv/bin/twinkle."""
+    """The program that `make build` installs: .venv/bin/twinkle."""
     installed = Path(sys.executable).parent / "twinkle"
     if not installed.exists():
         pytest.skip(f"{installed} is not installed: make build")

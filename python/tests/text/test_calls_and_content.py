@@ -50,7 +50,7 @@ def by_transformers(reference, messages):
 
 
 def expected_text(reference, content, arguments, count, end):
-    """Of the contents that say as much, the first that the template writes calls beside."""
+    """The first of the equal contents that the template writes calls beside."""
     contents = (MISSING, None, "") if content in (MISSING, None) else (content,)
     for same in contents:
         text = by_transformers(reference, [USER, reply(same, arguments, count), *end])
@@ -79,7 +79,7 @@ def test_calls_are_written_or_refused_as_by_transformers(folder, name, form):
 
 
 def test_of_the_real_templates_some_write_calls_and_some_refuse_them():
-    """What the test above compares is no row of failures."""
+    """The test above compares rows that do not all fail."""
     folder = npm_tokenizer("tokenizer-deepseek_v3")
     template = core.Template(str(folder))
     arguments = json.dumps(ARGUMENTS)

@@ -1,4 +1,4 @@
-"""What Template does beyond transformers: key rounds, batches, sampled replies, its own errors."""
+"""Template's work beyond transformers: key rounds, batches, sampled replies, its own errors."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def test_a_batch_may_be_columns_and_names_its_bad_row(directory):
 def test_other_threads_take_their_part_of_a_batch(directory):
     template = core.Template(str(directory))
     rows = [{"messages": MULTI_TURN}] * 2000
-    whole, own = time.process_time(), time.thread_time()  # of CPU time, whatever else runs
+    whole, own = time.process_time(), time.thread_time()  # CPU time, whatever else runs
     assert len(template.batch_encode(rows)) == len(rows)
     whole, own = time.process_time() - whole, time.thread_time() - own
     assert whole - own > 0.1 * whole, (whole, own)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from twinkle import checks
 from twinkle.errors import InvalidError, NotAvailableError
 
-_ELSEWHERE = ("nccl", "hccl")  # upstream's, which move weights from device to device
+_ELSEWHERE = ("nccl", "hccl")  # ModelScope's, from device to device
 
 
 class CheckpointEngine:
@@ -75,7 +75,7 @@ class CheckpointEngineRegistry:
 
     @classmethod
     def get(cls, name):
-        """The class of a name. InvalidError: unknown; NotAvailableError: one of upstream's."""
+        """The class of a name. InvalidError: unknown; NotAvailableError: one of ModelScope's."""
         checks.text("checkpoint_engine: name", name)
         if name in cls._classes:
             return cls._classes[name]

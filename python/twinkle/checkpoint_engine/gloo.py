@@ -79,7 +79,7 @@ class GlooCheckpointEngine(CheckpointEngine):
                 f"{address}: {with_rank(error)}"
             ) from error
         self._link = core().SyncLink(name, self._watch, num_senders, self._bucket_bytes)
-        self._at_end = weakref.finalize(self, tell_end, self._watch, rank)  # of the script, too
+        self._at_end = weakref.finalize(self, tell_end, self._watch, rank)  # the script's, too
         self._rank, self._size = rank, world_size
         self._store, self._held = None, store  # its keys are of this meeting
         del group  # the link is its holder from here on

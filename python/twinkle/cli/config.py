@@ -73,7 +73,7 @@ def _field(key):
 
 def _set(args, key, value, what):
     group, name = _field(key)
-    if key.lower().replace("-", "_") == "use_megatron":  # upstream's older word
+    if key.lower().replace("-", "_") == "use_megatron":  # the older word of ModelScope's Twinkle
         value = "native_fsdp" if typed(what, value, bool) else "accelerate"
     setattr(getattr(args, group), name, typed(what, value, _TYPES[group][name]))
 

@@ -9,7 +9,7 @@ Limit = NewType("Limit", float)  # a number that may be infinite: then it limits
 
 @dataclass
 class ModelArgs:
-    """Which model is loaded, and how: the arguments of TransformersModel."""
+    """The model to load: the arguments of TransformersModel."""
 
     model_id: str | None = None
     model_cls: str | None = None

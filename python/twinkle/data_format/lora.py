@@ -31,7 +31,7 @@ _OF_BEGINNINGS = {"init_lora_weights", "eva_config", "corda_config"}
 
 def _is_number(value):
     right = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return right and abs(value) <= sys.float_info.max  # which no nan is, nor an int beyond floats
+    return right and abs(value) <= sys.float_info.max  # False for nan and for ints beyond floats
 
 
 class _Unsaid(int):
@@ -189,7 +189,7 @@ class LoraConfig:
 
     def to_json(self):
         """The text of PEFT's adapter_config.json."""
-        return json.dumps(self.to_dict())  # of patterns the first that matches counts
+        return json.dumps(self.to_dict())  # the first pattern that matches counts
 
     @classmethod
     def from_any(cls, config):
@@ -231,7 +231,8 @@ class LoraConfig:
 
 
 def _without_beginning(values):
-    """What a directory says but for how its factors began, which peft keeps in every save."""
+    """The config of a directory without the start of its factors, which peft keeps in every
+    save."""
     began = values.get("init_lora_weights")
     if not isinstance(began, (str, bool, type(None))) or began not in _BEGINNINGS:
         return values

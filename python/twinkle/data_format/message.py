@@ -45,7 +45,7 @@ class Trajectory(TypedDict, total=False):
 
     messages: list[Message]
     tools: list[Tool]
-    user_data: list  # of (key, value as JSON text): see pack_value, user_data_get
+    user_data: list  # pairs of (key, value as JSON text): see pack_value, user_data_get
     images: list
     videos: list
     audios: list

@@ -8,7 +8,7 @@ from twinkle.errors import InvalidError
 
 _FIELDS = tuple(InputFeature.__annotations__)
 _KNOWN = frozenset((*_FIELDS, *Trajectory.__annotations__))
-# What else people call a field. Rows may have a column of that name, if not one number per token.
+# Other names of a field. Rows may have a column of that name, if not one number per token.
 _OTHERS = {"weights": "loss_scale"}
 _WHAT = {"loss_scale": ", the weights of the labels"}
 
@@ -28,7 +28,7 @@ def refuse_misspelt(where, feature):
 
 
 def _per_token(values, feature):
-    """Whether there are as many as input_ids."""
+    """True if there are as many as input_ids."""
     sized = hasattr(values, "__len__") and not isinstance(values, (str, bytes, dict))
     ids = feature["input_ids"]
     return sized and hasattr(ids, "__len__") and _length(values) == _length(ids)
@@ -56,8 +56,8 @@ def _plain(name):
 
 
 def _one_slip(a, b):
-    """Whether two words are equal but for a letter that is missing, too many or another, or for two
-    that have changed places."""
+    """True if two words are equal except for a letter that is missing, too many or another, or for
+    two that have changed places."""
     begin = 0
     while begin < min(len(a), len(b)) and a[begin] == b[begin]:
         begin += 1

@@ -29,8 +29,8 @@ class ModelOutput(TypedDict, total=False):
     logps: Any  # [batch, longest] float32, log p(label), 0 where the label is -100
     entropies: Any  # the same shape
     values: Any
-    num_tokens: float  # of labels that are not -100
-    aux_loss: float  # of routed experts, without its coefficient, with router_aux_loss_coef
+    num_tokens: float  # number of labels that are not -100
+    aux_loss: float  # for routed experts, without its coefficient, with router_aux_loss_coef
     embeddings: Any  # [batch, width] float32 of L2 norm 1, with task='embedding'
     routed_experts: Any  # [batch, longest, layers with experts, k] int64, with RECORD, -1: nothing
 
@@ -39,7 +39,7 @@ _PADS = {"routed_experts": -1}  # where routers choose
 
 
 def pad_of(name):
-    """What an output has at positions that its sequence lacks."""
+    """The value of an output at positions that its sequence lacks."""
     return _PADS.get(name, 0)
 
 
@@ -47,4 +47,4 @@ class LossOutput(TypedDict, total=False):
     """The result of a loss, where a scalar tensor alone does not say what it sums over."""
 
     loss: Any  # a scalar tensor
-    num_tokens: Any  # what the step divides the gradient by; 0: the loss is a mean already
+    num_tokens: Any  # the step's divisor of the gradient; 0: the loss is a mean already

@@ -50,7 +50,7 @@ class StreamLoader:
     def _pass(self, count):
         """Leaves out `count` rows of this epoch; or gives the number of rows in its batches, where
         those are no more."""
-        begin = count - count % self._batch_size  # of the batch that goes on behind them
+        begin = count - count % self._batch_size  # in the batch that continues after them
         last = max(count + 1, begin + self._least)  # with so many rows, that batch is one
         read = sum(1 for _ in itertools.islice(self._rows, count))
         ahead = list(itertools.islice(self._rows, last - count))

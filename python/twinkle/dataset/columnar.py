@@ -62,7 +62,7 @@ def read(path):
     """
     if extension(path) == ".txt":
         return list(lines(path))
-    if extension(path) != ".lance":  # which is a folder
+    if extension(path) != ".lance":  # Lance's data set is a folder
         opened(path).close()
     table = _lance(path) if extension(path) == ".lance" else _arrow(path)
     return table.to_pylist()

@@ -27,13 +27,13 @@ class Dataset:
     one, one that is set without a dataset_meta; and what add_dataset raises.
     """
 
-    _needless = ("num_proc",)  # of _LOADER: what is so in any case
+    _needless = ("num_proc",)  # options of _LOADER that hold in any case
 
     def __init__(self, dataset_meta=None, **kwargs):
         self._sources = {}
-        self._data = []  # of the sources in memory, whose names are theirs as long as they are here
+        self._data = []  # the sources in memory, whose names are theirs as long as they are here
         self._mixed = None
-        self._recorder = None  # of save_as(mode='training')
+        self._recorder = None  # for save_as(mode='training')
         self.template = None
         if dataset_meta is not None:
             self.add_dataset(dataset_meta, **kwargs)

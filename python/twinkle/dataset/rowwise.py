@@ -78,7 +78,7 @@ def _made(rows, function, batch, begin, batched):
             columns = map_row_to_col(batch)
             made = function(columns)
         except Exception:
-            # Which row it was: one at a time until one fails.
+            # The row that failed: one at a time until one fails.
             for i, row in enumerate(batch):
                 _called(rows, function, map_row_to_col([row], columns), begin + i, _COLUMNS)
             raise

@@ -37,7 +37,7 @@ class Loss:
     # that its class has: a subclass with another one says it anew
     row_arguments = None
 
-    engine_name = None  # of the engine's own losses, which compute in its pass: see engine_loss
+    engine_name = None  # for the engine's own losses, which compute in its pass: see engine_loss
 
     def engine_options(self, **kwargs):
         """{option: JSON value} of the engine's loss engine_name; kwargs are those of __call__."""
@@ -98,7 +98,7 @@ class FunctionLoss(Loss):
         return self.function(inputs, outputs, **kwargs)
 
 
-# What a loss may look for in outputs, and how to get it where it is not there.
+# Outputs that a loss may read, and the argument that asks for each.
 _SOURCES = {
     "logps": "call without task='embedding'",
     "entropies": "set a subclass of Loss with require_entropy = True",

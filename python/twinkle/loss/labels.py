@@ -143,7 +143,7 @@ def _lengths(inputs, mask):
 
 
 def _is_sampled(row):
-    """Whether it has the form of SampledSequence.logprobs: per token [(token id, log p), ...]."""
+    """True if it has the form of SampledSequence.logprobs: per token [(token id, log p), ...]."""
     entries = row if isinstance(row, (list, tuple)) and row else [None]
     return all(
         isinstance(entry, (list, tuple))

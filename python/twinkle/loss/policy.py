@@ -108,8 +108,8 @@ class SAPOLoss(GRPOLoss):
     """Soft adaptive policy optimization (arXiv 2511.20347): -sigmoid(tau (r - 1)) 4 / tau A in
     place of the clip, tau being tau_pos where A > 0, and tau_neg elsewhere; averaged as GRPOLoss.
 
-    epsilon: as upstream's signature has it; nothing is clipped, so it has no effect. InvalidError:
-    a tau that is not above 0, and as GRPOLoss.
+    epsilon: is in the signature of ModelScope's Twinkle; nothing is clipped, so it has no effect.
+    InvalidError: a tau that is not above 0, and as GRPOLoss.
     """
 
     engine_name = "SAPOLoss"

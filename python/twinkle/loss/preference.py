@@ -84,8 +84,8 @@ class DPOLoss(EngineLoss):
 
     'sigmoid': -(1 - s) log sigmoid(beta D) - s log sigmoid(-beta D), s being label_smoothing;
     'hinge': max(0, 1 - beta D) (Zhao et al. 2023, arXiv 2305.10425);
-    'ipo': (beta D - 1 / (2 beta))^2, upstream's form: of sums, with beta in the margin, where Azar
-    et al. 2023 (arXiv 2310.12036, eq. 17) have (D - 1 / (2 beta))^2;
+    'ipo': (beta D - 1 / (2 beta))^2, as in ModelScope's Twinkle: of sums, with beta in the margin.
+    Azar et al. 2023 (arXiv 2310.12036, eq. 17) have (D - 1 / (2 beta))^2;
     'kto_pair': 1 - sigmoid(beta (lw - rw)) + sigmoid(beta (ll - rl)), a pair's form of KTO
     (Ethayarajh et al. 2024, arXiv 2402.01306).
     sft_weight: of the chosen replies' -log p, a mean over their labels, which is added.

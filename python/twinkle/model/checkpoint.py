@@ -7,6 +7,7 @@ from twinkle import checks
 from twinkle.data_format.lora import warn_of_another_base
 from twinkle.errors import InvalidError, NotFoundError, refuse_unknown, require
 from twinkle.hub_operation import HubOperation
+from twinkle.model.group import STATE_VERSION
 from twinkle.model.settings import Settings
 from twinkle.remote import remote_function
 from twinkle.remote.how import at_once
@@ -98,7 +99,7 @@ class Checkpoints(Settings):
             directory = HubOperation.download_model(given, token=token)
             state = _loop_state(directory) if load_optimizer else None
             if state is not None:
-                group.check_state(state)
+                _check_state(group, directory, state)
         self._load(group, directory, state)
 
     @at_once
@@ -118,7 +119,7 @@ class Checkpoints(Settings):
             group = self._group(adapter_name)
             state = _loop_state(directory)
             if not resume_only_model:
-                group.check_state(state)
+                _check_state(group, directory, state)
         self._load(group, directory, None if resume_only_model else state)
         if not resume_only_model and "gradient_accumulation_steps" in state:
             group.set_gradient_accumulation_steps(state["gradient_accumulation_steps"])
@@ -188,6 +189,18 @@ def _loop_state(directory):
     extra = _object(text, f"model: {file}: extra:") if text else {}
     _check_counters(f"model: {file}: extra:", extra)
     return extra
+
+
+def _check_state(group, directory, state):
+    """InvalidError: a loop's state of another format, or one that the group refuses."""
+    version = state.get("checkpoint_version")
+    require(
+        not state or version == STATE_VERSION,
+        f"model: {Path(directory) / 'trainer_state.json'}: the loop's state is of format "
+        f"{version!r}, this version reads format {STATE_VERSION}: load only the weights "
+        "(resume_only_model=True, or load_optimizer=False)",
+    )
+    group.check_state(state)
 
 
 def _object(text, where):

@@ -15,6 +15,7 @@ from twinkle.processor import InputProcessor
 
 DEFAULT_LR = 1e-5
 DEFAULT_WEIGHT_DECAY = 0.01  # of optim::make, where it is left out
+STATE_VERSION = 2  # of state(), the only one that is read
 _COUNTERS = ("cur_step", "accumulated", "iters", "lr_step")
 
 
@@ -222,7 +223,7 @@ class Group(Ledger):
     def state(self, consumed_train_samples):
         """Its state for trainer_state.json."""
         return {
-            "checkpoint_version": 1,
+            "checkpoint_version": STATE_VERSION,
             "cur_step": self.cur_step,
             "accumulated": self.accumulated,
             "iters": self.iters,
@@ -238,7 +239,9 @@ class Group(Ledger):
     def check_state(self, state):
         """InvalidError: a state() of another optimizer or schedule, whose moments and steps would
         mean nothing to this one, or of a schedule of other arguments; options that the optimizer
-        does not take. What an older state lacks passes."""
+        does not take. A checkpoint without a loop's state, {}, passes."""
+        if not state:
+            return
         setters = {
             "optimizer": "set_optimizer",
             "scheduler": "set_lr_scheduler",
@@ -246,15 +249,15 @@ class Group(Ledger):
         }
         ours = self.state(0)
         for name, setter in setters.items():
-            saved = state.get(name, ours[name])
+            saved = state.get(name)
             require(
                 saved == ours[name],
                 f"model: {name} is {ours[name]!r}, but the checkpoint was saved with {saved!r}: "
                 f"call {setter} as for the saved run before, or load weights alone "
                 "(resume_only_model=True, or load_optimizer=False)",
             )
-        options = state.get("options", self.options)
-        check_options(self.optimizer, checks.mapping("model: options of the checkpoint", options))
+        options = checks.mapping("model: options of the checkpoint", state.get("options"))
+        check_options(self.optimizer, options)
 
     def with_state(self, state):
         """With what state() gave, and check_state took: the optimizer's options, which stay where

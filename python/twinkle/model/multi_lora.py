@@ -12,7 +12,7 @@ class MultiLoraTransformersModel(TransformersModel):
 
     max_loras: adapters at a time. max_r: their largest rank; each costs its own rank only.
     max_length: tokens of one sequence. lora_config and target_modules describe the slots that
-    upstream allocates in advance; there are none here, so any but the defaults are refused.
+    ModelScope's Twinkle allocates in advance; there are none here, so only the defaults are taken.
     InvalidError: max_loras, max_r or max_length is no integer of at least 1; in a method: no
     adapter_name, one adapter more than max_loras, a rank above max_r, or a sequence of more than
     max_length tokens; NotAvailableError: a lora_config or

@@ -29,7 +29,7 @@ class DingNotifier(Notifier):
         self.ding_url = checks.text("notifier: ding_url", ding_url)
         if not self.ding_url.startswith(("http://", "https://")):
             checks.refuse("notifier: ding_url", ding_url, "an address that begins with https://")
-        if not _is_address(self.ding_url):  # which is not shown: it holds the access token
+        if not _is_address(self.ding_url):  # not shown: it holds the access token
             raise InvalidError(
                 "notifier: ding_url must be https://HOST/PATH or https://HOST:PORT/PATH in ASCII "
                 "without blanks: copy it again from the robot's settings"
@@ -73,11 +73,11 @@ class DingNotifier(Notifier):
 
 
 def _is_address(url):
-    """Whether http.client takes it."""
+    """True if http.client takes it."""
     try:
         parts = urllib.parse.urlsplit(url)
         return bool(parts.hostname) and parts.port != 0 and not re.search("[^!-~]", url)
-    except ValueError:  # of a port, of brackets
+    except ValueError:  # errors of a port, of brackets
         return False
 
 

@@ -1,4 +1,4 @@
-"""Whether two answers say the same: as texts, as numbers, as formulas, part by part."""
+"""Compares two answers: as texts, as numbers, as formulas, part by part."""
 
 import re
 
@@ -7,13 +7,13 @@ from twinkle.reward.latex import MOST, Group, shape, squeezed, standard, without
 
 _RELATION = re.compile(r"<=|>=|!=|<|>|=|∈")
 _FLIPPED = {"<=": ">=", ">=": "<=", "<": ">", ">": "<", "=": "=", "!=": "!="}
-# What is solved for: x, f(x), a_1, area, (x, y).
+# The unknowns: x, f(x), a_1, area, (x, y).
 _NAME = re.compile(r"\\?[A-Za-z]+(?:_\w|_\{\w+\})?'?(?:\([\w,]*\))?|\([A-Za-z](?:,[A-Za-z])+\)")
 _MANY = 20  # parts of a list that are matched with each other
 
 
 def equal(reply, truth):
-    """Whether a reply's answer is the true one: both texts, LaTeX or plain.
+    """True if a reply's answer is the true one: both texts, LaTeX or plain.
 
     Left out: spaces, $, \\left and the like, units where the other has none or the same, degree and
     percent signs, commas of thousands, "x =" where one has it. (a, b), [a, b) and matrices are

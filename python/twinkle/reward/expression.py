@@ -20,7 +20,7 @@ _TOKEN = re.compile(
 )
 _TOKENS = 300  # a formula has at most
 _DEEPEST = 30
-_BITS = 4096  # of a numerator or denominator
+_BITS = 4096  # digits of a numerator or denominator
 _POINTS = 6  # at the first half of them variables are positive
 _LARGEST = 300  # n of n! and of a binomial coefficient
 _TOLERANCE = 1e-9  # relative, of numbers that are no fractions
@@ -67,7 +67,7 @@ def number(text):
 
 
 def close(left, right):
-    """Whether two lists of values() are those of one formula. Points where one of them has no value
+    """True if two lists of values() are those of one formula. Points where one of them has no value
     are left out, as are those with a variable below 0 where one of them is not real."""
     pairs = enumerate(zip(left, right, strict=True))
     both = [

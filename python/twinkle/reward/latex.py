@@ -96,7 +96,7 @@ class Group:
 
     @property
     def ordered(self):
-        """Whether (a, b) is not (b, a)."""
+        """True if (a, b) is not (b, a)."""
         return self.brackets not in ("", "±")
 
 

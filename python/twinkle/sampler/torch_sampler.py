@@ -466,5 +466,5 @@ class TorchSampler(ReceivesWeights, Sampler):
             self._delete_stale()
 
 
-class vLLMSampler(TorchSampler):  # noqa: N801 (upstream's name)
+class vLLMSampler(TorchSampler):  # noqa: N801 (ModelScope's name)
     """TorchSampler under the name that scripts written for vLLM use."""

@@ -36,10 +36,10 @@ class Service:
         arguments = list(_arguments(options if "config" in options else {"port": 0, **options}))
         _require_key(options)
         self._owner = os.getpid()
-        self._told = deque(maxlen=20)  # what the program says of itself on standard error
+        self._told = deque(maxlen=20)  # the program's own lines on standard error
         self._last = deque(maxlen=20)  # and what else is there, as of a loader or a kill
         self._is_up = False
-        self._lock = threading.Lock()  # of these two
+        self._lock = threading.Lock()  # either of these two
         self._process = subprocess.Popen(
             [*(sys.executable, "-P", "-m", "twinkle", "serve", "--until-stdin-ends"), *arguments],
             stdin=subprocess.PIPE,
@@ -125,7 +125,7 @@ def _require_key(options):
 
 
 def _named(text):
-    """What the program says of flags, with the options' names here."""
+    """The program's text about flags, with the options' names here."""
     flag = r"--(?!help)([a-z][a-z0-9-]*)(?='| is |=|$)"
     return re.sub(flag, lambda found: found[1].replace("-", "_"), text)
 

@@ -68,7 +68,7 @@ class Template:
 
     @property
     def is_mm(self):
-        """Whether images, videos or audios can be encoded: not yet."""
+        """False: images, videos and audios cannot be encoded yet."""
         return False
 
     map_col_to_row = staticmethod(map_col_to_row)
@@ -96,7 +96,7 @@ class Template:
         row = _row(trajectory)
         try:
             return self._template.check(row)
-        except InvalidError:  # what JSON cannot hold, such as a lone surrogate
+        except InvalidError:  # JSON cannot hold it, such as a lone surrogate
             return None
 
     @of_one
@@ -249,7 +249,7 @@ def _generation(value):
     return checks.flag("template: add_generation_prompt", value)
 
 
-class Qwen3_5Template(Template):  # noqa: N801 (upstream's name)
+class Qwen3_5Template(Template):  # noqa: N801 (ModelScope's name)
     """The template of the Qwen 3.x families; text goes by the model's own chat template."""
 
 

@@ -104,7 +104,7 @@ def chatglm_own_tensors(tensors, config):
 
 
 def chatglm_own_config(fields):
-    out = chatglm_config(fields) | {"multi_query_group_num": 2}  # which is not read then
+    out = chatglm_config(fields) | {"multi_query_group_num": 2}  # it is not read then
     return {k: v for k, v in out.items() if k != "multi_query_attention"}
 
 

@@ -16,9 +16,9 @@ from torch.nn import functional
 GEMMA = ("gemma2", "gemma3")
 PLUS_ONE = ("qwen3_next", "qwen3_5", "qwen3_5_moe", *GEMMA)  # norms multiply by 1 + weight
 INTERLEAVED = ("glm", "glm4", "chatglm")  # and latent attention
-SIGMOID = ("deepseek_v3", "glm4_moe")  # of routers' logits; the others take softmax
+SIGMOID = ("deepseek_v3", "glm4_moe")  # sigmoid of routers' logits; the others take softmax
 INNER_EPS = (
-    1e-6  # of latent attention's own norms and of the delta rule's keys, whatever is configured
+    1e-6  # eps of latent attention's own norms and of the delta rule's keys, whatever is configured
 )
 CHATGLM = {
     "num_hidden_layers": "num_layers",
@@ -119,7 +119,7 @@ class Oracle:
         return 0.1 * of * math.log(self.rope["factor"]) + 1
 
     def rotated(self, x, kind=None):
-        """Of x [T, H, d] the first pairs, as many as turn, in a layer of this type."""
+        """Rotates the first pairs of x [T, H, d], as many as turn, in a layer of this type."""
         rope = self.ropes.get(kind, self.rope)
         cos, sin = (part[:, None] for part in self.angles(len(x), rope))
         size = 2 * cos.shape[-1]
@@ -172,7 +172,7 @@ class Oracle:
     def attention(self, x, at, layer):
         tokens, h, k, d = len(x), self.heads, self.key_heads, self.head_dim
         gate, output = None, at + "self_attn.o_proj"
-        if self.kind == "internlm2":  # of each key head: its queries, its key, its value
+        if self.kind == "internlm2":  # for each key head: its queries, its key, its value
             y = self.linear(x, at + "attention.wqkv").view(tokens, k, h // k + 2, d)
             q, keys, values = y[:, :, :-2].reshape(tokens, h, d), y[:, :, -2], y[:, :, -1]
             output = at + "attention.wo"
@@ -188,7 +188,7 @@ class Oracle:
             q, keys, values = (
                 self.linear(x, f"{at}self_attn.{part}_proj").view(tokens, -1, d) for part in "qkv"
             )
-        if q.shape[1] == 2 * h:  # of each head: its query, its output's gate
+        if q.shape[1] == 2 * h:  # for each head: its query, its output's gate
             q, gate = q.reshape(tokens, h, 2 * d).split(d, -1)
         if self.has(at + "self_attn.q_norm"):
             q = self.norm(q, at + "self_attn.q_norm")
@@ -390,7 +390,7 @@ class Oracle:
         return x + y
 
     def logits(self, ids):
-        """Of a sequence's ids, a list: [T, vocabulary]."""
+        """Logits of a sequence's ids, a list: [T, vocabulary]."""
         root = "model.language_model." if self.has("model.language_model.norm") else "model."
         layers, final, embedding = (root + name for name in ("layers.", "norm", "embed_tokens"))
         head = "lm_head"

@@ -57,12 +57,12 @@ DELTA = {
     "layer_types": ["linear_attention", "full_attention"],
     "rope_parameters": {**ROPE, "partial_rotary_factor": 0.25},
 }
-MTP = {  # of the checkpoints of qwen3_next and qwen3_5
+MTP = {  # names in the checkpoints of qwen3_next and qwen3_5
     "mtp.fc.weight": torch.ones(64, 128),
     "mtp.layers.0.mlp.experts.0.up_proj.weight": torch.ones(24, 64),
 }
 UNREAD = MTP | {"model.visual.patch_embed.proj.weight": torch.ones(8, 3, 2, 4, 4)}
-MARGIN = 5e-5  # of every choice of experts from a tie: float32 moves scores by 1e-6
+MARGIN = 5e-5  # distance of every choice of experts from a tie: float32 moves scores by 1e-6
 MLA = MOE | {
     "num_key_value_heads": 4,
     "n_routed_experts": 8,
@@ -85,7 +85,7 @@ GEMMA_SIZES = {"hidden_size": 48, "sliding_window": 8, "query_pre_attn_scalar": 
 GEMMA3_FIELDS = GEMMA_SIZES | {
     "sliding_window_pattern": 2,
     "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-    "attn_logit_softcapping": 5.0,  # which its class does not read
+    "attn_logit_softcapping": 5.0,  # its class does not read it
 }
 PREDICTORS = {  # the layer behind the last one, of deepseek_v3 and of glm4_moe
     "model.layers.2." + name: torch.linspace(-1, 1, rows * columns).view(rows, columns)
@@ -99,7 +99,7 @@ PREDICTORS = {  # the layer behind the last one, of deepseek_v3 and of glm4_moe
 
 @dataclass
 class Family:
-    config: type  # of the twin
+    config: type  # fields of the twin
     fields: dict
     tensors: object = same  # (the twin's by name, its config) -> the family's by name
     hub: object = None  # the twin's config.json -> the family's; None: it is the same
@@ -153,7 +153,7 @@ FAMILIES = {
         transformers.Qwen3MoeConfig,
         MOE
         | {"num_experts": 8, "rope_parameters": ROPE, "use_sliding_window": True}
-        # of every layer, whatever the last field says
+        # in every layer, whatever the last field says
         | {"sliding_window": 8, "max_window_layers": 1},
     ),
     "qwen2_moe": Family(
@@ -256,7 +256,7 @@ FAMILIES = {
     ),
 }
 
-# What config.json may say besides, for fewer tests.
+# Other fields of config.json, for fewer tests.
 VARIANTS = {
     "gemma3_capped": Family(
         transformers.Gemma3TextConfig,
@@ -271,7 +271,7 @@ VARIANTS = {
         chatglm_own_config,
         alien=True,
     ),
-    "internlm2_biased": Family(  # which its class has where config.json says nothing
+    "internlm2_biased": Family(  # its class has them where config.json says nothing
         transformers.LlamaConfig,
         {"rope_parameters": ROPE, "attention_bias": True},
         internlm2_tensors,
@@ -295,7 +295,7 @@ def on_cpu_alone():
 
 
 def model_type(name):
-    """Of a recipe, whose name begins with it."""
+    """The model_type of a recipe, whose name begins with it."""
     return max((kind for kind in model_types() if name.startswith(kind)), key=len)
 
 
@@ -345,7 +345,7 @@ def written(family, twin, folder):
 
 
 def far_from_ties(directory, sequences):
-    """Whether no choice of experts is near one, by the oracle."""
+    """True if no choice of experts is near one, by the oracle."""
     oracle = Oracle(directory)
     with torch.no_grad():
         return all(oracle.margins_of(s["input_ids"]).min() > MARGIN for s in sequences)
@@ -359,7 +359,7 @@ def case(name):
     vocab = config.vocab_size
     sequences = [draw_sequence(rng, n, vocab) for n in LENGTHS]
     prompts = [[rng.randrange(vocab) for _ in range(n)] for n in (1, 17, 70)]
-    for more in range(60):  # of a routed one until no choice is near a tie
+    for more in range(60):  # seeds of a routed one until no choice is near a tie
         torch.manual_seed(SEED + sum(map(ord, name)) + 1000 * more)
         model = transformers.AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation="eager"

@@ -21,7 +21,7 @@ from parity.test_gradients import adapted, check
 
 NESTED = ["qwen3_5", "qwen3_5_moe"]
 ALL = [*NESTED, "qwen3_next"]
-VISION = {  # of the tensor that recipes.UNREAD has of it; transformers draws the others
+VISION = {  # part of the tensor that recipes.UNREAD has of it; transformers draws the others
     "depth": 1,
     "hidden_size": 8,
     "intermediate_size": 16,
@@ -139,7 +139,7 @@ def test_peft_merges_an_adapter_into_the_class_with_pictures_alone(name, tmp_pat
 
 
 def peft_fields():
-    """Of an adapter of every linear."""
+    """Names of an adapter of every linear."""
     return {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "target_modules": "all-linear"}
 
 

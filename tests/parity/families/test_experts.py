@@ -17,7 +17,8 @@ from parity.test_gradients import check
 from peft.utils import transformers_weight_conversion
 
 NATIVE = [name for name in families.ROUTED if not families.FAMILIES[name].alien]
-# Whose twin's class is the family's. That of deepseek is on the hub, with a module for each expert.
+# Families whose twin has the family's class. That of deepseek is on the hub, with a module for each
+# expert.
 STACKED = [name for name in families.ROUTED if name != "deepseek"]
 SEVEN = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 PARAMETERS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
@@ -337,7 +338,7 @@ def test_tinkers_factors_are_those_of_each_expert_as_peft_reads_them(shared, tmp
     grads, _ = ours.gradients(made, case.sequences)
     expected = by_expert(reference.adapter_gradients(model, case.sequences), 4)
     check(grads, shared_factors(expected) if shared else expected)
-    # Of each expert's own factors the default form is peft's of today.
+    # The default form of each expert's own factors is peft's of today.
     form = {} if shared else {"expert_format": "per_expert"}
     made.save(tenant=ours.TENANT, directory=str(tmp_path / "again"), **form).result()
     again = safetensors.torch.load_file(tmp_path / "again" / "adapter_model.safetensors")

@@ -24,9 +24,9 @@ NATIVE = [name for name in ALL if not families.FAMILIES[name].alien]
 VARIANTS = [name for name, family in families.VARIANTS.items() if not family.alien]
 DENSE = [name for name in ALL if name not in families.ROUTED]  # test_experts.py has the others'
 ALIEN = ["chatglm", "internlm2", "qwen3_5", "deepseek"]
-BF16 = ["qwen2_moe", "qwen3_5_moe", "deepseek_v2"]  # of each kind that is routed
+BF16 = ["qwen2_moe", "qwen3_5_moe", "deepseek_v2"]  # one of each kind that is routed
 DRAWN = ("llama", "qwen2", "qwen3")  # test_logprobs.py has many of them
-# Whose few rows here are one draw: test_bfloat16.py has 768.
+# Families whose few rows here are one draw: test_bfloat16.py has 768.
 FEW = ("gemma2", "gemma3")
 ADAMW = {"optimizer": "AdamW", "options": json.dumps({"lr": 0.01})}
 FIELDS = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}

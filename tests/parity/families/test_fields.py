@@ -24,7 +24,7 @@ OWN = [*NATIVE, "qwen3_5", "qwen3_5_moe"]
 WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
 OF_NO_LAYER = {"intermediate_size"}  # that of dense layers, of which there are none
 OF_NO_GROUPS = {"n_group", "topk_group"}  # topk_method is greedy
-REVIEWED = {  # what a family's recipe leaves without effect, in transformers, too
+REVIEWED = {  # fields without effect in a family's recipe, in transformers, too
     "qwen3_moe": OF_NO_LAYER,
     "qwen3_moe_windowed": OF_NO_LAYER,
     "qwen3_next": OF_NO_LAYER,
@@ -69,7 +69,7 @@ def test_every_field_of_the_class_in_transformers_is_read_or_refused(name, tmp_p
     known = fields_of(families.FAMILIES[name].config)
     fields = json.loads((Path(case.twin) / "config.json").read_text())
     bases = [fields]
-    if "use_sliding_window" in known:  # which the rest of them needs
+    if "use_sliding_window" in known:  # the rest of them needs it
         windowed = {k: v for k, v in fields.items() if k != "layer_types"} | WINDOWS
         bases += [windowed | {"max_window_layers": layers} for layers in (1, 0)]
     (tmp_path / "model.safetensors").symlink_to(Path(case.twin) / "model.safetensors")

@@ -110,7 +110,7 @@ def test_an_adapter_of_the_text_class_is_read_and_saved_under_the_other_classs_p
     keys = safetensors.torch.load_file(tmp_path / "mine" / "adapter_model.safetensors")
     assert all(key.startswith("base_model.model.model.language_model.layers.") for key in keys)
     causal = models.load_reference(folder)
-    for base in (whole(folder), causal):  # which are one class: docs/training.md
+    for base in (whole(folder), causal):  # they are one class: docs/training.md
         expect_scores(nested, peft.PeftModel.from_pretrained(base, tmp_path / "mine"), case)
     flat.load(tenant=ours.TENANT, directory=str(tmp_path / "mine")).result()
     equal_scores(nested, flat, case)
@@ -169,7 +169,7 @@ def logits_of(folder, precision, rows):
 
 @pytest.mark.parametrize("name", families.GEMMA)
 def test_in_bfloat16_embeddings_are_scaled_by_the_root_of_their_width_rounded_to_it(name, tmp_path):
-    """Of a model whose layers add nothing and whose eps keeps the size of the embeddings in the
+    """A model whose layers add nothing and whose eps keeps the size of the embeddings in the
     logits: with the root that is not rounded, as in float32, they are smaller."""
     case = families.case(name)
     tensors = tensors_in(case.directory)
@@ -203,7 +203,7 @@ def with_capped_head(case, targets, folder):
 
 @CAPPED_HEADS
 def test_gradients_of_an_adapter_on_a_capped_head_equal_pefts(name, targets, tmp_path):
-    """Of log-probabilities, and through logits."""
+    """Gradients of log-probabilities, and through logits."""
     case = families.case(name)
     model, made = with_capped_head(case, targets, tmp_path)
     grads, _ = ours.gradients(made, case.sequences)

@@ -168,8 +168,8 @@ def test_adapters_of_square_experts_are_read_in_and_out_as_peft_has_them(square,
 
 @torch.no_grad()
 def test_square_stacks_over_transformers_4_are_turned_as_those_beside_them_say(square, tmp_path):
-    """Whose class does not say that its stacks are [E, in, out]: peft 0.19 and later takes them for
-    [E, out, in]. The file names no version of transformers."""
+    """Models whose class does not say that its stacks are [E, in, out]: peft 0.19 and later takes
+    them for [E, out, in]. The file names no version of transformers."""
     model, tensors = square.fresh_reference(), {}
     for i, layer in enumerate(model.model.layers):
         experts = layer.mlp.experts

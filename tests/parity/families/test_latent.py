@@ -110,7 +110,7 @@ def test_fp8_weights_with_cut_blocks_are_their_values_in_float32_and_are_saved_a
     assert saved.keys() == values.keys()
     assert all(torch.equal(saved[name], value) for name, value in values.items())
     assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())
-    # What is not read is kept in the type of the weights.
+    # Tensors that are not read are kept in the type of the weights.
     narrow = ours.engine(str(tmp_path / "fp8"), precision="bf16")
     narrow.save(tenant=ours.TENANT, directory=str(tmp_path / "narrow")).result()
     kept = "model.layers.2.self_attn.kv_b_proj.weight"

@@ -16,7 +16,7 @@ from parity.families.test_families import expect_scores
 
 E, D, R, SCALE = 8, 64, 2, 4.0
 STEM = "base_model.model.model.layers.{}.mlp.experts"
-# What 0.17.1 writes of a LoraConfig; 0.18.0 writes four fields more.
+# The fields that 0.17.1 writes of a LoraConfig; 0.18.0 writes four fields more.
 FIELDS = {
     "alpha_pattern": {},
     "auto_mapping": None,

@@ -17,11 +17,11 @@ from twinkle.errors import InvalidError
 from twinkle.model import RouterReplayAction, TransformersModel
 from twinkle.sampler import TorchSampler
 
-# Whether its weights sum to 1.
+# True if its weights sum to 1.
 SOFTMAX = {"qwen3_moe": True, "qwen2_moe": False, "mixtral": True, "gpt_oss": True}
 SOFTMAX |= {"deepseek": True, "deepseek_v2_lite": False, "deepseek_v2": False}
 SOFTMAX |= {"qwen3_next": True, "qwen3_5_moe": True}
-SIGMOID = {"deepseek_v3": True, "glm4_moe": True}  # whose choice groups and corrections make
+SIGMOID = {"deepseek_v3": True, "glm4_moe": True}  # groups and corrections make its choice
 NORMED = SOFTMAX | SIGMOID
 
 

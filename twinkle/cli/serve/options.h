@@ -51,8 +51,8 @@ struct ServeOptions {
         option("log_level", &O::log_level, one_of("debug", "info", "warning", "error", "off"),
                "of the requests' lines on standard error"),
         option("accept_other_arithmetic", &O::accept_other_arithmetic, any(),
-               "go on with a state that another processor or version computed; what is done again "
-               "gets other bits"),
+               "continue a state that another processor or version computed; recomputed work may "
+               "differ in its last bits"),
         group("bodies", &O::bodies),
         group("service", &O::service),
         group("engine", &O::engine)};

@@ -87,9 +87,8 @@ void require_countable(const JsonObject& fields) {
 std::string training_text(const HeldSave& held, const BaseModel& base, const std::string& adapter) {
   require_countable(held.training.as_object());
   JsonObject fields;
-  fields["checkpoint_version"] = held.in_runs         ? kRunsVersion
-                                 : held.num_ranks > 1 ? kPartsVersion
-                                                      : kCheckpointVersion;
+  fields["checkpoint_version"] = kCheckpointVersion;
+  fields["num_ranks"] = held.num_ranks;
   fields["arithmetic"] = base.arithmetic;
   if (!adapter.empty()) fields[kAdapterDigest] = adapter;
   if (held.in_runs) fields["mesh"] = base.mesh;

@@ -44,11 +44,13 @@ void require_same_mesh(const Json& state, const Json& ours, const fs::path& file
           "exact=false, or on the same mesh");
 }
 
-// The state goes on from the weights that it was saved with. Older ones do not tell which.
+// The state goes on from the weights that it was saved with.
 void require_its_adapter(const Json& state, const fs::path& file) {
   const auto saved = get_or<std::string>(state, kAdapterDigest, "");
   const fs::path adapter = file.parent_path() / kAdapterFile;
-  require(saved.empty() || saved == digest_of(adapter), Code::kInvalid,
+  std::error_code ignored;
+  const bool is_full = saved.empty() && !fs::exists(adapter, ignored);
+  require(is_full || saved == digest_of(adapter), Code::kInvalid,
           "engine: load: ", adapter.string(), " is of another save than ", kTrainingFields,
           ": copy all files of one save, or load it without the optimizer");
 }
@@ -171,14 +173,10 @@ class Reader {
         Stored{all, &view});
   }
 
-  // By name, or, of version 1, by number.
   size_t gradient(const std::string& name, const StoredTensor& view) const {
-    if (const auto found = gradients_.find(name); found != gradients_.end()) return found->second;
-    const bool number = !name.empty() && name.size() < 10 &&
-                        std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
-    const size_t i = number ? std::stoul(name) : sums_.size();
-    if (i >= sums_.size()) refuse(view);
-    return i;
+    const auto found = gradients_.find(name);
+    if (found == gradients_.end()) refuse(view);
+    return found->second;
   }
 
   static void check_shape(const StoredTensor& view, const std::vector<int64_t>& shape) {
@@ -229,11 +227,11 @@ class Reader {
     };
     out.calls = count("calls", kMaxCount);
     out.pending = count("pending", out.calls);
-    if (find(fields, "published")) out.published = count("published", kMaxCount);
+    out.published = count("published", kMaxCount);
     const Json* seed = find(fields, "seed");
     out.seed = seed && seed->is_uint64() ? seed->get_uint64()
                                          : static_cast<uint64_t>(get<int64_t>(fields, "seed"));
-    out.clipped = get_or<bool>(fields, "clipped", false);
+    out.clipped = get<bool>(fields, "clipped");
     out.num_tokens = get<double>(fields, "num_tokens");
     require(out.num_tokens >= 0 && out.num_tokens <= static_cast<double>(kMaxCount), Code::kInvalid,
             "engine: load: ", fields_file_.string(), ": field 'num_tokens' is ", out.num_tokens,
@@ -310,8 +308,9 @@ TrainingState read_training(const fs::path& directory, const TrainingShape& shap
           " has no ", kTrainingFields, "; it was saved without the optimizer");
   const Json state = read_json(file);
   const auto version = get<int64_t>(state, "checkpoint_version");
-  require(version >= 1 && version <= kRunsVersion, Code::kInvalid, "engine: ", file.string(),
-          " has checkpoint_version ", version, ", this program reads 1 to ", kRunsVersion);
+  require(version == kCheckpointVersion, Code::kInvalid, "engine: ", file.string(),
+          " has checkpoint_version ", version, ", this program reads ", kCheckpointVersion,
+          ": load it without the optimizer, or in the version that saved it");
   if (arithmetic) {
     require_same_arithmetic(state, *arithmetic, file);
     require_same_mesh(state, shape.mesh, file);
@@ -320,7 +319,8 @@ TrainingState read_training(const fs::path& directory, const TrainingShape& shap
   const Json* fields = find(state, "training");
   require(fields && fields->is_object(), Code::kInvalid, "engine: load: ", file.string(),
           ": field 'training' is missing or not an object");
-  const char* const tensors = version >= kPartsVersion ? kTrainingIndex : kTrainingTensors;
+  const bool in_parts = get<int64_t>(state, "num_ranks") > 1;
+  const char* const tensors = in_parts ? kTrainingIndex : kTrainingTensors;
   const Reader reader(directory / tensors, shape, tenant);
   if (reserve) reserve(reader.num_bytes());
   TrainingState out = reader.read(*fields);

@@ -25,9 +25,7 @@ inline constexpr const char* kTrainingPart = "training-";  // how a part's name 
 inline constexpr const char* kSave = "save";
 inline constexpr const char* kTrainingFields = "trainer_state.json";
 inline constexpr int64_t kMaxCount = int64_t{1} << 53;  // of any count; more than any run counts
-inline constexpr int64_t kCheckpointVersion = 2;        // 1 named gradients by their number
-inline constexpr int64_t kPartsVersion = 3;             // the same, of several ranks
-inline constexpr int64_t kRunsVersion = 4;              // of several ranks, with runs of tensors
+inline constexpr int64_t kCheckpointVersion = 5;        // the only one that is read
 
 std::string training_part(int rank, int num_ranks);  // the name of its file
 // The name of a run of a tensor.

@@ -51,7 +51,7 @@ int lock_folder(const fs::path& folder, int operation) {
 void remove_left_behind(const fs::path& directory) {
   std::error_code ignored;
   for (const std::string& name : names_in(directory, ignored)) {
-    // Older versions did not lock theirs, and did not put the process into the name.
+    // Names without a process are not an engine's.
     if (!name.starts_with(kPrefix) || name.find('-', kPrefix.size()) == name.npos) continue;
     const FileHandle dead(lock_folder(directory / name, LOCK_EX | LOCK_NB));
     if (dead.get() >= 0) remove_tree(directory / name);

@@ -135,19 +135,6 @@ TEST_F(UsedUpTest, ALoadIntoARunWhoseBodyIsLongOrNotTakenUsesItsNumberUpToo) {
               "server: seq_id " + std::to_string(seq_id) + " of '" + id + "' was refused");
 }
 
-// They left the number open, and what came then was done accordingly.
-TEST_F(UsedUpTest, ALoadIntoARunInAJournalOfAnOlderBuildUsesNoNumberUp) {
-  go_on();
-  const std::string id = run();
-  const Command older{.method = "POST",
-                      .path = "/api/v1/load_weights",
-                      .content_type = "application/json",
-                      .owner = services_->runs.find(id)->owner,
-                      .body = R"({"model_id": ")" + id + R"(", "seq_id": 1, "path": "x"})"};
-  replay(services_->history.sequence(), older, *services_);
-  result(train(id, 1));
-}
-
 TEST_F(UsedUpTest, JsonThatCannotBeReadUsesItsNumberUpThroughAStartToo) {
   go_on();
   const std::string id = run(), model = R"({"model_id": ")" + id + R"(", "seq_id": )";

@@ -30,12 +30,10 @@ bool is_taken(const Services& s, const Run& run, const std::string& kind, const 
 }
 
 // Folders of saves that are being written begin with a dot and a name (io/atomic.h), and who saves
-// that name removes what was left of it. Older builds took such names, and journals hold them.
-void require_visible(Services& s, const std::string& name) {
-  s.decisions.decide([&] {
-    require(!name.starts_with('.'), Code::kInvalid, "server: the name '", name,
-            "' of a checkpoint must not begin with '.'; choose another");
-  });
+// that name removes what was left of it.
+void require_visible(const std::string& name) {
+  require(!name.starts_with('.'), Code::kInvalid, "server: the name '", name,
+          "' of a checkpoint must not begin with '.'; choose another");
 }
 
 // Saves under state/checkpoints/RUN/KIND/NAME.
@@ -55,7 +53,7 @@ Json save(const Call& call, const std::string& kind, bool optimizer) {
             Code::kInvalid, "server: the checkpoint '", path,
             "' exists, or is being saved; choose another name",
             kind == "weights" ? ", or give overwrite=True" : "");
-    if (is_new) require_visible(s, name);
+    require_visible(name);
     const int64_t bytes = most_bytes(s.backend.model(), run, optimizer);
     const auto counts =
         s.amounts.pend(run.owner, {optimizer ? Amount::kCheckpoint : Amount::kAdapter, bytes});

@@ -14,7 +14,6 @@
 namespace twinkle::server {
 namespace {
 
-constexpr uint16_t kVersion = 1;
 constexpr std::chrono::milliseconds kAskAgain{1};
 
 int64_t bytes_of(std::string_view payload) {
@@ -29,13 +28,15 @@ R read_as(const store::Record& record) {
   return out;
 }
 
-void require_version(const store::Record& record) {
-  require(record.version == kVersion, Code::kInvalid, "server: record ", record.sequence,
-          " of the journal is of version ", record.version, ", this program reads ", kVersion);
+void require_format(const store::Record& record, const std::filesystem::path& folder) {
+  require(record.version == kRecordFormat, Code::kInvalid, "server: record ", record.sequence,
+          " of the journal in ", folder.string(), " is of format ", record.version,
+          ", this program reads format ", kRecordFormat,
+          ": serve it by the version that wrote it, or name another --state");
 }
 
-AnyRecord decoded(const store::Record& record) {
-  require_version(record);
+AnyRecord decoded(const store::Record& record, const std::filesystem::path& folder) {
+  require_format(record, folder);
   switch (record.kind) {
     case Command::kKind:
       return read_as<Command>(record);
@@ -57,7 +58,6 @@ bool tells_how(const store::Record& record) {
 
 // Adds what a record says.
 void add(History::Summary& out, const store::Record& record) {
-  require_version(record);
   if (record.kind == Opened::kKind) out.starts.push_back(read_as<Opened>(record));
   if (record.kind == Snapshotted::kKind) {
     auto snapshot = read_as<Snapshotted>(record);
@@ -98,7 +98,9 @@ History::Summary summary_of(const std::filesystem::path& folder) {
     const bool is_first = &segment == &segments.front();
     require_all(is_first ? segment.first <= last + 1 : segment.first == next);
     const auto visit = [&](const store::Record& record) {
-      if (record.sequence > last) add(out, record);
+      if (record.sequence <= last) return;
+      require_format(record, folder);
+      add(out, record);
     };
     next = store::read_segment(segment, &segment == &segments.back(), visit).next;
   }
@@ -124,9 +126,9 @@ void require_same(const std::filesystem::path& state, const std::vector<Opened>&
   for (const Opened& start : starts) {
     require(start.model == now.model, Code::kInvalid, "server: the state in ", state.string(),
             " is of the model ", start.model, ", and this is ", now.model, "; name another folder");
-    require(start.weights.empty() || now.weights.empty() || start.weights == now.weights,
-            Code::kInvalid, "server: the state in ", state.string(), " is of the model in ",
-            start.path, ", and the one in ", now.path,
+    require(now.weights.empty() || start.weights == now.weights, Code::kInvalid,
+            "server: the state in ", state.string(), " is of the model in ", start.path,
+            ", and the one in ", now.path,
             " has other weights with the same config: serve the weights that it is of, or name "
             "another --state");
   }
@@ -172,14 +174,14 @@ int64_t History::open(const std::filesystem::path& folder, const Replay& replay,
     do_again(*summary.state, reader.state());
     while (const auto record = reader.next())
       if (record->kind != Ended::kKind)  // an answer, which stays there until it is asked for
-        do_again(record->sequence, decoded(*record));
+        do_again(record->sequence, decoded(*record, folder));
   }
   const uint64_t in_state = summary.state.value_or(0);
   journal_->open([&](const store::Record& record) {
     if (record.sequence <= in_state) return;
     bytes_ += bytes_of(record.payload);
     if (tells_how(record) || summary.dropped.contains(record.sequence)) return;
-    do_again(record.sequence, decoded(record));
+    do_again(record.sequence, decoded(record, folder));
   });
   journal_->truncate_before(in_state + 1);  // a kill may have come before that
   on_loop(replay.turn, [&] {
@@ -216,7 +218,7 @@ ReadBack History::kept(uint64_t sequence) {
       throw;
     }
   }();
-  AnyRecord record = decoded({sequence, r.kind, r.version, r.payload});
+  AnyRecord record = decoded({sequence, r.kind, r.version, r.payload}, folder_);
   if (auto* command = std::get_if<Command>(&record)) return std::move(*command);
   auto* ended = std::get_if<Ended>(&record);
   require(ended, Code::kInvalid, "server: record ", sequence, " of the journal is of kind ",
@@ -259,7 +261,7 @@ void History::append(uint8_t kind, std::string payload, store::Refusal refusal, 
   };
   try {
     require(journal_ != nullptr, Code::kBusy, "server: it ends; come again");
-    journal_->append(kind, kVersion, std::move(payload), told, refusal);
+    journal_->append(kind, kRecordFormat, std::move(payload), told, refusal);
   } catch (const Error&) {
     told(0, std::current_exception());
   }

@@ -9,8 +9,11 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
+#include "twinkle/io/atomic.h"
 #include "twinkle/io/limit_for_test.h"
 #include "twinkle/server/service_for_test.h"
+#include "twinkle/store/journal.h"
+#include "twinkle/store/segment.h"
 
 namespace twinkle::server {
 namespace {
@@ -276,7 +279,7 @@ TEST_F(HistoryTest, IdsAreTheSameAndASampleWithoutASeedKeepsTheOneItGot) {
 }
 
 TEST_F(HistoryTest, AStartThatWouldChangeWhatClientsWereToldIsRefusedByName) {
-  const Opened here{.arithmetic = "{\"torch\":1}", .model = "{\"a\":1}"};
+  const Opened here{.arithmetic = "{\"torch\":1}", .model = "{\"a\":1}", .weights = "1"};
   open();
   std::filesystem::remove_all(dir_.path());
   go_on(here);
@@ -284,14 +287,11 @@ TEST_F(HistoryTest, AStartThatWouldChangeWhatClientsWereToldIsRefusedByName) {
   result(train(id, 1));
   EXPECT_NE(refusal_of({.arithmetic = here.arithmetic, .model = "b"}).find("is of the model"),
             std::string::npos);
-  const Opened other{.arithmetic = "{\"torch\":2}", .model = here.model};
+  const Opened other{.arithmetic = "{\"torch\":2}", .model = here.model, .weights = "1"};
   EXPECT_NE(refusal_of(other).find("{\"torch\":2}"), std::string::npos);
   EXPECT_EQ(refusal_of(other, true), "");
   EXPECT_EQ(kinds(id), std::vector<std::string>{"train"});
-  Opened weighed = other;
-  weighed.weights = "1";
-  EXPECT_EQ(refusal_of(weighed, true), "") << "what has been opened did not tell its weights";
-  Opened moved = weighed;
+  Opened moved = other;
   moved.path = "/copy";
   EXPECT_EQ(refusal_of(moved, true), "");
   moved.weights = "2";
@@ -300,6 +300,30 @@ TEST_F(HistoryTest, AStartThatWouldChangeWhatClientsWereToldIsRefusedByName) {
   open();
   executor_->on_batch = [] { fail(Code::kInvalid, "null: not this time"); };
   go_on(other);
+}
+
+TEST_F(HistoryTest, ARecordOrAStateOfAnotherFormatIsRefusedWithBothFormats) {
+  const std::filesystem::path journal = dir_ / "journal";
+  close();
+  const auto refused = [&](const std::string& what, const char* ours) {
+    EXPECT_EQ(refusal_of({}), "server: " + what + ", this program reads format " + ours +
+                                  ": serve it by the version that wrote it, or name another "
+                                  "--state");
+  };
+  uint64_t next = 0;
+  {
+    store::Journal theirs(journal, {});
+    theirs.open([](const store::Record&) {});
+    next = theirs.report().next;
+    theirs.append(Dropped::kKind, 1, "", [](uint64_t, const auto&) {});
+  }
+  refused("record " + std::to_string(next) + " of the journal in " + journal.string() +
+              " is of format 1",
+          "2");
+  const store::Header header =
+      store::header_of({.sequence = next, .kind = State::kKind, .version = 2, .payload = {}});
+  write_file_atomically(state_file(journal), std::string_view(header.data(), header.size()));
+  refused(state_file(journal).string() + " is of format 2", "3");
 }
 
 TEST_F(HistoryTest, AnOperationThatEndsOtherwiseWhenItIsDoneAgainStopsTheStart) {

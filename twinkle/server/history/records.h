@@ -1,6 +1,6 @@
 // What the service writes into its journal. Its state is what these records make of nothing, one
 // after another: so a server that was killed has only to go through them again. Bytes are those of
-// base/fields/codec.h; a new field gets the next tag.
+// base/fields/codec.h; a new field gets the next tag, and kRecordFormat the next number.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,11 +12,13 @@
 
 namespace twinkle::server {
 
+inline constexpr uint16_t kRecordFormat = 2;  // the only one that is read
+
 // A start of the server, before all that it takes.
 struct Opened {
   std::string arithmetic;  // JSON: what the bits of results depend on besides their inputs
   std::string model;       // JSON: which model
-  std::string weights;     // which of its weights; empty: not known, as in records of older builds
+  std::string weights;     // which of its weights; empty: not known, where they are not here
   std::string path;        // where they were, for people: the same weights may come from another
 
   bool operator==(const Opened&) const = default;
@@ -36,8 +38,6 @@ struct Command {
   int64_t time_ms = 0;  // since 1970
   std::string key_id;   // of the key that it came with, if keys were asked for
   std::string refused;  // why, where its tenant's limits refuse what is new; or empty
-  // A refusal uses up the number that it names on every route; older builds left some out.
-  bool uses_up = false;
 
   static constexpr uint8_t kKind = 2;
   static constexpr auto fields() {
@@ -49,8 +49,7 @@ struct Command {
                       field(6, "chance", &Command::chance),
                       field(7, "time_ms", &Command::time_ms),
                       field(8, "key_id", &Command::key_id),
-                      field(9, "refused", &Command::refused),
-                      field(10, "uses_up", &Command::uses_up)};
+                      field(9, "refused", &Command::refused)};
   }
 };
 

@@ -2,7 +2,7 @@
 // records are needed no more. What has not ended is not in it as such: the commands that began it
 // are carried along, and done again on top, and so are records of answers, which are read when they
 // are asked for (state_file.h). A new field gets the next tag of its
-// struct; a state that was written before then has its default.
+// struct, and the file's format (state_file.cpp) the next number.
 #pragma once
 #include <cstdint>
 #include <map>

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr uint16_t kStateVersion = 2;  // 1 had all answers in the state itself
+constexpr uint16_t kStateVersion = 3;  // the only one that is read
 
 // Records one after another, as long as the server does not end.
 class StateWriter {
@@ -124,10 +124,12 @@ store::StoredRecord CarriedRecords::read(uint64_t sequence) {
 
 StateReader::StateReader(const fs::path& journal) : file_(state_file(journal), "server") {
   const store::Record record = read();
-  require(record.kind == State::kKind && record.version >= 1 && record.version <= kStateVersion,
-          Code::kInvalid, "server: ", file_.path().string(), " begins with a record of kind ",
-          static_cast<int>(record.kind), " and version ", record.version, ", this program reads ",
-          static_cast<int>(State::kKind), " and 1 to ", kStateVersion);
+  require(record.kind == State::kKind, Code::kInvalid, "server: ", file_.path().string(),
+          " begins with a record of kind ", static_cast<int>(record.kind), ", a state is of kind ",
+          static_cast<int>(State::kKind), "; restore a backup");
+  require(record.version == kStateVersion, Code::kInvalid, "server: ", file_.path().string(),
+          " is of format ", record.version, ", this program reads format ", kStateVersion,
+          ": serve it by the version that wrote it, or name another --state");
   ByteReader reader(record.payload, "server: the state's bytes", 2 * store::kMaxPayloadBytes);
   reader.take(state_);
   left_ = carried(state_);

@@ -1,5 +1,4 @@
-// What a start does again, and what it takes as it was: for want of memory, of an older build, and
-// behind a disk that is slow.
+// A start does again what a journal holds: where memory ends meanwhile, and where a disk is slow.
 #include <atomic>
 #include <new>
 #include <thread>
@@ -17,14 +16,6 @@ class AgainTest : public ServiceTest {
   void restart() {
     open();
     go_on();
-  }
-  // A record as another build may have written it.
-  template <class Record>
-  void append(const Record& record) {
-    bool is_written = false;
-    services_->history.append(record,
-                              [&](uint64_t, const std::exception_ptr&) { is_written = true; });
-    EXPECT_TRUE(loop_->run_until([&] { return is_written; }));
   }
   Response promise(const std::string& request_id) {
     return post("/api/v1/retrieve_future", {{"request_id", request_id}});
@@ -63,39 +54,7 @@ TEST_F(AgainTest, AStartForWhichMemoryEndsTellsSoAndTheNextLosesNothing) {
   EXPECT_EQ(done(id).size(), 2U);
 }
 
-TEST_F(AgainTest, AnEndThatAnOlderBuildToldWithBytesThatAreNoUtf8IsTheSame) {
-  const std::string other = run(), id = run();
-  const auto publish = [&](const std::string& run) {
-    return post("/api/v1/save_weights_for_sampler", {{"model_id", run}, {"seq_id", 2}});
-  };
-  result(step(other, 1));
-  std::string like = result(publish(other)).body;
-  for (size_t at = 0; (at = like.find(other)) != std::string::npos;)
-    like.replace(at, other.size(), id);
-  const auto go = std::make_shared<std::atomic<bool>>(false);
-  executor_->on_batch = [go] {
-    while (!*go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  };
-  const Response first = train(id, 1), second = publish(id);
-  // The later one first: so the start has both done again.
-  append(Ended{.request_id = id + ":2", .content_type = "application/json", .body = like});
-  const std::string told = R"({"error":"null: a)"
-                           "\xff"
-                           R"(","category":"user"})";
-  append(Ended{
-      .request_id = id + ":1", .failed = true, .content_type = "application/json", .body = told});
-  services_->close([this] { loop_->run(); });
-  *go = true;
-  open();
-  executor_->on_batch = [] { fail(Code::kInvalid, "null: a\xff"); };
-  go_on();
-  EXPECT_EQ(executor_->num_batches, 1) << "else nothing was compared";
-  EXPECT_EQ(promise(id + ":1").body, told) << "as it was told";
-  EXPECT_EQ(result(second).body, like);
-}
-
-// Of which a journal may hold one that nobody has done; null checks no stop texts by itself.
-TEST_F(AgainTest, ASampleOfMoreStopTextsThanAreTakenNowIsDoneWhereAnOlderBuildTookIt) {
+TEST_F(AgainTest, ASampleHasAtMost64StopTextsOf1024BytesAndARefusedOneStaysRefused) {
   const std::string s = session();
   const std::string sampler =
       text(post("/api/v1/create_sampling_session",
@@ -109,46 +68,22 @@ TEST_F(AgainTest, ASampleOfMoreStopTextsThanAreTakenNowIsDoneWhereAnOlderBuildTo
             {"prompt", {{"chunks", {{{"tokens", {1, 2, 3}}, {"type", "encoded_text"}}}}}},
             {"sampling_params", {{"max_tokens", 3}, {"stop", std::move(stop)}}}};
   };
-  const std::string owner = services_->sessions.at(s).owner;
-  for (const auto& sample : {body(0, 65, 1), body(1, 1, 1025)})
-    append(Command{.method = "POST",
-                   .path = "/api/v1/asample",
-                   .content_type = "application/json",
-                   .owner = owner,
-                   .body = boost::json::serialize(sample),
-                   .chance = new_id(),
-                   .time_ms = milliseconds_since_1970()});
-  open();
-  const auto validate = [](const engine::Operation& operation) {  // as the engine does
-    if (const auto* sample = std::get_if<engine::Sample>(&operation))
-      sampler::validate(sample->params[0]);
-  };
-  backend_->on_check = validate;
-  go_on();
-  const auto expect_done = [&](int64_t seq_id) {
-    const Response told = promise(sampler + ":" + std::to_string(seq_id));
-    EXPECT_EQ(told.status, 200) << told.body;
-    EXPECT_EQ(told.content_type, "application/x-protobuf") << told.body;
-  };
-  expect_done(0);
-  expect_done(1);
   const auto refusal = [&](const Json& sample) {
     const Response told = post("/api/v1/asample", sample);
     EXPECT_EQ(told.status, 422) << told.body;
     return text(told, "detail");
   };
-  const std::string most = "server: sampling_params.stop has 65 texts, it must have at most 64",
-                    longest =
-                        "server: sampling_params.stop[1] has 1025 bytes, it must have at most 1024";
-  EXPECT_EQ(refusal(body(2, 65, 1)), most);
+  EXPECT_EQ(refusal(body(2, 65, 1)),
+            "server: sampling_params.stop has 65 texts, it must have at most 64");
   Json long_one = body(3, 2, 1024);
   long_one.at("sampling_params").at("stop").at(1) = std::string(1025, 'x');
-  EXPECT_EQ(refusal(long_one), longest);
+  EXPECT_EQ(refusal(long_one),
+            "server: sampling_params.stop[1] has 1025 bytes, it must have at most 1024");
   EXPECT_EQ(post("/api/v1/asample", body(4, 64, 1024)).status, 200);
-  open();
-  backend_->on_check = validate;
-  go_on();
-  for (const int64_t seq_id : {0, 1, 4}) expect_done(seq_id);
+  restart();
+  const Response told = promise(sampler + ":4");
+  EXPECT_EQ(told.status, 200) << told.body;
+  EXPECT_EQ(told.content_type, "application/x-protobuf") << told.body;
   for (const int64_t seq_id : {2, 3})
     EXPECT_EQ(promise(sampler + ":" + std::to_string(seq_id)).status, 404) << "it was refused";
 }

@@ -89,7 +89,7 @@ class Promises {
     int64_t number = 0;     // from 1 on
     uint64_t sequence = 0;  // of the record that opened it
     std::string key_id = {};
-    int64_t num_samples = 0;  // that its request asked for; 0: none, or an older build's
+    int64_t num_samples = 0;  // that its request asked for; 0: none
   };
   const Made* find(const std::string& id) const;
   int64_t num_ever() const { return num_ever_; }

@@ -27,8 +27,7 @@ struct Run {
   std::string key_id = {};  // of the key that made it; empty where keys are not asked for
   bool finished = false;    // its session has: no new requests
   int64_t last_ms = 0;      // since 1970, when its last request was accepted
-  // Whether its adapter is on these groups of modules, by Tinker's names: "train_attn" and the
-  // like. Empty: an older build made it, and did not tell.
+  // True where its adapter is on a group of modules, by Tinker's names: "train_attn" and the like.
   std::map<std::string, bool> trains = {};
 
   struct Refusal {
