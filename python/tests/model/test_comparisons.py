@@ -62,7 +62,7 @@ def test_a_first_batch_far_from_its_old_logps_is_told_once(tiny_llama_dir, logge
         model = made(tiny_llama_dir, loss)
         new = model.forward_only(inputs=[ROW])["logps"][0]
         del logged[:]
-        for more in (shift, 3.0):  # what a later batch is, nobody looks at
+        for more in (shift, 3.0):  # a later batch may be anywhere
             model.forward_backward(inputs=[ROW], old_logps=[new - more], advantages=[1.0])
         return [text for text in logged if FAR in text]
 

@@ -9,7 +9,7 @@ _NEAR = 0.8, 1.25  # a first step's mean ratio, which is 1 but for rounding
 
 
 class Compared:
-    """Whether a run's policy has been compared with old log-probabilities."""
+    """A run, and whether its policy has been compared with old log-probabilities."""
 
     has_compared = False
 

@@ -108,7 +108,7 @@ class Fields {
     return value->get_double();
   }
 
-  // What llama.cpp takes for absent where it is 0.
+  // llama.cpp takes 0 for an absent one.
   double scale_or(const std::string& key, double fallback) const {
     const double value = real_or(key, fallback);
     require(value >= 0, Code::kInvalid, where(prefix_ + key), " is ", value,

@@ -71,7 +71,7 @@ TEST(GgufConfig, NamesTheRopeScaling) {
                                    {"original_max_position_embeddings", 8192}}));
 }
 
-// What llama.cpp reads of a file and a dense model here does not compute.
+// llama.cpp reads these of a file, and a dense model here does not compute them.
 TEST(GgufConfig, RefusesKeysThatChangeTheArithmetic) {
   const auto with = [](const std::string& key, const auto& value) {
     Gguf gguf = tiny("qwen3");
