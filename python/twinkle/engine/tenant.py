@@ -12,9 +12,9 @@ from twinkle.engine.sampling import engine_params, response_of, routes_shape
 from twinkle.engine.stream import TokenStream
 from twinkle.errors import refuse_unknown, require
 from twinkle.infra import current_run
+from twinkle.loss.old_logps import Compared, warn_of_ratio
 from twinkle.model.arguments import clip_arguments
 from twinkle.model.batch import Batch, as_list
-from twinkle.model.old_logps import Compared, warn_of_ratio
 from twinkle.seeding import stable_seed
 
 

@@ -13,6 +13,7 @@ from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import place
 from twinkle.ledger import Ledger
 from twinkle.loss.base import check_kwargs, engine_loss, evaluate
+from twinkle.loss.old_logps import check_temperature, warn_of_ratio
 from twinkle.model.arguments import (
     NAMES,
     check_arguments,
@@ -25,7 +26,6 @@ from twinkle.model.arguments import (
 )
 from twinkle.model.batch import Batch, as_list, with_marks
 from twinkle.model.group import Group, check_accumulation
-from twinkle.model.old_logps import check_temperature, warn_of_ratio
 from twinkle.model.predictions import predictions
 from twinkle.model.python_loss import (
     evaluate_in_parts,

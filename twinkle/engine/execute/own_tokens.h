@@ -11,7 +11,7 @@ namespace twinkle::engine {
 
 class OwnTokens {
  public:
-  // Of the batch's next sequence. False: a scored label differs from its token, or a token has
+  // Takes the batch's next sequence. False: a scored label differs from its token, or a token has
   // several; the others need not be looked at.
   bool add(const Example& sequence);
   // Error kInvalid: every scored label so far is the token at its own place, there are 8 or more of

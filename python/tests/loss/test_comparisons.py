@@ -1,5 +1,5 @@
-"""What a policy is compared with: the policy that sampled, and a reference. Labels that are their
-own tokens, as other trainers take them."""
+"""A policy is compared with the policy that sampled, and with a reference. Labels that are their
+own tokens, as other trainers take them, are refused."""
 
 import math
 import pickle

@@ -39,7 +39,7 @@ def warn_of_ratio(owner, sequences, logps):
     gaps = np.concatenate([gap for gap in gaps if gap is not None] or [np.zeros(0)])
     if not gaps.size:
         return
-    owner.has_compared = True  # what comes later is not near 1 when it learns
+    owner.has_compared = True  # later batches are not near 1 when it learns
     with np.errstate(over="ignore"):
         ratio, geometric = float(np.exp(gaps).mean()), float(np.exp(gaps.mean()))
     low, high = _NEAR
