@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = [*sorted((ROOT / "scripts").glob("*.sh")), ROOT / ".ci/run"]
-PROFILES = re.search(  # what `make test` sets up
+PROFILES = re.search(  # as `make test` sets them up
     r"^test:.*\n\t@scripts/setup\.sh (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE
 )[1].split()
 
@@ -128,7 +128,7 @@ def test_set_up_refuses_a_boost_that_is_too_old(tmp_path):
     assert text in result.stderr and "header gtest" not in result.stderr
 
 
-# Of Debian's: g++ is installed, and what apt-get is asked for is noted.
+# Debian's programs: g++ is installed, and what apt-get is asked for is noted.
 DPKG_QUERY = '#!/bin/bash\n[ "${*: -1}" != g++ ] || echo -n installed\n'
 APT_GET = '#!/bin/bash\necho "apt-get $*" >> apt.log\n'
 # It has one of Boost's packages.

@@ -10,7 +10,7 @@ void take(const Json& value) {
   try {
     get<T>(value, "a");
   } catch (const Error&) {
-    return;  // values of another type
+    return;  // another type
   }
 }
 

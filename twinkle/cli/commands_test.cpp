@@ -32,7 +32,7 @@ void parse(std::vector<std::string> arguments, bool run = true) {
   if (run) action("twinkle");
 }
 
-// What is said of arguments that are wrong whatever the files are.
+// The error of arguments that are wrong whatever the files are.
 std::string wrong(const std::vector<std::string>& arguments) {
   const auto attempt = [&] {
     try {
@@ -44,7 +44,7 @@ std::string wrong(const std::vector<std::string>& arguments) {
   return invalid_of(attempt);
 }
 
-// What a command prints. Errors pass.
+// The output of a command. Errors pass.
 std::string run(const std::vector<std::string>& arguments) {
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();
@@ -197,7 +197,7 @@ TEST_F(Commands, MaxTokensBeyondTheModelsRoomAreRefusedWhenGiven) {
 }
 
 TEST_F(Commands, AnOutputThatCannotBeSavedToIsFoundBeforeTheTraining) {
-  // What is printed before the error has no step in it.
+  // The output before the error has no step in it.
   const auto train = [this](const std::string& output) {
     testing::internal::CaptureStderr();
     std::string error = invalid_of(

@@ -1,5 +1,6 @@
-// What people get wrong, each with the text that they see, and that nothing changed by it: neither
-// any tenant's weights, gradients and optimizer, nor the base model's weights, nor any file.
+// Mistakes that people make, each with the text that they see, and that nothing changed by it:
+// neither any tenant's weights, gradients and optimizer, nor the base model's weights, nor any
+// file.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -125,6 +126,40 @@ class BadInput : public testing::Test {
   const ScratchDir scratch_{memory_folder()};
   Engine engine_;
 };
+
+// As transformers takes labels, which it shifts itself.
+TEST_F(BadInput, LabelsThatAreTheirOwnTokens) {
+  const auto own = [](std::vector<int32_t> ids) {
+    return Example{.input_ids = ids, .labels = ids};
+  };
+  const auto batch = [](std::vector<Example> sequences, const char* loss = "CrossEntropyLoss") {
+    return ForwardBackward{.tenant = "me", .sequences = std::move(sequences), .loss = loss};
+  };
+  Example prompt = own({7, 8, 9, 10}), weighed = prompt, one = drawn(1, 3);
+  std::fill(prompt.labels.begin(), prompt.labels.end(), -100);
+  weighed.labels = {1, 1, 1, 1};
+  weighed.weights = {0, 0, 0, 0};
+  const Example own_tokens = own({5, 6, 7, 5, 6, 7, 8, 9});
+  expect_refused(
+      batch({prompt, own_tokens, weighed}),
+      "engine: labels of inputs[1] are its own tokens; here labels[t] is the token after "
+      "t: pass labels[1:] + [-100]");
+  const Forward scored{.tenant = "me", .sequences = {own_tokens}, .loss = "CrossEntropyLoss"};
+  expect_refused(scored, "labels of inputs[0] are its own tokens");
+
+  Example shifted{.input_ids = std::vector<int32_t>(9, 4), .labels = std::vector<int32_t>(9, 4)};
+  Example marked{.input_ids = {1, 2, 3}, .labels = {1, 2, 3}, .extras = {{"grad", {1, 1, 1}}}};
+  for (const ForwardBackward& right : {
+           batch({own({5, 6, 7, 5, 6, 7, 8})}),  // 7 may be chance
+           batch({own_tokens, one}),             // one label that differs
+           batch({shifted}),                     // a run of one token
+           batch({shifted, own({6, 6, 6})}),
+           batch({marked, marked, marked}, "LinearLoss"),
+       })
+    engine_.run<ForwardResult>(right);
+  Forward plain{.tenant = "me", .sequences = {own_tokens}};
+  engine_.run<ForwardResult>(plain);
+}
 
 TEST_F(BadInput, BatchesThatTheModelCannotTake) {
   const auto batch = [](std::vector<Example> sequences) {

@@ -16,7 +16,7 @@
 namespace twinkle::engine {
 namespace {
 
-// What a run gave, number by number, each with what it is.
+// The results of a run, number by number, each with what it is.
 struct Numbers {
   std::vector<std::pair<std::string, double>> all;
 
@@ -233,8 +233,8 @@ TEST_P(EngineOnDevice, SamplesAsTheCpuDoes) {
   expect_numbers_near(sample_on_device(device, all), sample_on_device(cpu, all), tolerance());
 }
 
-// What llama has not: biases, norms of heads and sandwiches, windows, interleaved and partial rope,
-// fused and grouped projections.
+// Features that llama lacks: biases, norms of heads and sandwiches, windows, interleaved and
+// partial rope, fused and grouped projections.
 class FamilyOnDevice : public testing::TestWithParam<std::string> {};
 
 INSTANTIATE_TEST_SUITE_P(Families, FamilyOnDevice,

@@ -373,6 +373,21 @@ TEST(Tenant, TheFrozenBaseScoresAndDoesNotTrain) {
   engine.run<Done>(ZeroGrad{"base"});
 }
 
+TEST(Tenant, WhoTrainsAllWeightsIsNoReferenceOfItself) {
+  const model::TinyModel model;
+  Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
+  engine.run<Done>(Create{"policy"});
+  const Forward reference{.tenant = "policy", .sequences = {drawn(1, 4)}, .disable_lora = true};
+  EXPECT_EQ(
+      error_of([&] { engine.run<ForwardResult>(reference); }),
+      "engine: forward: disable_lora is true, but tenant 'policy' trains all weights: without "
+      "an adapter the base model is the model that it trains, and no reference; take a second "
+      "model of the same files, or pass the ref_logps that it gave before it was trained");
+  engine.run<Done>(Delete{"policy"});
+  engine.run<Done>(Create{.tenant = "policy", .frozen = true});
+  engine.run<ForwardResult>(reference);
+}
+
 TEST(Tenant, TheFrozenBasesChecksumIsThatOfTheBaseWeights) {
   const model::TinyModel model;
   Engine engine({.model = {.path = model.path()}});

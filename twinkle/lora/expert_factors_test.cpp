@@ -128,7 +128,7 @@ TEST(ExpertFactors, PatternsMatchTheStacksPathAndAnExpertsOwn) {
   EXPECT_EQ(sizes.rank("model.layers.1.self_attn.q_proj"), kSmallRank);
 }
 
-// Of the class with pictures, say, whose modules are known by another path.
+// The class with pictures, for example, whose modules are known by another path.
 TEST(ExpertFactors, StacksAreKnownByTheOtherPathTooAndSavedByTheOneHere) {
   const std::string other = "model.language_model.layers.1.mlp.experts.down_proj",
                     here = "model.layers.1.mlp.experts.down_proj";

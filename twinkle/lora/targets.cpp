@@ -41,7 +41,7 @@ bool is_among_all(const LinearShape& linear) {
   return !expert || expert->name != "gate_up_proj";
 }
 
-// Of Mixtral, and of others whose experts have no dense neighbours: w1 is then every gate_proj.
+// For Mixtral, and for others whose experts have no dense neighbours: w1 is then every gate_proj.
 bool all_gates_are_experts(std::span<const LinearShape> linears) {
   bool any = false;
   for (const LinearShape& linear : linears) {
@@ -335,7 +335,7 @@ void name_sizes_of_stacks(PeftConfig& config, std::span<const LinearShape> linea
     if (const double alpha = sizes.alpha(parameter); sizes.alpha(path) != alpha)
       alphas.emplace(parameter, alpha);
   }
-  std::set<std::string> parameters;  // of all stacks
+  std::set<std::string> parameters;  // names of all stacks
   for (const LinearShape& linear : linears)
     if (const auto expert = expert_path(linear.path)) parameters.insert(expert->parameter());
   put_names_in_front(config.rank_pattern, ranks, parameters);
@@ -343,7 +343,7 @@ void name_sizes_of_stacks(PeftConfig& config, std::span<const LinearShape> linea
 }
 
 PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears) {
-  std::vector<std::string> paths, names;  // of linears; of stacks, too
+  std::vector<std::string> paths, names;  // paths of linears; of stacks, too
   std::set<std::string> stacks;
   for (const LinearShape& linear : linears) {
     paths.push_back(linear.path);

@@ -90,7 +90,7 @@ TEST(Loss, RefusesMissingAndMisshapenExtras) {
   Inputs in = two_sequences();
   EXPECT_EQ(invalid_of([&] { run(find("linear"), in); }),
             "loss: linear needs 'grad', pass it with the batch");
-  for (const int64_t size : {2, 4}) {  // of two sequences, but a gradient is a row's
+  for (const int64_t size : {2, 4}) {  // two sequences, but a gradient is a row's
     in.extras["grad"] = at::zeros({size});
     EXPECT_EQ(invalid_of([&] { run(find("linear"), in); }),
               "loss: linear: grad has " + std::to_string(size) +

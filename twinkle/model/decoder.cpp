@@ -72,7 +72,7 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
     : spec_(spec), dtype_(dtype), device_(device), borders_(borders) {
   keep_heap_pages();
   const WeightSource source = weights_of(spec, checkpoint, dtype);
-  WeightMemory memory;  // of the host
+  WeightMemory memory;  // on the host
   size_t piece = kHeadPiece;
   std::set<std::string> tensors;  // that were read
   const auto note = [&](const std::string& name, const std::vector<int64_t>& shape) {
@@ -317,7 +317,7 @@ int64_t Decoder::input_bytes(const Batch& batch) const {
 
 int64_t Decoder::graph_bytes(size_t index, const Batch& batch) const {
   const Layer& layer = layers_[index];
-  const int64_t sums = spec_.sandwich ? 3 : 1;  // what the second norm keeps, and those behind
+  const int64_t sums = spec_.sandwich ? 3 : 1;  // bytes of the second norm, and of those after it
   return sums * stream_bytes(batch) + layer.mixer->saved_bytes(batch.rows) +
          layer.mlp->saved_bytes(batch.rows);
 }

@@ -221,7 +221,7 @@ TEST(Optimizer, AStepThatLeavesTheFiniteNumbersIsRefusedAndChangesNothing) {
   EXPECT_EQ(sgd->num_steps(), 0);
 }
 
-// Of ordinary size: known from the largest gradient alone.
+// Norms of ordinary size: the largest gradient shows it.
 TEST(Optimizer, TryingAStepFirstChangesNoBit) {
   for (const Kind& kind : kKinds) {
     std::vector<Param> tried = example(), untried = example();

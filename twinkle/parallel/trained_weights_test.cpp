@@ -24,7 +24,7 @@ constexpr int64_t kAtOnce = int64_t{1} << 40;
 using Sizes = std::vector<std::pair<int, int>>;  // ranks, and those that share the base
 
 JsonObject trained_config(bool tied) {
-  JsonObject config = model::tiny_config("qwen2");  // whose sizes are no whole lines, with biases
+  JsonObject config = model::tiny_config("qwen2");  // its sizes are no whole lines, with biases
   config["tie_word_embeddings"] = tied;
   return config;
 }

@@ -34,7 +34,7 @@ std::string told_value(const ServeOptions& o, const char* name) {
          (value == option_value(ServeOptions(), name) ? " (its default)" : "");
 }
 
-// What one may have, and what all may have together.
+// Limits of one, and of all together.
 void require_at_most(const ServeOptions& o, const char* name, const char* name_of_most) {
   require(option_value(o, name) <= option_value(o, name_of_most), Code::kInvalid, "cli: ", name,
           " is ", told_value(o, name), ", it must be at most ", name_of_most, ", ",
@@ -105,7 +105,7 @@ void add_serve_options(CLI::App& command, ServeOptions& options) {
     const char* const group = found == groups.end() ? "Service" : found->second;
     add_option(command, one)->group(is_served(one.name) ? group : "");
   }
-  command.get_option("--auth")->default_str("");  // which each start finds
+  command.get_option("--auth")->default_str("");  // each start detects it
 }
 
 bool is_served(std::string_view name) { return name != "value_head" && name != "gathered_bytes"; }
@@ -156,7 +156,7 @@ std::string check_service(const ServeOptions& o) {
       {.address = o.http.address});  // on a free port: its own may be a running server's
   engine::device_named(o.engine.model.device);
   const std::string path = model_path(o.engine.model.path, Download::kWithoutWeights);
-  std::optional<Checkpoint> checkpoint;  // of a hub's model there are no weights
+  std::optional<Checkpoint> checkpoint;  // a hub's model has no weights here
   if (is_there(o.engine.model.path)) checkpoint = Checkpoint::open(path);
   const Json config = checkpoint ? checkpoint->config() : read_json(fs::path(path) / "config.json");
   const model::DecoderSpec spec = model::spec_of(config, path);

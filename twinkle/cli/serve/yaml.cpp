@@ -139,7 +139,7 @@ std::vector<CLI::Option*> options_in(CLI::App& command) {
   refuse_name(key, names, where, "key of `twinkle " + command.get_name() + "`");
 }
 
-// What is said of an option, of the key that the file has in its place.
+// An error about an option, in terms of the key that the file has for it.
 std::string of_key(std::string text, const CLI::Option& option, const std::string& key) {
   for (const std::string& name : option.get_lnames()) {
     const std::string flag = "--" + name;

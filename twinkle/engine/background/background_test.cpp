@@ -114,7 +114,7 @@ TEST_F(SavesOffTheThread, OutcomesAreToldOnTheEnginesThreadInTheOrderOfTheEnds) 
     on_done.push_back([&told, i](const Outcome&) { told.push_back(i); });
   dispatcher_->submit(std::move(accepted), std::move(on_done));
   writing_.wait();
-  submit(ZeroGrad{"me"}).get();  // behind the step
+  submit(ZeroGrad{"me"}).get();  // after the step
   let_go();
   while (dispatcher_->stats().num_queued > 0) std::this_thread::yield();
   submit(ZeroGrad{"me"}).get();

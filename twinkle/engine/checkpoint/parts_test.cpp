@@ -26,7 +26,7 @@ ForwardBackward parts_batch(uint64_t seed) {
   return out;
 }
 
-// What is left of a step, a step, and a part of the next one.
+// The rest of a step, a step, and a part of the next one.
 void train_part(Engine& engine, uint64_t stage, const Part& part) {
   engine.run<ForwardResult>(sliced(parts_batch(2 * stage), part));
   engine.run<StepResult>(Step{.tenant = "a", .options = R"({"lr": 0.02})", .max_grad_norm = 0.5});

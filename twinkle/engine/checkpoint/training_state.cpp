@@ -57,7 +57,7 @@ void require_its_adapter(const Json& state, const fs::path& file) {
 
 std::vector<StoredTensor> tensors_in(const fs::path& file) {
   if (file.filename() == kTrainingTensors) return SafetensorsFile(file).tensors();
-  const Checkpoint parts = Checkpoint::open(file);  // which are of one save
+  const Checkpoint parts = Checkpoint::open(file);  // they are of one save
   std::vector<StoredTensor> out;
   for (const std::string& name : parts.names()) out.push_back(parts.at(name));
   return out;
@@ -184,10 +184,10 @@ class StateReader {
             shape_text(view.shape), ", expected ", shape_text(shape));
   }
 
-  // Of a parameter's tensor what is asked for.
+  // The part of a parameter's tensor that is asked for.
   at::Tensor read(const Tensor& tensor, size_t param) const {
     const bool in_runs = !shape_.runs.empty();
-    // Of a tied head, which comes after all of them, the embedding's.
+    // A tied head, which comes after all of them, has the embedding's.
     if (param >= shape_.params.size()) param = 0;
     const std::vector<int64_t>& shape = shape_.params[param].shape;
     const int64_t count = num_elements(shape).value_or(0);
@@ -250,7 +250,7 @@ class StateReader {
     optim::State state{saved, {}};
     const Json* steps = find(saved, "steps");
     std::set<std::string> wanted;
-    // Which buffers there are depends on the options: SGD has one with momentum alone.
+    // The options decide the buffers: SGD has one only with momentum.
     for (size_t i = 0; steps && steps->is_object() && i < shape_.params.size(); ++i) {
       const std::string& param = shape_.params[i].name;
       if (!steps->get_object().contains(param)) continue;

@@ -1,4 +1,4 @@
-// What ranks that train all weights have saved, and what other meshes make of it.
+// Saves of ranks that train all weights, and loads on other meshes.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -127,7 +127,7 @@ TEST(AllWeightsSaved, AreInPartsOfOneSize) {
           folder / (mesh.size() == 1 ? kTrainingTensors : training_part(r, mesh.size())));
       bytes.push_back(0);
       for (const StoredTensor& tensor : part.tensors()) {
-        // Of a tied head one rank keeps two sums.
+        // One rank keeps two sums of a tied head.
         if (tensor.name != std::string("grad/") + kHeadWeight) bytes.back() += tensor.num_bytes();
       }
     }

@@ -219,7 +219,7 @@ TEST_P(AllWeights, StayAsTheyWereWhenAnOperationFails) {
 
 // ---- what is sent
 
-// Of the model below: what its matrices have, in whole lines of every rank.
+// Elements of the model below: those of its matrices, in whole lines of every rank.
 constexpr int64_t kFloatsOfHead = 48 * 16;
 constexpr int64_t kFloatsOfLayer = 2 * 16 * 16 + 2 * 8 * 16 + 3 * 24 * 16;
 

@@ -15,16 +15,16 @@ namespace twinkle::engine {
 namespace {
 
 constexpr int kSteps = 20;
-constexpr size_t kTinyWidth = 48, kInWholeTiles = 64;  // of the tiny model, and of the other one
+constexpr size_t kTinyWidth = 48, kInWholeTiles = 64;  // for the tiny model, and for the other one
 
-// What makes one tenant unlike another; drawn from its index.
+// The differences between tenants; drawn from its index.
 struct Person {
   std::string name;
   uint64_t seed;
   std::string lora, optimizer, options, loss, loss_options;
   int micro_batches;
   double max_grad_norm;
-  size_t width;         // of the model
+  size_t width;         // width of the model
   bool through_logits;  // learns by gradients of all logits
 };
 
@@ -52,7 +52,7 @@ Person person(uint64_t i, size_t width = kTinyWidth) {
   p.micro_batches = 1 + static_cast<int>(i % 3);
   p.max_grad_norm = i % 2 ? 0.5 : 0.0;
   p.width = width;
-  p.through_logits = i % 8 == 5;  // of those with a LinearLoss
+  p.through_logits = i % 8 == 5;  // this one has a LinearLoss
   return p;
 }
 

@@ -52,10 +52,11 @@ struct ReplayNumbers {
 
 struct Ask {
   std::vector<Example> sequences = {};
-  double coefficient = 0;  // of the auxiliary loss
+  double coefficient = 0;  // coefficient of the auxiliary loss
 };
 
-// Of a forward and a forward_backward, each in one pass with another tenant's forward_backward.
+// Results of a forward and a forward_backward, each in one pass with another tenant's
+// forward_backward.
 ReplayNumbers replay_numbers(Engine& engine, const Ask& mine, const Ask& theirs = {}) {
   const auto learning = [](const std::string& tenant, const Ask& of) {
     return ForwardBackward{
@@ -90,7 +91,7 @@ TEST_F(RouteReplay, OfOthersGoesWhereTheySayAndLeavesTheRestToTheRouters) {
   EXPECT_NE(other.gradients, own.gradients);
   EXPECT_NE(other.told.logps, own.told.logps);
   EXPECT_EQ(other.told.logps, other.learned.logps);
-  // Of the first layer, whose inputs are the same in both.
+  // Routes of the first layer, whose inputs are the same in both.
   const std::vector<int32_t>&chose = own.told.routed_experts[0],
         &went = other.told.routed_experts[0];
   const std::vector<int32_t> want = settled(routed(1)[0].routed_experts, chose);
@@ -167,7 +168,7 @@ TEST_F(RouteReplay, WhatCannotBeIsRefusedByItsPlace) {
             place +
                 " has 27 entries, it must have 2 for each token and layer with experts (7 x 2 x "
                 "2)");
-  EXPECT_EQ(refusal([](auto& ids) { ids[6] = 6; }),  // which leaves the row's other at -1
+  EXPECT_EQ(refusal([](auto& ids) { ids[6] = 6; }),  // it leaves the row's other at -1
             place +
                 " of token 1 in layer 2 has expert -1, the model's are 0 to 5; where the router "
                 "is to choose, all of a token's are -1");

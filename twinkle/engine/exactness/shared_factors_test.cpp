@@ -47,7 +47,7 @@ class SharedFactors : public testing::Test {
   Engine engine_;
 };
 
-// Of the stack that an expert's factor is of, as the first expert's.
+// The name of the stack that an expert's factor belongs to, as the first expert's.
 std::string of_first(std::string name) {
   const size_t at = name.find(".experts.") + 9;
   return name.replace(at, name.find('.', at) - at, "0");

@@ -70,7 +70,7 @@ std::string digest_of(const Loaded& loaded, const fs::path& folder) {
   if (loaded.adapter) {
     add(digest, *loaded.adapter);
   } else {
-    digest.add(digest_of_files(folder));  // of all bytes a rank reads its part alone
+    digest.add(digest_of_files(folder));  // a rank reads only its part of all bytes
     const fs::path state = folder / "trainer_state.json";
     if (is_there(state)) digest.add(read_file(state));
   }
@@ -78,7 +78,7 @@ std::string digest_of(const Loaded& loaded, const fs::path& folder) {
   return std::to_string(digest.value());
 }
 
-// What each rank has returned, on all of them; or the error of the first that has thrown, by its
+// Every rank's result, on all of them; or the error of the first that has thrown, by its
 // rank, unless all have met the same.
 std::vector<std::string> told_by_all(mesh::Comm& comm, const std::function<std::string()>& read) {
   constexpr char kRead = '=', kLost = '!';  // anything else: the code of an Error

@@ -144,7 +144,7 @@ TEST_F(Scheduling, FullParameterStepsWaitForSamplesThatReadTheBase) {
   alone.run<Done>(Create{.tenant = "base", .frozen = true});
   const auto text = tokens_of(alone.run<SampleResult>(prompts("base", 2, 20)));
   const Step step{.tenant = "full", .options = R"({"lr": 0.1})"};
-  // Of its own, and of a tenant that has gone meanwhile.
+  // Work of its own, and of a tenant that has gone meanwhile.
   auto futures = engine.submit(std::vector<Operation>{Create{.tenant = "base", .frozen = true},
                                                       prompts("base", 2, 20), Delete{"base"}});
   futures[2].get();

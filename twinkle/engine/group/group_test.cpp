@@ -38,7 +38,7 @@ std::string text_or_error(const std::function<Result()>& result) {
 using Lines = std::vector<std::string>;
 using ByTenant = std::map<size_t, Lines>;
 
-// What runs: lives of tenants that are drawn from a seed, of so many operations in all.
+// The workload: lives of tenants that are drawn from a seed, of so many operations in all.
 struct Lives {
   uint64_t seed;
   size_t tenants;
@@ -289,7 +289,7 @@ class Asking : public mesh::Channel {
   const bool is_door_;
 };
 
-// Of what is refused there, and of a Load, whose files are read there.
+// Errors of refused operations, and of a Load, whose files are read there.
 TEST(Groups, EndAnOperationWhoseLeaderIsInterruptedBehindTheDoorAsIfItWereNot) {
   const model::TinyModel model(smallest_config());
   const ScratchDir scratch;
@@ -356,7 +356,7 @@ TEST(Groups, LearnByTheHeadAndByLossesOfTheWholeOperationAsOneRank) {
   const model::TinyModel model(smallest_config());
   const EngineOptions options{.model = {.path = model.path()}, .scheduling = {.token_budget = 17}};
   Engine one(options);
-  const auto without_rows = [](std::string text) {  // of a rank's own sequences
+  const auto without_rows = [](std::string text) {  // without a rank's own sequences
     std::string out;
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);)

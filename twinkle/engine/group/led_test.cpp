@@ -58,7 +58,7 @@ class LedRank {
     last_ = dispatcher_->submit(std::move(accepted), {end})[0];
     return promise->get_future();
   }
-  // Of rank 0: what it has submitted last.
+  // Cancels rank 0's last submission.
   bool cancel() { return dispatcher_->cancel(last_); }
   void close() {
     if (std::exchange(closed_, true)) return;

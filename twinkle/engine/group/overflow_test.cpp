@@ -13,10 +13,10 @@
 namespace twinkle::engine {
 namespace {
 
-constexpr float kBeyond = 3e38f;  // whose products no float32 holds
+constexpr float kBeyond = 3e38f;  // no float32 holds its products
 constexpr size_t kNumSequences = 4;
 
-// Of one tensor, so that one rank has what overflows.
+// One tensor, so that one rank has the overflow.
 constexpr const char* kOnQuery = R"({"r": 2, "target_modules": ["q_proj"]})";
 
 ForwardBackward training(const std::string& tenant, uint64_t seed, float grad = 0.1f) {
@@ -54,7 +54,7 @@ float brink(const EngineOptions& options) {
   return grad / 1.5f;
 }
 
-// What is in one batch.
+// The operations in one batch.
 std::vector<Operation> all_together(float on_the_brink) {
   return {training("a", 1),
           training("b", 2),

@@ -12,9 +12,9 @@
 namespace twinkle::engine {
 namespace {
 
-// Of every operation here: sequences of as many tokens, all of them scored.
+// Every operation here has sequences of as many tokens, all of them scored.
 constexpr int64_t kSentSequences = 8, kTokens = 5, kRows = kSentSequences * kTokens;
-// Of smallest_config().
+// The sizes of smallest_config().
 constexpr int64_t kVocabulary = 41, kWidth = 16;
 constexpr int64_t kHeadFloats = kVocabulary * kWidth;
 constexpr int64_t kLayerFloats = 2 * 16 * 16 + 2 * 8 * 16 + 3 * 24 * 16;
@@ -43,14 +43,14 @@ ForwardBackward with_loss(const char* loss, const char* options = "") {
   return out;
 }
 
-// What a rank sends for one operation: to all ranks, and to those that share its base.
+// Bytes that a rank sends for one operation: to all ranks, and to those that share its base.
 struct SentFor {
   int64_t data = 0, base = 0;
 };
 
 struct SentByAll {
   std::vector<SentFor> of_rank;
-  int64_t parameters = 0;  // of the adapter
+  int64_t parameters = 0;  // parameters of the adapter
   int64_t num_passes = 0;
 
   int64_t data() const {
@@ -59,13 +59,13 @@ struct SentByAll {
   }
 };
 
-// Of a rank, as large as every other's.
+// The part of a rank, as large as every other's.
 Operation own_part(const Operation& whole, int rank, int size) {
   const auto r = static_cast<size_t>(rank), share = kSentSequences / static_cast<size_t>(size);
   return sliced(whole, {r * share, (r + 1) * share});
 }
 
-// Of a second run of the operation, each rank's part of it: what the first gathers ahead is there.
+// Each rank's part of a second run of the operation: what the first gathers ahead is there.
 SentByAll sent_for(const Mesh& of, const Operation& operation, int64_t token_budget) {
   const model::TinyModel model(smallest_config());
   const EngineOptions options{.model = {.path = model.path(), .mixed_precision = "no"},
@@ -97,7 +97,7 @@ struct Case {
   int64_t floats;
   int64_t num_forwards, num_learning;
 
-  // Of each rank: so many that the operation takes as many batches as it learns in.
+  // Sequences of each rank: so many that the operation takes as many batches as it learns in.
   int64_t token_budget(int64_t num_ranks) const {
     return kRows / std::max<int64_t>(1, num_learning) / num_ranks;
   }
@@ -215,7 +215,7 @@ TEST(Sent, OfASaveAreTheBytesOfTheFormulaOnEveryMesh) {
   }
 }
 
-// What a rank sends over each channel; commands: the leader alone.
+// Bytes that a rank sends over each channel; commands: only the leader.
 struct SentOver {
   int64_t door = 0, commands = 0, answers = 0, data = 0, saves = 0, base = 0;
   bool operator==(const SentOver&) const = default;
@@ -264,7 +264,7 @@ struct Trainer {
   }
 };
 
-// What each rank has found in its files the others are told, and how the making of the engine went.
+// The other ranks learn what each has found in its files, and how the making of the engine went.
 TEST(Sent, OfWhatIsReadFromFoldersAreTheBytesOfTheFormulaOnEveryMesh) {
   const model::TinyModel model(smallest_config());
   const ScratchDir scratch;
@@ -296,7 +296,7 @@ TEST(Sent, OfWhatIsReadFromFoldersAreTheBytesOfTheFormulaOnEveryMesh) {
 
 // ---- all weights
 
-// Of a model of one layer, whose weights all ranks have equal runs of, in whole lines.
+// A model of one layer, whose weights all ranks have equal runs of, in whole lines.
 constexpr int64_t kTrainedVocabulary = 48, kNormFloats = 3 * kWidth;
 constexpr int64_t kTrainedHeadFloats = kTrainedVocabulary * kWidth;
 constexpr int64_t kMatrixFloats = kTrainedHeadFloats + kLayerFloats;
@@ -343,7 +343,7 @@ void life_of_all_weights(Trainer& rank, const std::string& folder) {
   const auto of_values = [&](const Operation& operation) {
     return [&](const Result&) {
       SentOver out = rank.told(operation, 1);
-      out.data = values + others * kFrame;  // what each has found in its files
+      out.data = values + others * kFrame;  // each rank's findings in its files
       return out;
     };
   };

@@ -1,4 +1,4 @@
-// What it takes until the sampler uses a step's new weights: no copy of the base, no file.
+// The cost until the sampler uses a step's new weights: no copy of the base, no file.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

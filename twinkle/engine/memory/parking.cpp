@@ -222,7 +222,8 @@ Parking::Parked Parking::park(Place& place) {
     }
     out.keep();
   } catch (const std::exception& e) {
-    // Of any kind: the operation before it has succeeded, and must not be reported as failed.
+    // Errors of any kind: the operation before it has succeeded, and must not be reported as
+    // failed.
     count_failure(text_of(e));
     return Parked::kFailed;
   }

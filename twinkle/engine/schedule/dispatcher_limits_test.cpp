@@ -1,4 +1,4 @@
-// What a Dispatcher refuses, counts and survives.
+// Refusals, counts and errors of a Dispatcher.
 #include <gtest/gtest.h>
 
 #include <thread>

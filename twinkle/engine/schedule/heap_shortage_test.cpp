@@ -14,7 +14,7 @@ namespace {
 class ShortOfMemory : public NullExecutor {
  public:
   std::atomic<int64_t> after = -1, times = 0;  // from the next call's end on
-  std::atomic<int64_t> unused = -1;            // of `after`, at the last call
+  std::atomic<int64_t> unused = -1;            // value of `after`, at the last call
   std::atomic<bool> enough = false;            // nothing fails after the next call
 
   Result run(const Operation& operation, Prepared* prepared) override {
@@ -151,7 +151,7 @@ TEST(ShortOfHeap, OfAThreadThatSubmitsQueuesNothing) {
   EXPECT_EQ(executor.num_batches, 1);
 }
 
-// Of this thread an allocation fails after the next all_gather, and `spared` others.
+// On this thread an allocation fails after the next all_gather, and `spared` others.
 class ThenShort : public mesh::Channel {
  public:
   ThenShort(std::unique_ptr<mesh::Channel> inner, int64_t spared)

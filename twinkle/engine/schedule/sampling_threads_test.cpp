@@ -16,7 +16,7 @@ int32_t token_after(int32_t last, uint64_t seed) {
   return static_cast<int32_t>(key_of(seed, static_cast<uint64_t>(last)) % 50);
 }
 
-// What a Sample of one prompt gives, whatever runs beside it.
+// The result of a Sample of one prompt, whatever runs beside it.
 std::vector<int32_t> ids_of(const Sample& sample) {
   std::vector<int32_t> out;
   int32_t last = sample.prompts[0].back();

@@ -1,4 +1,4 @@
-// What the owners of an adapter's factors hold, send and refuse, against one rank.
+// Owners of an adapter's factors: their parts, messages and refusals, against one rank.
 #include "twinkle/engine/training/owners.h"
 
 #include <gtest/gtest.h>
@@ -82,7 +82,8 @@ TEST(Owners, HoldTheirShareOfGradientsAndMomentsAlone) {
     });
     const int64_t all = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
     EXPECT_EQ(n * whole - all, (n - 1) * 12 * parameters);
-    EXPECT_LE(std::ranges::max(bytes) - std::ranges::min(bytes), 12 * 4 * 24);  // of one tensor
+    EXPECT_LE(std::ranges::max(bytes) - std::ranges::min(bytes),
+              12 * 4 * 24);  // for the elements of one tensor
   }
 }
 
@@ -112,7 +113,7 @@ void expect_the_bytes_of_the_formula(int n, const std::function<ForwardBackward(
             4 * (n - 1) * (parameters * kSequences / n + kSequences * kTokens + 2 * n));
   // And its factors, a double for each, and whether each can be stepped.
   EXPECT_EQ(sum(of_step), (n - 1) * (4 * parameters + 8 * tensors + 256 * n));
-  const int64_t most = 4 * 4 * 24 * kSequences;  // of one tensor
+  const int64_t most = 4 * 4 * 24 * kSequences;  // for the elements of one tensor
   EXPECT_LE(std::ranges::max(of_batch) - std::ranges::min(of_batch), most);
 }
 

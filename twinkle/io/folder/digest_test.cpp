@@ -20,7 +20,7 @@ void write_digested(const ScratchDir& dir) {
   write_text(dir / "README.md", dir.path().string());  // nobody reads it
 }
 
-// Of a folder whose files are the same but for what `change` has changed.
+// Compares digests of folders that differ by `change` only.
 bool is_told(const std::function<void(const ScratchDir& dir)>& change) {
   const ScratchDir same, other;
   write_digested(same);

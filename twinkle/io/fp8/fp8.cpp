@@ -53,7 +53,7 @@ std::array<float, 256> all_bytes() {
   return out;
 }
 
-// Of a tensor of F32 or BF16, `count` values from the one of number `begin` on.
+// Reads, from a tensor of F32 or BF16, `count` values from the one of number `begin` on.
 std::vector<float> values_of(const StoredTensor& tensor, int64_t begin, int64_t count) {
   std::vector<float> out(static_cast<size_t>(count));
   if (tensor.dtype == Dtype::kF32) {

@@ -123,7 +123,7 @@ class Cursor {
   std::string name_;
   int64_t at_ = 0;
   std::vector<std::byte> buffer_;  // the bytes before and behind at_
-  size_t used_ = 0;                // of buffer_
+  size_t used_ = 0;                // position in buffer_
   uint64_t values_left_ = kMaxValues;
 };
 

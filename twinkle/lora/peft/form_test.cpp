@@ -237,7 +237,7 @@ TEST_F(PeftFormTest, WhatPeftSavedAgainIsRefusedByAnAdapterOfEachExpertsLinears)
               read_adapter(scratch_.path(), shapes_, {}, &adapter.config());
             }).find("experts.0.gate_up_proj, one pair for gate_proj and up_proj"),
             std::string::npos);
-  // Of a q_proj alone that is no help.
+  // With only q_proj that is no help.
   const PeftConfig other = on(Names{"q_proj"});
   EXPECT_EQ(invalid_of([&] {
               read_adapter(scratch_.path(), shapes_, {}, &other);

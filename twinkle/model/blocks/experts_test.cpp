@@ -137,7 +137,7 @@ TEST(RoutedExperts, TheBytesForBackwardAreThoseThatAreAllocated) {
     at::Tensor y;
     const kernels::AllocationMeter meter;
     y = drawn.forward(x, rows);
-    const int64_t result = y.nbytes(), no_tensors = 900 * 2 * 16;  // which row is whose
+    const int64_t result = y.nbytes(), no_tensors = 900 * 2 * 16;  // it holds each row's owner
     const auto held = static_cast<double>(meter.now() - result + no_tensors);
     EXPECT_NEAR(static_cast<double>(drawn.block->saved_bytes(rows)) / held, 1.0, 0.01)
         << spec.shared_size << spec.shared_gate;

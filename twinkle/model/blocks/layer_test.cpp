@@ -31,7 +31,7 @@ struct DrawnLayer {
   std::optional<Layer> layer;
 };
 
-// What a checkpoint holds of the second layer.
+// A checkpoint's tensors of the second layer.
 std::map<std::string, at::Tensor> stored(const JsonObject& config) {
   std::map<std::string, at::Tensor> out;
   for (const auto& [name, value] : tiny_weights(config)) {

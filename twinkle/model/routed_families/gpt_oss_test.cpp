@@ -151,7 +151,8 @@ TEST(GptOss, FieldsThatCannotBeAreRefused) {
   EXPECT_EQ(invalid_of([&] { read_spec(c); }).substr(0, 43),
             "model: config field 'swiglu_limit' is 7E0; ");
   c = gpt_oss_config();
-  c["quantization_config"] = JsonObject{{"quant_method", "mxfp4"}};  // of weights that are not
+  c["quantization_config"] =
+      JsonObject{{"quant_method", "mxfp4"}};  // the weights are not quantized
   EXPECT_NE(invalid_of([&] { read_spec(c); }).find("\"mxfp4\" for these weights"),
             std::string::npos);
 }

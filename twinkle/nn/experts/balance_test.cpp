@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kBalanceExperts = 6, kTopK = 2, kBalanceWidth = 8;
 constexpr size_t kLayers[] = {1, 3, 4};  // the others have no experts
 
-// Of one sequence by torch: probabilities [T, E] and ids [T, k] of each layer.
+// The loss of one sequence by torch: probabilities [T, E] and ids [T, k] of each layer.
 at::Tensor balance_by_torch(AuxLoss form, const std::vector<at::Tensor>& p,
                             const std::vector<at::Tensor>& ids) {
   const auto product = [](const at::Tensor& probabilities, const at::Tensor& chosen) {

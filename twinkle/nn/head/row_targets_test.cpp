@@ -92,7 +92,7 @@ TEST_P(RowTargetsOfAHead, HaveTheBitsThatEachHasAlone) {
   const RowProblem p(GetParam(), 0.7f);
   const HeadOptions options{.entropy = true, .chunk = 5};
   const HeadOutput all = head_forward(p.hidden, Linear{p.weight}, p.targets, p.rows, options);
-  for (size_t k = 0; k < 4; ++k) {  // of each row its k-th target, or its first
+  for (size_t k = 0; k < 4; ++k) {  // each row's k-th target, or its first
     Targets some;
     std::vector<float> logprobs, entropies;
     for (size_t i = 0; i < kTargetRows.size(); ++i) {
