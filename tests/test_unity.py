@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 from collections import defaultdict
 from fnmatch import fnmatch
@@ -270,10 +271,11 @@ def test_every_folder_compiles_as_one_unit(tracked, tmp_path):
     commands = ROOT / "build/release/compile_commands.json"
     if not commands.exists():
         pytest.skip("build/release is not configured: make build")
-    of_folder = {
-        re.search(r"CMakeFiles/([\w]+)\.dir", command["output"])[1]: command["command"]
-        for command in json.loads(commands.read_text())
-    }
+    compiles = {}  # by target: how one of its files is compiled
+    for entry in json.loads(commands.read_text()):
+        line, _, output = entry["command"].partition(" -o ")
+        target = re.match(r"CMakeFiles/(\w+)\.dir", output)[1]
+        compiles[target] = shlex.split(re.sub(r"^.*?ccache ", "", line))
     failed = []
     for name, files in folders(tracked).items():
         unit = tmp_path / "unit.cpp"
@@ -283,8 +285,7 @@ def test_every_folder_compiles_as_one_unit(tracked, tmp_path):
         target = {**programs, "tests/cuda_emulation": "cuda_emulation_test"}.get(
             name, f"{folder}_test" if name.endswith(" tests") else f"twinkle_{folder}"
         )
-        words = re.findall(r"-(?:I|D|std|f|isystem)\S*(?: /\S+)?", of_folder[target])
-        command = ["g++", "-fsyntax-only", "-I", ROOT, *" ".join(words).split(), unit]
+        command = [*compiles[target], "-fsyntax-only", unit]
         result = subprocess.run(command, capture_output=True, text=True, cwd=commands.parent)
         if result.returncode:
             failed.append(f"{name}: {result.stderr[:3000]}")
