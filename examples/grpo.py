@@ -29,7 +29,7 @@ model.add_adapter_to_model("default", LoraConfig(r=8, lora_alpha=16, target_modu
 model.set_loss("GRPOLoss", epsilon=0.2)
 model.set_optimizer("AdamW", lr=2e-5)
 sampler = TorchSampler(model=model)  # samples with the model's own weights: no copy to update
-params = {"num_samples": 8, "max_tokens": args.max_tokens, "logprobs": 1}
+params = {"num_samples": 8, "max_tokens": args.max_tokens, "logprobs": 1, "temperature": 1.0}
 
 for step, rows in enumerate(islice(chain.from_iterable(repeat(batches)), args.steps), 1):
     replies = [reply for response in sampler.sample(rows, params) for reply in response.sequences]
@@ -37,8 +37,8 @@ for step, rows in enumerate(islice(chain.from_iterable(repeat(batches)), args.st
     right, formed = GSM8KAccuracyReward()(chats), GSM8KFormatReward()(chats)
     rewards = [r + 0.2 * f for r, f in zip(right, formed, strict=True)]  # any answer is a start
     advantages = GRPOAdvantage()(rewards, num_generations=8).tolist()
-    old_logps = [reply.logprobs for reply in replies]
-    model.forward_backward(inputs=replies, old_logps=old_logps, advantages=advantages)
+    sampled = {"old_logps": [r.logprobs for r in replies], "temperature": params["temperature"]}
+    model.forward_backward(inputs=replies, advantages=advantages, **sampled)
     model.clip_grad_and_step(max_grad_norm=1.0)
     mean = sum(rewards) / len(rewards)
     print(step, f"mean reward {mean:.3f}, right {sum(right):.0f} of {len(right)}")

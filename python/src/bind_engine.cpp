@@ -20,6 +20,7 @@
 #include "twinkle/engine/device.h"
 #include "twinkle/engine/engine.h"
 #include "twinkle/engine/execute/model_info.h"
+#include "twinkle/engine/execute/own_tokens.h"
 #include "twinkle/mesh/watched_comm.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
 
@@ -69,6 +70,15 @@ EnginePointer make_engine(const engine::EngineOptions& options,
   std::erase_if(engines(), [](const auto& old) { return old.expired(); });
   engines().push_back(engine);
   return engine;
+}
+
+void refuse_own_tokens(const py::list& sequences) {
+  engine::OwnTokens labels;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const std::string what = "engine: sequence " + std::to_string(i);
+    if (!labels.add(from_python<engine::Example>(sequences[i], what))) return;
+  }
+  labels.refuse();
 }
 
 constexpr int kMaxAtExit_ms = 10'000;
@@ -176,6 +186,8 @@ void bind_engine(py::module_& m) {
         return py::make_tuple(name, why_no_cuda);
       },
       "Where an engine runs if nobody names a device, and why a card that is there is not used.");
+  m.def("refuse_own_tokens", &here::refuse_own_tokens, "sequences"_a,
+        "Raises where a batch's labels are their own tokens; sequences: as forward takes them.");
   m.def("arithmetic", &here::arithmetic, "mixed_precision"_a, "device"_a, "deterministic"_a,
         "JSON of what the bits of an engine's results depend on in this process.");
   py::class_<Engine, here::EnginePointer> engine(m, "Engine",

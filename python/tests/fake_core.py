@@ -80,6 +80,10 @@ def check_optimizer(name, options=""):
     return values.get("lr", 1e-5)
 
 
+def refuse_own_tokens(sequences):
+    del sequences
+
+
 def check_loss(name, options=""):
     del options
     if name not in ("CrossEntropyLoss", "GRPOLoss", "LinearLoss"):

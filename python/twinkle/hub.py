@@ -204,6 +204,10 @@ def tokenizer_files(metadata):
     kind = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     if kind != ("gpt2", "smollm"):
         raise InvalidError(f"hub: the GGUF's tokenizer is {kind}, it must be ('gpt2', 'smollm')")
+    for name in ("add_bos_token", "add_eos_token", "add_space_prefix"):
+        key = f"tokenizer.ggml.{name}"
+        if metadata.get(key):
+            raise InvalidError(f"hub: the GGUF's {key} is {metadata[key]}, it must be False")
     tokens = metadata["tokenizer.ggml.tokens"]
     types = metadata["tokenizer.ggml.token_type"]
     byte_level = {

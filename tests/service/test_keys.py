@@ -166,7 +166,7 @@ def test_what_began_before_a_key_was_revoked_ends_and_then_it_is_401(server, twi
     tokens = list(range(1, 1001))
     many = types.Datum(
         model_input=types.ModelInput.from_ints(tokens),
-        loss_fn_inputs={"target_tokens": tokens, "weights": [1.0] * 1000},
+        loss_fn_inputs={"target_tokens": [*tokens[1:], 1], "weights": [1.0] * 1000},
     )
     with pytest.raises(tinker.AuthenticationError, match=f"the key {name} is revoked"):
         client.forward_backward([many] * 300, "cross_entropy").result()
@@ -271,7 +271,7 @@ def test_runs_of_a_key_with_a_higher_priority_go_before_their_tenants_others(
     tokens = [(i * i) % 300 + 3 for i in range(400)]
     long = types.Datum(
         model_input=types.ModelInput.from_ints(tokens),
-        loss_fn_inputs={"target_tokens": tokens, "weights": [1.0] * 400},
+        loss_fn_inputs={"target_tokens": [*tokens[1:], 3], "weights": [1.0] * 400},
     )
 
     def queued(client):

@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 using model::tiny_config;
 
-constexpr const char* kLora = R"({"r": 4, "target_modules": ["q_proj", "down_proj"]})";
+constexpr const char* kOnTwo = R"({"r": 4, "target_modules": ["q_proj", "down_proj"]})";
 
 void expect_contains(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), text.npos) << "got: " << text << "\nwanted: " << part;
@@ -94,7 +94,7 @@ class BadInput : public testing::Test {
  protected:
   BadInput() : engine_({.model = {.path = model_.path(), .mixed_precision = "no"}}) {
     for (const char* name : {"me", "neighbour"}) {
-      engine_.run<Done>(Create{.tenant = name, .lora_json = kLora});
+      engine_.run<Done>(Create{.tenant = name, .lora_json = kOnTwo});
       engine_.run<ForwardResult>(work(name));
       engine_.run<StepResult>(Step{.tenant = name, .options = R"({"lr": 0.01})"});
       engine_.run<ForwardResult>(work(name, 2));
@@ -126,6 +126,40 @@ class BadInput : public testing::Test {
   const ScratchDir scratch_{memory_folder()};
   Engine engine_;
 };
+
+// As transformers takes labels, which it shifts itself.
+TEST_F(BadInput, LabelsThatAreTheirOwnTokens) {
+  const auto own = [](std::vector<int32_t> ids) {
+    return Example{.input_ids = ids, .labels = ids};
+  };
+  const auto batch = [](std::vector<Example> sequences, const char* loss = "CrossEntropyLoss") {
+    return ForwardBackward{.tenant = "me", .sequences = std::move(sequences), .loss = loss};
+  };
+  Example prompt = own({7, 8, 9, 10}), weighed = prompt, one = drawn(1, 3);
+  std::fill(prompt.labels.begin(), prompt.labels.end(), -100);
+  weighed.labels = {1, 1, 1, 1};
+  weighed.weights = {0, 0, 0, 0};
+  const Example own_tokens = own({5, 6, 7, 5, 6, 7, 8, 9});
+  expect_refused(
+      batch({prompt, own_tokens, weighed}),
+      "engine: labels of inputs[1] are its own tokens; here labels[t] is the token after "
+      "t: pass labels[1:] + [-100]");
+  const Forward scored{.tenant = "me", .sequences = {own_tokens}, .loss = "CrossEntropyLoss"};
+  expect_refused(scored, "labels of inputs[0] are its own tokens");
+
+  Example shifted{.input_ids = std::vector<int32_t>(9, 4), .labels = std::vector<int32_t>(9, 4)};
+  Example marked{.input_ids = {1, 2, 3}, .labels = {1, 2, 3}, .extras = {{"grad", {1, 1, 1}}}};
+  for (const ForwardBackward& right : {
+           batch({own({5, 6, 7, 5, 6, 7, 8})}),  // 7 may be chance
+           batch({own_tokens, one}),             // one label that differs
+           batch({shifted}),                     // a run of one token
+           batch({shifted, own({6, 6, 6})}),
+           batch({marked, marked, marked}, "LinearLoss"),
+       })
+    engine_.run<ForwardResult>(right);
+  Forward plain{.tenant = "me", .sequences = {own_tokens}};
+  engine_.run<ForwardResult>(plain);
+}
 
 TEST_F(BadInput, BatchesThatTheModelCannotTake) {
   const auto batch = [](std::vector<Example> sequences) {
@@ -169,10 +203,10 @@ TEST_F(BadInput, AdaptersThatCannotBe) {
                  "lora: target_modules '(' is not a regular expression");
   expect_refused(create(R"({"r": 4, "lora_dropout": 1.0, "target_modules": "all-linear"})"),
                  "field 'lora_dropout' is ");
-  expect_refused(Create{.tenant = "me", .lora_json = kLora}, "engine: tenant 'me' exists already");
+  expect_refused(Create{.tenant = "me", .lora_json = kOnTwo}, "engine: tenant 'me' exists already");
   expect_refused(Create{.tenant = "all"},
                  "which 3 others use, 'base' among them; delete them first");
-  expect_refused(Create{.lora_json = kLora}, "engine: tenant is empty");
+  expect_refused(Create{.lora_json = kOnTwo}, "engine: tenant is empty");
 }
 
 TEST_F(BadInput, AnAdapterOfAnotherBaseModel) {
@@ -180,7 +214,7 @@ TEST_F(BadInput, AnAdapterOfAnotherBaseModel) {
   wide["intermediate_size"] = 96;
   deep["num_hidden_layers"] = 3;
   for (const JsonObject& config : {wide, deep}) {
-    const std::string directory = adapter_of(config, kLora);
+    const std::string directory = adapter_of(config, kOnTwo);
     expect_refused(Load{.tenant = "me", .directory = directory}, "is it of another base model?");
     expect_refused(Create{.tenant = "new", .directory = directory}, "is it of another base model?");
   }

@@ -11,7 +11,7 @@
 namespace twinkle::engine {
 namespace {
 
-constexpr const char* kLora = R"({"r": 4, "target_modules": "all-linear"})";
+constexpr const char* kOfTenant = R"({"r": 4, "target_modules": "all-linear"})";
 
 // Both ways to train.
 class TenantTest : public testing::TestWithParam<bool> {
@@ -22,7 +22,7 @@ class TenantTest : public testing::TestWithParam<bool> {
   void start() {
     engine_ = std::make_unique<Engine>(
         EngineOptions{.model = {.path = model_.path(), .mixed_precision = "no"}});
-    engine_->run<Done>(Create{.tenant = "me", .lora_json = GetParam() ? "" : kLora, .seed = 3});
+    engine_->run<Done>(Create{.tenant = "me", .lora_json = GetParam() ? "" : kOfTenant, .seed = 3});
     // B starts at zero, where half of the gradients are.
     engine_->run<ForwardResult>(work("me"));
     engine_->run<StepResult>(Step{.tenant = "me", .options = R"({"lr": 0.01})"});
@@ -371,6 +371,21 @@ TEST(Tenant, TheFrozenBaseScoresAndDoesNotTrain) {
   EXPECT_EQ(error_of([&] { engine.run<StepResult>(ClipGradNorm{"base"}); }),
             "engine: clip_grad_norm: " + why);
   engine.run<Done>(ZeroGrad{"base"});
+}
+
+TEST(Tenant, WhoTrainsAllWeightsIsNoReferenceOfItself) {
+  const model::TinyModel model;
+  Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
+  engine.run<Done>(Create{"policy"});
+  const Forward reference{.tenant = "policy", .sequences = {drawn(1, 4)}, .disable_lora = true};
+  EXPECT_EQ(
+      error_of([&] { engine.run<ForwardResult>(reference); }),
+      "engine: forward: disable_lora is true, but tenant 'policy' trains all weights: without "
+      "an adapter the base model is the model that it trains, and no reference; take a second "
+      "model of the same files, or pass the ref_logps that it gave before it was trained");
+  engine.run<Done>(Delete{"policy"});
+  engine.run<Done>(Create{.tenant = "policy", .frozen = true});
+  engine.run<ForwardResult>(reference);
 }
 
 TEST(Tenant, TheFrozenBasesChecksumIsThatOfTheBaseWeights) {

@@ -141,8 +141,8 @@ std::optional<std::vector<std::string>> names_for(const boost::regex& pattern,
 
 // Puts before the others patterns that give these of all names their values, and match no others.
 template <class T>
-void put_in_front(std::vector<std::pair<std::string, T>>& patterns,
-                  const std::map<std::string, T>& values, const std::set<std::string>& all) {
+void put_names_in_front(std::vector<std::pair<std::string, T>>& patterns,
+                        const std::map<std::string, T>& values, const std::set<std::string>& all) {
   std::map<T, std::vector<std::string>> by_value;
   for (const auto& [name, value] : values) by_value[value].push_back(name);
   std::vector<std::pair<std::string, T>> front;
@@ -338,8 +338,8 @@ void name_sizes_of_stacks(PeftConfig& config, std::span<const LinearShape> linea
   std::set<std::string> parameters;  // names of all stacks
   for (const LinearShape& linear : linears)
     if (const auto expert = expert_path(linear.path)) parameters.insert(expert->parameter());
-  put_in_front(config.rank_pattern, ranks, parameters);
-  put_in_front(config.alpha_pattern, alphas, parameters);
+  put_names_in_front(config.rank_pattern, ranks, parameters);
+  put_names_in_front(config.alpha_pattern, alphas, parameters);
 }
 
 PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears) {

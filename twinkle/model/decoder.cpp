@@ -21,7 +21,7 @@ void go_on(const Batch& batch) {
   if (batch.stop && *batch.stop) throw Stopped();
 }
 
-constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr const char* kEmbeddingName = "model.embed_tokens.weight";
 
 // The pieces that Borders know: the head, which may be the embedding too, and the layers.
 constexpr size_t kHeadPiece = 0;
@@ -33,7 +33,7 @@ std::string layer_path(size_t index) { return "model.layers." + std::to_string(i
 // tie_word_embeddings: transformers then ties nothing.
 bool has_own_head(const WeightSource& source, const Layout& layout) {
   const std::string head = layout.name("lm_head.weight");
-  return source.contains(head) && !source.equal(head, layout.name(kEmbedding));
+  return source.contains(head) && !source.equal(head, layout.name(kEmbeddingName));
 }
 
 constexpr const char* kValueWeight = "score.weight";
@@ -94,7 +94,7 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   const bool is_head = spec_.tied_head && !spec.value_head;
   embedding_piece_ = is_head ? kHeadPiece : piece_of_layer(spec.layers.size());
   piece = embedding_piece_;
-  parts.weight(kEmbedding, {v, d}, true, embedding_, embedding_grad_);
+  parts.weight(kEmbeddingName, {v, d}, true, embedding_, embedding_grad_);
   for (const LayerSpec& layer : spec.layers) {
     piece = piece_of_layer(layers_.size());
     parts.path = layer_path(layers_.size());

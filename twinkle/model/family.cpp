@@ -91,6 +91,7 @@ constexpr Option kOptions[] = {
     {"post_layer_norm", 1},
     {"add_bias_linear", 0},
     {"original_rope", 1},
+    {"fp32_residual_connection", 0},
     {"rope_interleave", 0},
     {"use_sliding_window", 0},
     {"swiglu_limit", kNone},

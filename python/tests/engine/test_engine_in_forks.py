@@ -17,7 +17,7 @@ from twinkle.engine import Engine
 engine = Engine(sys.argv[1])
 tenant = engine.tenant("a", LoraConfig(r=2))
 ids = list(range(3, 203))
-batch = [{"input_ids": ids, "labels": ids}] * 8
+batch = [{"input_ids": ids, "labels": [*ids[1:], -100]}] * 8
 prompt = {"input_ids": [5, 6]}
 """
 

@@ -103,7 +103,7 @@ def test_how_several_devices_share_a_model_is_taken_and_told_or_refused(
         make(fsdp_config={"cpu_offload": True})
     with pytest.raises(InvalidError, match="ddp_config is 5, it must be a dict"):
         make(ddp_config=5)
-    with pytest.raises(NotAvailableError, match=r"expert_parallel is .* mixture-of-experts models"):
+    with pytest.raises(NotAvailableError, match=r"expert_parallel is .* as they share other"):
         make(fsdp_config={"expert_parallel": {"ep_size": 2}})
 
 

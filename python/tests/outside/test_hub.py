@@ -269,6 +269,9 @@ def test_the_built_in_model_names_its_package(monkeypatch):
 def test_another_tokenizer_is_refused():
     with pytest.raises(InvalidError, match=r"tokenizer is \('llama', None\), it must be"):
         hub.tokenizer_files({"tokenizer.ggml.model": "llama"})
+    ours = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm"}
+    with pytest.raises(InvalidError, match=r"tokenizer\.ggml\.add_bos_token is True, it must be"):
+        hub.tokenizer_files(ours | {"tokenizer.ggml.add_bos_token": True})
 
 
 @needs_smollm2

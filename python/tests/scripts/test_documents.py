@@ -37,7 +37,7 @@ def folder(tmp_path, tiny_llama_dir, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["training", "preferences", "grpo"])
-def test_the_python_of_a_document_runs_from_top_to_bottom(folder, name):
+def test_the_python_of_a_document_runs_from_top_to_bottom(folder, capsys, name):
     text = (ROOT / f"docs/{name}.md").read_text()
     code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert code
@@ -49,6 +49,10 @@ def test_the_python_of_a_document_runs_from_top_to_bottom(folder, name):
             "cur_step": 3, "consumed_train_samples": 20, "gradient_accumulation_steps": 1,
         }  # fmt: skip
         assert (folder / "outputs/merged/model.safetensors").is_file()
+    if name == "grpo":  # its reward moves; that of smollm2 rises
+        rewards = re.findall(r"mean reward (\d\.\d+)", capsys.readouterr().out)
+        assert len(rewards) == 10
+        assert len(set(rewards)) > 1
 
 
 def run_example(monkeypatch, capsys, name, *arguments):

@@ -185,13 +185,22 @@ class SamplingParams:
         return {**out, **kwargs}
 
 
+class SampledLogprobs(list):
+    """A list that carries the temperature by which the logits of its log-probabilities were
+    divided. Slices and copies of it are plain lists, without one."""
+
+    temperature = None
+
+
 @dataclass
 class SampledSequence:
     """stop_reason: 'stop', 'length', 'abort', 'error'. logprobs: per token [(token id, log p)]: the
     token's own, or, with logprobs > 1, the likeliest first and the token's own last where it is not
-    among them. routed_experts, on request: an int32 array [tokens, layers with experts,
-    num_experts_per_tok] of the prompt's tokens and the sampled ones, but the last of these, which
-    passes no layer; new_input_feature has it, too, and training with that sends tokens there."""
+    among them; a SampledLogprobs, so that training at another temperature refuses it as old_logps.
+    temperature: of the sampling parameters, or 1 where that is 0. routed_experts, on request: an
+    int32 array [tokens, layers with experts, num_experts_per_tok] of the prompt's tokens and the
+    sampled ones, but the last of these, which passes no layer; new_input_feature has it, too, and
+    training with that sends tokens there."""
 
     stop_reason: str
     tokens: list
@@ -199,6 +208,7 @@ class SampledSequence:
     decoded: str | None = None
     new_input_feature: dict | None = None  # prompt and completion, ready to be trained on
     routed_experts: Any = None
+    temperature: float | None = None  # that logprobs belong to
 
 
 @dataclass

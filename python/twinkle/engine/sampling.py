@@ -1,7 +1,7 @@
 """Sampling parameters as the engine takes them, and what it sampled as SampleResponses."""
 
 from twinkle.data_format import SampledSequence, SampleResponse
-from twinkle.data_format.sampling import DEFAULT_MAX_TOKENS
+from twinkle.data_format.sampling import DEFAULT_MAX_TOKENS, SampledLogprobs
 
 
 def engine_params(params, room, seed):
@@ -67,7 +67,7 @@ def _add_routes(sequence, routes, num_tokens, template):
 
 def _sequence(feature, item, params, template):
     tokens = item["tokens"]
-    logprobs = None
+    logprobs, temperature = None, float(params.temperature) or 1.0
     if params.logprobs is not None:
         own = list(zip(tokens, item["logprobs"], strict=True))
         logprobs = [[pair] for pair in own]
@@ -76,7 +76,9 @@ def _sequence(feature, item, params, template):
                 top if any(token == pair[0] for token, _ in top) else [*top, pair]
                 for top, pair in zip(item["top_logprobs"], own, strict=True)
             ]
-    sequence = SampledSequence(item["stop_reason"], tokens, logprobs)
+        logprobs = SampledLogprobs(logprobs)
+        logprobs.temperature = temperature
+    sequence = SampledSequence(item["stop_reason"], tokens, logprobs, temperature=temperature)
     if template is not None:
         sequence.decoded = template.decode(tokens, skip_special_tokens=True)
         sequence.new_input_feature = template.concat_input_feature(feature, tokens)

@@ -12,6 +12,7 @@ from twinkle.engine.sampling import engine_params, response_of, routes_shape
 from twinkle.engine.stream import TokenStream
 from twinkle.errors import refuse_unknown, require
 from twinkle.infra import current_run
+from twinkle.loss.old_logps import Compared, warn_of_ratio
 from twinkle.model.arguments import clip_arguments
 from twinkle.model.batch import Batch, as_list
 from twinkle.seeding import stable_seed
@@ -35,6 +36,7 @@ class Tenant:
         self.name = name
         self._core = engine.operations
         self._num_samples = itertools.count()
+        self._compared = Compared()
 
     def forward(
         self,
@@ -160,7 +162,13 @@ class Tenant:
 
         (batch, request), _ = self.engine.ranks.agree("its forward_backward", make)
         future = self._core.forward_backward(**request)
-        return Future(future, lambda result: _scores(batch, result))
+        compared, sequences = self._compared, request["sequences"]
+
+        def convert(result):
+            warn_of_ratio(compared, sequences, result["logps"])
+            return _scores(batch, result)
+
+        return Future(future, convert)
 
     def step(self, optimizer="AdamW", max_grad_norm=0.0, *, norm_type=2.0, divide=True, **options):
         """Divides the accumulated gradients by the accumulated token count, clips them to

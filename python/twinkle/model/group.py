@@ -116,6 +116,8 @@ class Group(Ledger):
         self.iters = 0  # optimizer steps taken
         self.lr_step = 0  # of the schedule
         self.just_stepped = False
+        self.has_optimizer = False  # set by the user: it is to be trained
+        self.has_compared = False  # its policy with old_logps
         self.grad_norm = None
         self.clipped_norm = None  # of clip_grad_norm since the last backward
         self.stale = None  # a tenant that this one's has replaced, until it is deleted
@@ -127,7 +129,7 @@ class Group(Ledger):
         options = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items()}
         options.setdefault("lr", DEFAULT_LR)
         check_options(name, options)
-        self.optimizer, self.options = name, options
+        self.optimizer, self.options, self.has_optimizer = name, options, True
 
     # ---- what an operation changes, for `run`
 

@@ -72,8 +72,8 @@ def _refuse_experts(name, config):
     experts = config.get("expert_parallel")
     if experts and (not isinstance(experts, dict) or experts.get("enabled", True)):
         raise NotAvailableError(
-            f"model: {name}: expert_parallel is {experts!r}, it needs mixture-of-experts "
-            "models, which this version does not have: leave it out"
+            f"model: {name}: expert_parallel is {experts!r}, but ranks share the experts of a "
+            "mixture as they share other weights, by dp_size and fsdp_size: leave it out"
         )
 
 

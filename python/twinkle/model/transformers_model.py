@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 from twinkle import checks
 from twinkle.checkpoint_engine.mixin import SendsWeights
-from twinkle.core import option_names
+from twinkle.core import core, option_names
 from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import place
 from twinkle.ledger import Ledger
 from twinkle.loss.base import check_kwargs, engine_loss, evaluate
+from twinkle.loss.old_logps import check_temperature, warn_of_ratio
 from twinkle.model.arguments import (
     NAMES,
     check_arguments,
@@ -141,6 +142,8 @@ class TransformersModel(SendsWeights, Steps):
         features = group.processor(features)
         batch = Batch(with_marks(features) if task.embedding else features)
         batch.check_routes(lambda: self.model_info)
+        if engine_loss(group.loss) is not None and not (task.embedding or task.values):
+            core().refuse_own_tokens(batch.sequences)
         return batch
 
     def _together(self, inputs, check):
@@ -169,8 +172,9 @@ class TransformersModel(SendsWeights, Steps):
 
         group, task, together = self._together(inputs, check)
         disable_lora = bool(disable_lora)
+        trains_all = disable_lora and group.has_optimizer  # the engine refuses it by its reason
         result = self.engine.forward(
-            tenant=self._tenant(group, training),
+            tenant=self._tenant(group, training or trains_all),
             sequences=task.sequences(together.own),
             disable_lora=disable_lora,
             temperature=task.temperature,
@@ -248,6 +252,7 @@ class TransformersModel(SendsWeights, Steps):
             status.task.check(group.loss)
             check_outputs(group.loss, status)
             check_kwargs(group.loss, kwargs)
+            check_temperature(kwargs, status.task.temperature)
             return (group, training, status), kwargs
 
         (group, training, status), of_ranks = self._ranks.agree("its loss", check)
@@ -317,6 +322,7 @@ class TransformersModel(SendsWeights, Steps):
             checks.integer("model: micro_batch_size", micro_batch_size, least=1, none=True)
             group = self._group(adapter_name)
             check_kwargs(group.loss, loss_kwargs)
+            check_temperature(loss_kwargs, task.temperature)
             task.check(group.loss)
             return group, task.of(group.loss), loss_kwargs
 
@@ -333,11 +339,13 @@ class TransformersModel(SendsWeights, Steps):
         started = time.perf_counter()
         tenant = self._tenant(group)
         common = {"tenant": tenant, "temperature": task.temperature}
+        sequences = ()
         if engine_loss(group.loss) is not None:
+            sequences = with_extras(group.loss, together.whole, loss_kwargs)
             mine = group.run(
                 self.engine.forward_backward,
                 group.with_micro_batch,
-                sequences=with_extras(group.loss, together.whole, loss_kwargs)[together.rows],
+                sequences=sequences[together.rows],
                 loss=engine_loss(group.loss),
                 loss_options=json.dumps(group.loss.engine_options(**loss_kwargs)),
                 logits=task.logits,
@@ -356,14 +364,14 @@ class TransformersModel(SendsWeights, Steps):
             ).result()
             if task.values:
                 mine = with_values(together.own, mine)
-            value, counts, sequences = evaluate_in_parts(
+            value, counts, learning = evaluate_in_parts(
                 group.loss, together.whole, loss_kwargs, micro_batch_size, together.scores(mine)
             )
             loss_tokens = sum(counts) or 1  # of the value: a mean of means is one mean
             learnt = group.run(
                 self.engine.forward_backward,
                 group.with_micro_batch,
-                sequences=sequences[together.rows],
+                sequences=learning[together.rows],
                 loss="LinearLoss",
                 loss_options=json.dumps({"num_tokens": sum(count or 1 for count in counts)}),
                 logits=task.logits,
@@ -374,7 +382,10 @@ class TransformersModel(SendsWeights, Steps):
                 mine = {**mine, "logits": mine["logits"] if task.logits else []}
             elif not task.values:
                 mine = learnt
-        outputs = model_output(value, together.whole, together.scores(mine))
+        scores = together.scores(mine)
+        if sequences:
+            warn_of_ratio(group, sequences, scores["logps"])
+        outputs = model_output(value, together.whole, scores)
         if task.learning:
             outputs["aux_loss"] = learnt["aux_loss"]
         group.accumulate_metrics(

@@ -3,12 +3,15 @@ the model is refused or says something else. REVIEWED has the others, each with 
 that published files have besides, which no class reads, change nothing. Nulls, empty objects and
 other names mean what they mean there."""
 
+import importlib
 import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from parity import models, ours
 from parity.families import recipes as families
 from parity.families.test_bad_files import changed
@@ -93,6 +96,26 @@ def test_every_field_of_the_class_in_transformers_is_read_or_refused(name, tmp_p
         )
     }
     assert unnoticed == REVIEWED.get(name, set())
+
+
+OF_PICTURES = {
+    "depth", "image_token_id", "in_channels", "mm_tokens_per_image", "num_heads",
+    "num_position_embeddings", "out_hidden_size", "patch_size", "spatial_merge_size",
+    "temporal_patch_size", "text_config", "video_token_id", "vision_config",
+}  # fmt: skip
+UNNAMED = {"head_dim", "intermediate_size"}  # read here, too: of all families, of some with experts
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_no_class_reads_a_field_that_it_does_not_name(name):
+    """Such a field is not among those of the test before."""
+    kind = families.FAMILIES[name].config
+    code = importlib.import_module(kind.__module__.replace("configuration_", "modeling_"))
+    text = Path(code.__file__).read_text()
+    read = set(re.findall(r"config\.([a-z_0-9]+)", text))
+    read |= set(re.findall(r"getattr\((?:self\.)?config, *['\"]([a-z_0-9]+)", text))
+    everyone = set(dir(transformers.PreTrainedConfig()))
+    assert read - fields_of(kind) - set(kind.attribute_map) - everyone <= OF_PICTURES | UNNAMED
 
 
 PUBLISHED = {

@@ -22,21 +22,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
-int64_t value_of(const ServeOptions& o, std::string_view name) {
+int64_t option_value(const ServeOptions& o, std::string_view name) {
   const auto all = options_of(o);
   return std::ranges::find(all, name, &AnyOption::name)->get().to_number<int64_t>();
 }
 
 // With what need not have been given to be so.
 std::string told_value(const ServeOptions& o, const char* name) {
-  const int64_t value = value_of(o, name);
-  return std::to_string(value) + (value == value_of(ServeOptions(), name) ? " (its default)" : "");
+  const int64_t value = option_value(o, name);
+  return std::to_string(value) +
+         (value == option_value(ServeOptions(), name) ? " (its default)" : "");
 }
 
 // Limits of one, and of all together.
 void require_at_most(const ServeOptions& o, const char* name, const char* name_of_most) {
-  require(value_of(o, name) <= value_of(o, name_of_most), Code::kInvalid, "cli: ", name, " is ",
-          told_value(o, name), ", it must be at most ", name_of_most, ", ",
+  require(option_value(o, name) <= option_value(o, name_of_most), Code::kInvalid, "cli: ", name,
+          " is ", told_value(o, name), ", it must be at most ", name_of_most, ", ",
           told_value(o, name_of_most), ": lower ", name, ", or raise ", name_of_most);
 }
 

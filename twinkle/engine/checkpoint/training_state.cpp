@@ -79,10 +79,10 @@ std::optional<parallel::Run> run_in(const std::string& name) {
   return is_run ? std::optional(out) : std::nullopt;
 }
 
-class Reader {
+class StateReader {
  public:
   // `tensors_file`: of one rank, or the index of several.
-  Reader(const fs::path& tensors_file, const TrainingShape& shape, const std::string& tenant)
+  StateReader(const fs::path& tensors_file, const TrainingShape& shape, const std::string& tenant)
       : shape_(shape),
         tenant_(tenant),
         fields_file_(tensors_file.parent_path() / kTrainingFields),
@@ -321,7 +321,7 @@ TrainingState read_training(const fs::path& directory, const TrainingShape& shap
           ": field 'training' is missing or not an object");
   const bool in_parts = get<int64_t>(state, "num_ranks") > 1;
   const char* const tensors = in_parts ? kTrainingIndex : kTrainingTensors;
-  const Reader reader(directory / tensors, shape, tenant);
+  const StateReader reader(directory / tensors, shape, tenant);
   if (reserve) reserve(reader.num_bytes());
   TrainingState out = reader.read(*fields);
   out.extra = get_or<std::string>(state, "extra", "");

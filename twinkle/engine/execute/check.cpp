@@ -5,6 +5,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/engine/checkpoint/persist.h"
+#include "twinkle/engine/execute/own_tokens.h"
 #include "twinkle/engine/schedule/hooks.h"
 #include "twinkle/engine/training/training_op.h"
 #include "twinkle/optim/optimizer.h"
@@ -91,6 +92,11 @@ void check_logits_grads(const std::vector<Example>& sequences, const model::Deco
     require(std::ranges::all_of(s.logits_grad, [](float g) { return std::isfinite(g); }),
             Code::kInvalid, "engine: sequence ", i, ": logits_grad is not finite");
   }
+}
+
+// Losses over the tokens that follow; a LinearLoss has a meaning that its caller gives it.
+void check_shift(const std::vector<Example>& sequences, const loss::Loss* loss) {
+  if (loss && loss->name != "linear") refuse_own_tokens(sequences);
 }
 
 void check_learns(const std::vector<Example>& sequences) {
@@ -289,7 +295,9 @@ void check_folder(const Operation& operation, const std::filesystem::path& base)
 void check(const Operation& operation, const model::DecoderSpec& spec) {
   require(!tenant_of(operation).empty(), Code::kInvalid, "engine: tenant is empty");
   if (const auto* f = std::get_if<Forward>(&operation)) {
-    check_sequences(f->sequences, spec, loss::look_up(f->loss));
+    const loss::Loss* const loss = loss::look_up(f->loss);
+    check_sequences(f->sequences, spec, loss);
+    check_shift(f->sequences, loss);
     check_temperature(f->temperature);
     require(!f->loss.empty() || f->loss_options.empty(), Code::kInvalid,
             "engine: forward: loss_options is '", f->loss_options,
@@ -304,7 +312,9 @@ void check(const Operation& operation, const model::DecoderSpec& spec) {
           "engine: a forward takes no embedding_grad and no logits_grad, forward_backward does");
     }
   } else if (const auto* b = std::get_if<ForwardBackward>(&operation)) {
-    check_sequences(b->sequences, spec, loss::look_up(b->loss));
+    const loss::Loss* const loss = loss::look_up(b->loss);
+    check_sequences(b->sequences, spec, loss);
+    check_shift(b->sequences, loss);
     check_learns(b->sequences);
     check_logits_grads(b->sequences, spec);
     check_temperature(b->temperature);

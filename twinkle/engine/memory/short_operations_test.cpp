@@ -11,7 +11,7 @@
 namespace twinkle::engine {
 namespace {
 
-constexpr const char* kLora = R"({"r": 2, "target_modules": ["q_proj", "down_proj"]})";
+constexpr const char* kShort = R"({"r": 2, "target_modules": ["q_proj", "down_proj"]})";
 
 // Operations of an adapter's tenant and of one that trains all weights.
 class ShortOperations : public testing::TestWithParam<bool> {
@@ -25,7 +25,7 @@ class ShortOperations : public testing::TestWithParam<bool> {
     saved_ = state();
   }
 
-  void create() { run(Create{.tenant = "me", .lora_json = GetParam() ? "" : kLora, .seed = 3}); }
+  void create() { run(Create{.tenant = "me", .lora_json = GetParam() ? "" : kShort, .seed = 3}); }
   void step(double lr) {
     run(Step{.tenant = "me", .options = "{\"lr\": " + std::to_string(lr) + "}"});
   }

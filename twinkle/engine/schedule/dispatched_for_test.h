@@ -25,7 +25,8 @@ inline std::string error_of(Future& future) {
   return "no error";
 }
 
-inline ForwardBackward work(const std::string& tenant, size_t num_sequences, size_t tokens = 10) {
+inline ForwardBackward pass_of(const std::string& tenant, size_t num_sequences,
+                               size_t tokens = 10) {
   ForwardBackward out{.tenant = tenant};
   out.sequences.resize(num_sequences);
   for (Example& s : out.sequences) s.input_ids.resize(tokens);

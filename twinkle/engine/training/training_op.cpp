@@ -47,6 +47,11 @@ TrainingOp::TrainingOp(int64_t id, Tenant& tenant, const Operation& operation)
   require(forward_ || tenant.mode() != Mode::kFrozen, Code::kInvalid,
           "engine: forward_backward: tenant '", tenant.name(),
           "' is the frozen base model; add an adapter, or create it for full-parameter training");
+  require(!forward_ || !forward_->disable_lora || tenant.mode() != Mode::kFull, Code::kInvalid,
+          "engine: forward: disable_lora is true, but tenant '", tenant.name(),
+          "' trains all weights: without an adapter the base model is the model that it trains, "
+          "and no reference; take a second model of the same files, or pass the ref_logps that it "
+          "gave before it was trained");
   if (!forward_) tenant.require_one_rank_of_shared("forward_backward");
   if (backward_) tenant.require_unclipped();
   std::vector<float> weights;

@@ -41,6 +41,32 @@ constexpr double kLlama3Low = 1, kLlama3High = 4, kLlama3Context = 8192;
 
 constexpr int64_t kMaxSize = int64_t{1} << 30;  // as that of sizes in config.json
 
+// Keys behind the architecture's name that change the arithmetic, each with the value that leaves a
+// dense model as it is. llama.cpp reads the first for every architecture, the others for some.
+constexpr std::pair<std::string_view, double> kOptions[] = {{"attention.causal", 1},
+                                                            {"nextn_predict_layers", 0},
+                                                            {"expert_count", 0},
+                                                            {"expert_used_count", 0},
+                                                            {"expert_group_count", 0},
+                                                            {"expert_group_used_count", 0},
+                                                            {"expert_shared_count", 0},
+                                                            {"rope.scaling.alpha", 0},
+                                                            {"attention.sliding_window", 0},
+                                                            {"attention.clamp_kqv", 0},
+                                                            {"attention.max_alibi_bias", 0},
+                                                            {"attention.scale", 0},
+                                                            {"attention.output_scale", 0},
+                                                            {"attention.value_scale", 0},
+                                                            {"attention.temperature_scale", 0},
+                                                            {"attention.shared_kv_layers", 0},
+                                                            {"attn_logit_softcapping", 0},
+                                                            {"final_logit_softcapping", 0},
+                                                            {"logit_scale", 1},
+                                                            {"residual_scale", 1},
+                                                            {"embedding_scale", 1},
+                                                            {"use_parallel_residual", 0},
+                                                            {"swin_norm", 0}};
+
 // Metadata under the architecture's prefix; errors name the file and the whole key.
 class Fields {
  public:
@@ -80,6 +106,34 @@ class Fields {
     require(std::isfinite(value->get_double()), Code::kInvalid, where(prefix_ + key), " is ",
             value->get_double(), ", it must be finite");
     return value->get_double();
+  }
+
+  // llama.cpp takes 0 for an absent one.
+  double scale_or(const std::string& key, double fallback) const {
+    const double value = real_or(key, fallback);
+    require(value >= 0, Code::kInvalid, where(prefix_ + key), " is ", value,
+            ", it must be at least 0");
+    return value == 0 ? fallback : value;
+  }
+
+  // Error kInvalid: one of kOptions has another value than its neutral one.
+  void refuse_options() const {
+    for (const auto& [name, neutral] : kOptions) {
+      const std::string key = prefix_ + std::string(name);
+      const Json* value = at(key);
+      if (!value) continue;
+      const bool same = (value->is_bool() && neutral == (value->get_bool() ? 1.0 : 0.0)) ||
+                        (value->is_number() && neutral == value->to_number<double>());
+      require(same, Code::kInvalid, where(key), " is ", boost::json::serialize(*value),
+              "; it changes the arithmetic, and a dense model is computed without it");
+    }
+  }
+
+  // Error kInvalid: the key is there and is not this size.
+  void require_size(const std::string& key, int64_t only, std::string_view whose) const {
+    const int64_t given = size_or(key, only);
+    require(given == only, Code::kInvalid, where(prefix_ + key), " is ", given, ", it must be ",
+            whose, ", ", only);
   }
 
   std::string where(const std::string& key) const {
@@ -125,25 +179,41 @@ Json llama3_scaling(const GgufFile& file, const GgufTensor& tensor, double theta
           {"original_max_position_embeddings", static_cast<int64_t>(kLlama3Context)}};
 }
 
+// llama.cpp takes "linear" where no type is given, and an older key for its factor.
+Json scaling_of(const Fields& fields, const std::string& prefix) {
+  const std::string key = prefix + "rope.scaling.type";
+  const bool typed = fields.has("rope.scaling.type");
+  const std::string type = typed ? fields.string(key) : "linear";
+  const double attention = fields.scale_or("rope.scaling.attn_factor", 1);
+  require(type == "yarn" || attention == 1, Code::kInvalid,
+          fields.where(prefix + "rope.scaling.attn_factor"), " is ", attention,
+          ", it must be 1, or the scaling's type yarn");
+  if (type == "none") return {};
+  require(type == "linear" || type == "yarn", Code::kInvalid, fields.where(key), " is '", type,
+          "', it must be one of none, linear, yarn");
+  const bool older = fields.has("rope.scale_linear") && !fields.has("rope.scaling.factor");
+  const std::string from = older ? "rope.scale_linear" : "rope.scaling.factor";
+  const double factor = typed && !older ? fields.real(from) : fields.scale_or(from, 1);
+  if (!typed && factor == 1) return {};
+  JsonObject scaling{{"rope_type", type}, {"factor", factor}};
+  if (type != "yarn") return scaling;
+  scaling["original_max_position_embeddings"] = fields.size("rope.scaling.original_context_length");
+  // It multiplies what yarn has without it.
+  if (attention != 1) scaling["attention_factor"] = attention * (0.1 * std::log(factor) + 1);
+  return scaling;
+}
+
 void add_rope(JsonObject& config, const GgufFile& file, const Fields& fields) {
   const double theta = fields.real_or("rope.freq_base", 10000);
   config["rope_theta"] = theta;
+  Json scaling = scaling_of(fields, get<std::string>(config, "model_type") + ".");
   if (const GgufTensor* factors = file.find("rope_freqs.weight")) {
-    config["rope_scaling"] = llama3_scaling(file, *factors, theta);
-    return;
+    require(scaling.is_null(), Code::kInvalid, "io: ", file.path().string(),
+            ": there is rope_freqs.weight and a rope.scaling, ", boost::json::serialize(scaling),
+            ": both together are not supported");
+    scaling = llama3_scaling(file, *factors, theta);
   }
-  if (!fields.has("rope.scaling.type")) return;
-  const std::string key = get<std::string>(config, "model_type") + ".rope.scaling.type";
-  const std::string type = fields.string(key);
-  if (type == "none") return;
-  require(type == "linear" || type == "yarn", Code::kInvalid, fields.where(key), " is '", type,
-          "', it must be one of none, linear, yarn");
-  JsonObject scaling{{"rope_type", type}, {"factor", fields.real("rope.scaling.factor")}};
-  if (type == "yarn") {
-    scaling["original_max_position_embeddings"] =
-        fields.size("rope.scaling.original_context_length");
-  }
-  config["rope_scaling"] = std::move(scaling);
+  if (!scaling.is_null()) config["rope_scaling"] = std::move(scaling);
 }
 
 void add_token_ids(JsonObject& config, const GgufFile& file) {
@@ -194,13 +264,17 @@ Json gguf_config(const GgufFile& file) {
           "io: ", file.path().string(), ": there is no tensor 'token_embd.weight' of two dims");
   const int64_t hidden = fields.size("embedding_length");
   const int64_t heads = fields.size("attention.head_count");
+  const int64_t head = fields.size_or("attention.key_length", hidden / heads);
+  fields.refuse_options();
+  fields.require_size("attention.value_length", head, "a key's");
+  fields.require_size("rope.dimension_count", head, "a head's whole size");
   JsonObject config{{"architectures", JsonArray{family->architecture}},
                     {"model_type", type},
                     {"hidden_size", hidden},
                     {"num_hidden_layers", fields.size("block_count")},
                     {"num_attention_heads", heads},
                     {"num_key_value_heads", fields.size_or("attention.head_count_kv", heads)},
-                    {"head_dim", fields.size_or("attention.key_length", hidden / heads)},
+                    {"head_dim", head},
                     {"intermediate_size", fields.size("feed_forward_length")},
                     {"rms_norm_eps", fields.real("attention.layer_norm_rms_epsilon")},
                     {"vocab_size", embedding->shape[0]},

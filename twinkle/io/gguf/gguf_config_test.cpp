@@ -50,6 +50,16 @@ TEST(GgufConfig, NamesTheRopeScaling) {
   linear.add("llama.rope.scaling.type", std::string("linear"));
   linear.add("llama.rope.scaling.factor", 2.0F);
   EXPECT_EQ(scaling(linear), (Json{{"rope_type", "linear"}, {"factor", 2.0}}));
+  for (const char* key : {"llama.rope.scaling.factor", "llama.rope.scale_linear"}) {
+    Gguf untyped = tiny("llama");  // llama.cpp takes it for linear
+    untyped.add(key, 2.0F);
+    EXPECT_EQ(scaling(untyped), (Json{{"rope_type", "linear"}, {"factor", 2.0}})) << key;
+  }
+  Gguf plain = tiny("llama");
+  plain.add("llama.rope.scaling.factor", 1.0F);
+  EXPECT_EQ(scaling(plain), Json());
+  yarn.add("qwen2.rope.scaling.attn_factor", 0.5F);
+  EXPECT_EQ(get<double>(scaling(yarn), "attention_factor"), 0.5 * (0.1 * std::log(4.0) + 1));
   Gguf llama3 = tiny("llama");  // theta 1e5: waves of 6.3, 63, 628, 6283 and 62832 tokens
   const double smooth = (8192 / (2 * M_PI * 1000) - 1) / 3;
   const auto blend = static_cast<float>(1 / ((1 - smooth) / 8 + smooth));
@@ -59,6 +69,40 @@ TEST(GgufConfig, NamesTheRopeScaling) {
                                    {"low_freq_factor", 1.0},
                                    {"high_freq_factor", 4.0},
                                    {"original_max_position_embeddings", 8192}}));
+}
+
+// llama.cpp reads these of a file, and a dense model here does not compute them.
+TEST(GgufConfig, RefusesKeysThatChangeTheArithmetic) {
+  const auto with = [](const std::string& key, const auto& value) {
+    Gguf gguf = tiny("qwen3");
+    gguf.add("qwen3." + key, value);
+    return error_of_file(gguf.file());
+  };
+  Gguf bidirectional = tiny("qwen3");
+  bidirectional.add("qwen3.attention.causal", 7, raw<uint8_t>(0));  // false
+  const std::string why = "; it changes the arithmetic, and a dense model is computed without it";
+  EXPECT_EQ(error_of_file(bidirectional.file()),
+            "io: F: metadata 'qwen3.attention.causal' is false" + why);
+  EXPECT_EQ(with("expert_count", uint32_t{8}), "io: F: metadata 'qwen3.expert_count' is 8" + why);
+  for (const char* key :
+       {"nextn_predict_layers", "expert_used_count", "expert_group_count",
+        "expert_group_used_count", "expert_shared_count", "rope.scaling.alpha",
+        "attention.sliding_window", "attention.clamp_kqv", "attention.max_alibi_bias",
+        "attention.scale", "attention.output_scale", "attention.value_scale",
+        "attention.temperature_scale", "attention.shared_kv_layers", "attn_logit_softcapping",
+        "final_logit_softcapping", "logit_scale", "residual_scale", "embedding_scale"})
+    EXPECT_NE(with(key, 2.0F).find(std::string("'qwen3.") + key + "' is 2"), std::string::npos)
+        << key;
+  EXPECT_EQ(with("rope.dimension_count", uint32_t{2}),
+            "io: F: metadata 'qwen3.rope.dimension_count' is 2, it must be a head's whole size, 4");
+  EXPECT_EQ(with("attention.value_length", uint32_t{2}),
+            "io: F: metadata 'qwen3.attention.value_length' is 2, it must be a key's, 4");
+  EXPECT_EQ(with("rope.scaling.attn_factor", 0.5F),
+            "io: F: metadata 'qwen3.rope.scaling.attn_factor' is 0.5, it must be 1, or the "
+            "scaling's type yarn");
+  for (const char* key : {"logit_scale", "attention.causal"})
+    EXPECT_EQ(with(key, 1.0F), "no error") << key;
+  EXPECT_EQ(with("expert_count", uint32_t{0}), "no error");
 }
 
 TEST(GgufConfig, RefusesWhatItCannotName) {

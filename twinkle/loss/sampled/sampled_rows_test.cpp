@@ -13,7 +13,7 @@ namespace twinkle::loss {
 namespace {
 
 constexpr int64_t kRows = 64;
-using Formula = std::function<double(double lp, double q, double a)>;
+using SampledFormula = std::function<double(double lp, double q, double a)>;
 
 Inputs sampled() {
   at::manual_seed(5);
@@ -29,8 +29,8 @@ Inputs sampled() {
 
 // For every single row: the sum's value, and its derivative by central differences. `constant`:
 // what the formula holds fixed is given the row's own log-probability.
-void expect_sum_of(const char* name, const char* options, const Formula& formula,
-                   const Formula& derivative = {}) {
+void expect_sum_of(const char* name, const char* options, const SampledFormula& formula,
+                   const SampledFormula& derivative = {}) {
   const Inputs in = sampled();
   const Output out = run(find(name), in, parse_json(options, "options"));
   double sum = 0, num_tokens = 0;

@@ -56,6 +56,8 @@ TEST(ChatGlm, WhatChangesItsArithmeticIsRefused) {
   refuse("rmsnorm", false, "'rmsnorm' is false; it changes the arithmetic");
   refuse("add_bias_linear", true, "'add_bias_linear' is true; it changes the arithmetic");
   refuse("post_layer_norm", false, "'post_layer_norm' is false; it changes the arithmetic");
+  refuse("fp32_residual_connection", true,
+         "'fp32_residual_connection' is true; it changes the arithmetic");
   refuse("pre_seq_len", 128, "'pre_seq_len' is 128; it changes the arithmetic");
   refuse("original_rope", nullptr, "'rope_ratio' is 500, and 'original_rope' is not true");
   refuse("rope_ratio", 0, "'rope_ratio' is 0, it must be finite and above 0.0001");

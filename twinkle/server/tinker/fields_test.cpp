@@ -19,6 +19,10 @@ TEST(Fields, ASequenceIsADatumAndItsPartsAreTheSdksFields) {
             "truncate it");
   EXPECT_EQ(by_field("engine: sequence 1 has 3 tokens but 2 values of 'advantages'"),
             "server: data[1] has 3 tokens but 2 values of 'advantages'");
+  EXPECT_EQ(by_field("engine: labels of inputs[4] are its own tokens; here labels[t] is the token "
+                     "after t: pass labels[1:] + [-100]"),
+            "server: data[4].target_tokens are its own tokens; target_tokens[t] is the token after "
+            "t: send tokens[:-1] as model_input and tokens[1:] as target_tokens");
   for (const char* other : {"engine: the batch is empty; give at least one sequence",
                             "engine: sequence ", "engine: sequence 1", "engine: sequence x: token"})
     EXPECT_EQ(by_field(other), other);
