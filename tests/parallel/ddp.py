@@ -1,4 +1,4 @@
-"""What each process of parity/test_ddp.py runs: MODEL ADAPTER BATCHES.json. Trains the adapter with
+"""Run by each process of parity/test_ddp.py: MODEL ADAPTER BATCHES.json. Trains the adapter with
 transformers, peft and torch's DDP, and then with TransformersModel. Tells [losses, norms] of each.
 """
 
