@@ -24,8 +24,7 @@ def check_temperature(kwargs, temperature):
         raise InvalidError(
             f"model: old_logps of inputs[{index}] were sampled at temperature {sampled}, but the "
             f"batch is scored at {temperature}: pass temperature={sampled} here, and where a "
-            "reference scores it; to compare the two anyway, pass the numbers alone, "
-            "[entry[-1][1] for entry in reply.logprobs]"
+            "reference scores it; to compare the two anyway, pass list(reply.logprobs)"
         )
 
 
