@@ -193,6 +193,8 @@ class TransformersModel(SendsWeights, Steps):
         status.loss_kwargs = None
         group.mode = "train" if training else "eval"
         out = asked(task, own(outputs, together, result))
+        if "logps" in out:
+            out["temperature"] = task.temperature
         if task.routes:
             ids = result["routed_experts"]
             out["routed_experts"] = padded_routes(together.own, ids, self.model_info)
