@@ -1,6 +1,6 @@
 # Every target is a few lines that call scripts/. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-ray test bench lint format soak clean
+.PHONY: help setup build demo demo-ray test-fast test bench lint format soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -21,6 +21,11 @@ demo-ray: ## GRPO in two workers of a Ray cluster on this machine
 	@scripts/setup.sh base demo ray card
 	@scripts/build.sh --without-tests
 	@.venv/bin/python examples/ray_grpo.py
+
+test-fast: ## the tests that start no process and take no minute: C++ (ctest) and Python (pytest)
+	@scripts/setup.sh base demo test lint cuda
+	@scripts/build.sh
+	@scripts/test.sh --fast
 
 test: ## the tests of CI: C++ (ctest) and Python (pytest)
 	@scripts/setup.sh base demo test lint cuda

@@ -1,12 +1,38 @@
 """Fixtures of python/tests and tests: a tiny random model, the built-in model, real data."""
 
 import os
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 # Engines of tests run on the CPU, where a GPU is too, unless a test or TWINKLE_DEVICE says more.
 os.environ.setdefault("TWINKLE_DEVICE", "cpu")
+
+
+# Where most tests start programs and wait for them: `make test-fast` leaves these out, and of the
+# others each that starts one.
+PROCESSES = (
+    *("bench", "fuzz", "parallel", "ray", "service", "test_demo.py", "test_finetune_example.py"),
+    *("test_gpu_stages.py", "test_guarded.py", "test_lint.py", "test_make.py", "test_operating.py"),
+    *("test_package.py", "test_presets.py", "test_readme.py", "test_rebuild.py", "test_soak.py"),
+)
+PROCESSES_OF_PYTHON = ("refusals/test_killed_while_saving.py", "scripts")
+
+
+def pytest_configure(config):
+    # A run that was started with interrupts ignored, as by `nohup make test &`, has them in its
+    # tests and, since a handler is no inheritance, in what they start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "not processes" in config.option.markexpr:
+        sys.addaudithook(skip_at_a_process)
+
+
+def skip_at_a_process(event, arguments):
+    if event == "subprocess.Popen" and Path(os.fsdecode(arguments[0])).name != "git":
+        pytest.skip("it starts a process")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -30,6 +56,13 @@ FIRST, LAST = ("tests/ray/",), ("tests/test_presets.py", "tests/fuzz/guided/")
 
 
 def pytest_collection_modifyitems(items):
+    starting = (
+        *(f"tests/{name}" for name in PROCESSES),
+        *(f"python/tests/{name}" for name in PROCESSES_OF_PYTHON),
+    )
+    for item in items:
+        if item.nodeid.startswith(starting):
+            item.add_marker(pytest.mark.processes)
     items.sort(key=lambda item: item.nodeid.startswith(LAST) - item.nodeid.startswith(FIRST))
 
 

@@ -41,7 +41,7 @@ def agreement(left, right):
 
 
 def rows_of(run, id_, num_sequences, workers, of=""):
-    """of: whose model it is, for the rows' text."""
+    """`of` names the model in the rows' text."""
     prompts = run.inputs.prompts(num_sequences)
     for worker in workers.values():
         worker.ask("start_decoding", num_sequences=num_sequences)

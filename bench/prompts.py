@@ -10,7 +10,7 @@ LENGTHS = (300, 512)  # tokens
 
 
 def rows_of(run, id_, length, workers, of=""):
-    """of: whose model it is, for the rows' text."""
+    """`of` names the model in the rows' text."""
     # Every round has a text of its own, lest something of an earlier one be kept.
     texts = run.inputs.full_batches(run.attempts + 1, 1, length)
 

@@ -39,7 +39,7 @@ class Ranks:
             worker.__exit__()
 
     def ask(self, call, **arguments):
-        """What the first one tells; the load of the others is not foreign to it."""
+        """The report of the first one; the load of the others is not foreign to it."""
         first, *others = self._each(call, [{}] * len(self.workers), arguments)
         if first and "used_s" in first:
             known = sum(other["used_s"] for other in others) / first["wall_s"]

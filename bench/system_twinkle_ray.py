@@ -53,7 +53,7 @@ class System:
         os.environ["TWINKLE_DEVICE"], place = "cpu", {}
         if in_workers:
             os.environ["RAY_ADDRESS"] = "local"  # whatever else runs on this machine
-            os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # instances of the classes above
+            os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # for the classes above
             groups = [DeviceGroup(name, 1, "cpu") for name in GROUPS]
             twinkle.initialize(mode="ray", groups=groups)
             self._start_actors()

@@ -25,7 +25,7 @@ def counted(run, id_):
 
 
 def row(run, what, of_ranks, formula, within, notes=()):
-    """what: the row's id and text; of_ranks: bytes of each; within: the share of the formula by
+    """A row. what: its id and text; of_ranks: bytes of each; within: the share of the formula by
     which they may differ."""
     sent = sum(of_ranks) / len(of_ranks)
     samples = {"ours": [sent / 1e6], "peer": [formula / 1e6]}

@@ -1,6 +1,9 @@
-# twinkle_folder(NAME [TORCH] [UNITY] [UNITY_TESTS] LINK ...): twinkle/NAME/*.cpp, and one folder deeper, is one static
-# library, its *_test.cpp one ctest program, so that adding a leaf is adding a file. A folder without sources yet only
-# forwards its links.
+# twinkle_folder(NAME [TORCH] LINK ...): twinkle/NAME/*.cpp, and one folder deeper, is one static library, its *_test.cpp
+# one ctest program, so that adding a leaf is adding a file. A folder without sources yet only forwards its links.
+#
+# Headers take most of a compiler's time: up to eight files of a folder, in alphabetical order, are compiled together,
+# which takes a third of it. So the files of a folder share what an unnamed namespace holds: tests/test_unity.py refuses
+# a name that two of them have, whatever the order puts together.
 find_program(CCACHE ccache)
 if(CCACHE)
   # A precompiled header is cached only when ccache may ignore its time stamps and macros.
@@ -22,39 +25,25 @@ if(TWINKLE_TESTS)
   find_package(GTest REQUIRED)
 endif()
 
-# twinkle_as_one(NAME FILE...): these files of a folder that is compiled file by file are compiled as one. A file
-# that somebody adds to losses.def or optimizers.def stays alone, and free to name its functions.
-function(twinkle_as_one name)
-  if(TWINKLE_UNITY)
-    list(TRANSFORM ARGN REPLACE "(.+)" "${CMAKE_SOURCE_DIR}/twinkle/${name}/\\1.cpp")
-    set_target_properties(twinkle_${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-    set_source_files_properties(${ARGN} PROPERTIES UNITY_GROUP ${name})
-  endif()
+# twinkle_alone(NAME FILE...): each of these files (or patterns of them; tests excepted) of twinkle/NAME is compiled by
+# itself.
+function(twinkle_alone name)
+  list(TRANSFORM ARGN REPLACE "(.+)" "${CMAKE_SOURCE_DIR}/twinkle/${name}/\\1.cpp")
+  file(GLOB files CONFIGURE_DEPENDS ${ARGN})
+  list(FILTER files EXCLUDE REGEX "_test\\.cpp$")
+  set_source_files_properties(${files} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
 
-# twinkle_without_torch(NAME FILE...): these see no tensors; the precompiled header would cost them seconds.
+# twinkle_without_torch(NAME FILE...): these see no tensors; the precompiled header would cost them seconds. They are
+# compiled alone.
 function(twinkle_without_torch name)
+  twinkle_alone(${name} ${ARGN})
   list(TRANSFORM ARGN REPLACE "(.+)" "${CMAKE_SOURCE_DIR}/twinkle/${name}/\\1.cpp")
   set_source_files_properties(${ARGN} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 endfunction()
 
-# twinkle_tests_as_one(NAME DEEPER...): the tests in twinkle/NAME/DEEPER are compiled as one, each other one alone.
-function(twinkle_tests_as_one name)
-  if(TWINKLE_UNITY AND TWINKLE_TESTS)
-    set_target_properties(${name}_test PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-    foreach(deeper ${ARGN})
-      file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/twinkle/${name}/${deeper}/*_test.cpp)
-      set_source_files_properties(${tests} PROPERTIES UNITY_GROUP ${name}_${deeper}_test)
-    endforeach()
-  endif()
-endfunction()
-
 function(twinkle_folder name)
-  cmake_parse_arguments(arg "TORCH;UNITY;UNITY_TESTS" "" "LINK" ${ARGN})
-  if(NOT TWINKLE_UNITY)
-    set(arg_UNITY OFF)
-    set(arg_UNITY_TESTS OFF)
-  endif()
+  cmake_parse_arguments(arg "TORCH" "" "LINK" ${ARGN})
   set(dir ${CMAKE_SOURCE_DIR}/twinkle/${name})
   file(GLOB sources CONFIGURE_DEPENDS ${dir}/*.cpp ${dir}/*/*.cpp)
   file(GLOB tests CONFIGURE_DEPENDS ${dir}/*_test.cpp ${dir}/*/*_test.cpp)
@@ -74,8 +63,7 @@ function(twinkle_folder name)
     add_library(twinkle_${name} STATIC ${sources})
     target_include_directories(twinkle_${name} PUBLIC ${CMAKE_SOURCE_DIR})
     target_link_libraries(twinkle_${name} PUBLIC ${arg_LINK})
-    # Headers take most of a compiler's time: eight files together take a third of it.
-    set_target_properties(twinkle_${name} PROPERTIES UNITY_BUILD ${arg_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+    set_target_properties(twinkle_${name} PROPERTIES UNITY_BUILD ${TWINKLE_UNITY} UNITY_BUILD_BATCH_SIZE 8)
     if(arg_TORCH)
       target_precompile_headers(twinkle_${name} REUSE_FROM twinkle_pch)
     endif()
@@ -87,7 +75,9 @@ function(twinkle_folder name)
   if(tests AND TWINKLE_TESTS)
     add_executable(${name}_test ${tests})
     target_link_libraries(${name}_test PRIVATE twinkle_${name} GTest::gtest GTest::gtest_main)
-    set_target_properties(${name}_test PROPERTIES UNITY_BUILD ${arg_UNITY_TESTS} UNITY_BUILD_BATCH_SIZE 8)
+    # GCC 12 takes `"a" + std::to_string(b)` for an overlap in some units and not in others (its bug 105651).
+    target_compile_options(${name}_test PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)
+    set_target_properties(${name}_test PROPERTIES UNITY_BUILD ${TWINKLE_UNITY} UNITY_BUILD_BATCH_SIZE 8)
     if(arg_TORCH)
       target_precompile_headers(${name}_test REUSE_FROM twinkle_pch)
     endif()

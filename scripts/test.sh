@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# test.sh [--soak]: ctest, then pytest, both even when the first fails; fails when either does.
+# test.sh [--fast|--soak]: ctest, then pytest, both even when the first fails; fails when either does.
 # pytest runs in up to four processes that share the cores: most tests keep one core busy, few keep two.
-# With --soak only the tests that are marked as too long for CI, one after the other.
+# With --fast only what takes no minute: no fuzzer, no emulation, no second run with AVX2, and no test that starts a
+# process. With --soak only the tests that are marked as too long for CI, one after the other.
 # The last line but one says how long all of it took; the last is pytest's summary.
 # TWINKLE_TEST_DATA names the folder of real data; tests that need it are skipped, with the reason, without it.
 set -uo pipefail
@@ -35,14 +36,22 @@ done
 
 cores=$(nproc)
 # One more than cores, for the times at which a program waits for one thread of its own.
-ctest --test-dir build/release --output-on-failure --no-tests=error -j $((cores + 1)) || {
+selected=()
+[ "${1:-}" != --fast ] || selected=(--exclude-regex '^fuzz_|^cuda_emulation|_with_avx2$')
+ctest --test-dir build/release --output-on-failure --no-tests=error -j $((cores + 1)) "${selected[@]}" || {
   status=1
   echo "test: what failed in ctest, once more:"
   grep -aE -A4 'Failure$|^\[  FAILED  \]|terminate called|SIG[A-Z]+' build/release/Testing/Temporary/LastTest.log | tail -80
 }
 processes=$((cores < 4 ? cores : 4))
 export OMP_NUM_THREADS=$((cores / processes))
-# What tests compile under sanitizers takes minutes: meanwhile, when tests wait. Those come last then (conftest.py).
+# File by file, in the order of conftest.py.
+beside=(-n "$processes" --dist loadfile --no-loadscope-reorder)
+if [ "${1:-}" = --fast ]; then
+  run_pytest "${beside[@]}" -m 'not soak and not processes' || status=1
+  exit $status
+fi
+# Compiling under sanitizers takes minutes: it runs while tests wait. Those come last then (conftest.py).
 builders=()
 set -m  # each with a group of its own, to be ended with what it has started
 for built in "tsan schedule_test service_test" "fuzz guided"; do
@@ -52,6 +61,5 @@ for built in "tsan schedule_test service_test" "fuzz guided"; do
 done
 set +m
 trap 'kill -- "${builders[@]}" 2> /dev/null' EXIT
-# File by file, in the order of conftest.py.
-run_pytest -n "$processes" --dist loadfile --no-loadscope-reorder || status=1
+run_pytest "${beside[@]}" || status=1
 exit $status

@@ -55,7 +55,7 @@ def test_the_include_rule_finds_a_breach_however_it_is_written(tmp_path, include
 
 
 def breaches(tmp_path, name):
-    """What middle/NAME gets told for including a folder that lies below, and one above."""
+    """Complaints about middle/NAME, which includes a folder below, and one above."""
     source = tmp_path / "twinkle/middle" / name
     source.parent.mkdir(parents=True)
     source.write_text('#include "twinkle/low/b.h"\n#include "twinkle/high/b.h"\n')

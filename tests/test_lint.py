@@ -53,11 +53,6 @@ def test_what_is_not_formatted_fails(tmp_path, file, text):
     assert (tmp_path / file).read_text() not in ("", text)
 
 
-def test_make_format_mends_what_make_lint_finds():
-    makefile = (ROOT / "Makefile").read_text()
-    assert re.search(r"^format:.*\n(\t.*\n)*?\t@scripts/lint\.sh --fix\n", makefile, re.MULTILINE)
-
-
 def test_the_pre_commit_hook_is_what_make_lint_calls():
     hook = re.search(r"entry: (\S+)", (ROOT / ".pre-commit-config.yaml").read_text())[1]
     assert f"@{hook}\n" in (ROOT / "Makefile").read_text()

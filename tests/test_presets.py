@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,41 +26,43 @@ def skip_without_tools():
         pytest.skip("no cmake, ninja, g++ or cargo: make setup")
 
 
-def configured(preset, folder):
-    """{source: the words of its compile command}."""
+def configured(preset):
+    """The folder of a preset, and {source: the words of its compile command}. It is kept, as its
+    compiler's cache knows files by their places."""
     skip_without_tools()
-    run("cmake", "--preset", preset, "-B", folder, f"-DPYTHON={sys.executable}")
+    run("scripts/preset.sh", preset)
+    folder = ROOT / "build" / preset
     commands = json.loads((folder / "compile_commands.json").read_text())
-    return {
+    return folder, {
         str(Path(command["file"]).relative_to(ROOT)): command["command"].split()
         for command in commands
-        if Path(command["file"]).is_relative_to(ROOT)  # the precompiled header's lies in `folder`
+        if not Path(command["file"]).is_relative_to(folder)  # the precompiled header's
     }
 
 
-def test_the_debug_preset_configures_and_builds_a_program_with_its_assertions(tmp_path):
-    commands = configured("debug", tmp_path)
+def test_the_debug_preset_configures_and_builds_a_program_with_its_assertions():
+    folder, commands = configured("debug")
     one = commands["twinkle/base/json.cpp"]
     assert "-g" in one and "-DNDEBUG" not in one and "-O3" not in one
     for source, command in commands.items():
         assert {"-Wall", "-Wextra", "-Werror"} <= set(command), source
     for source in ("twinkle/nn/linear.cpp", "twinkle/engine/engine.cpp"):
         assert [word for word in commands[source] if "cmake_pch" in word], source
-    rules = (tmp_path / "CMakeFiles/rules.ninja").read_text()
+    rules = (folder / "CMakeFiles/rules.ninja").read_text()
     compiling = re.findall(r"^ *command = (.* -c \$in)$", rules, re.MULTILINE)
     assert compiling
     if shutil.which("ccache"):
         assert all(re.match(r"env CCACHE_SLOPPINESS=\S+ \S*/ccache \S", c) for c in compiling)
-    run("cmake", "--build", tmp_path, "--target", "base_test")
-    assert "[  PASSED  ]" in run(tmp_path / "base_test")
+    run("scripts/preset.sh", "debug", "base_test")
+    assert "[  PASSED  ]" in run(folder / "base_test")
 
 
 @pytest.mark.parametrize(
     ("preset", "flag"),
     [("sanitizers", "-fsanitize=address,undefined"), ("tsan", "-fsanitize=thread")],
 )
-def test_the_presets_of_the_sanitizers_compile_everything_with_theirs(preset, flag, tmp_path):
-    commands = configured(preset, tmp_path)
+def test_the_presets_of_the_sanitizers_compile_everything_with_theirs(preset, flag):
+    _, commands = configured(preset)
     assert "twinkle/base/json.cpp" in commands and "twinkle/engine/engine.cpp" in commands
     for source, command in commands.items():
         assert flag in command and "-fno-omit-frame-pointer" in command, source

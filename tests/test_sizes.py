@@ -61,7 +61,7 @@ def test_no_function_has_more_than_6_parameters_unless_it_is_named_here(measured
         if f.parameters > (KERNEL_PARAMETERS if f.path.startswith("twinkle/kernels/") else 6):
             wide[f"{f.path}: {f.name}"] = str(f)
     assert not [text for key, text in wide.items() if key not in WIDE]
-    assert not WIDE - wide.keys()  # what got narrower is named no longer
+    assert not WIDE - wide.keys()  # a function that got narrower is not named
 
 
 CPP = """

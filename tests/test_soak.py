@@ -9,15 +9,15 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "build/release/engine_soak"
-# What has to have happened in it.
+# Events that must have happened in it.
 HAPPENED = (
     "full",  # tenants that trained every weight
     "cancelled",
     "recomputed_layers",  # the limit on activations
     "heard_tokens",  # streamed
-    "pinned_samples",  # of a published version
-    "shared_tokens",  # of prompts, by the prefix cache
-    "returns",  # of parked tenants
+    "pinned_samples",  # samples of a published version
+    "shared_tokens",  # tokens of prompts, by the prefix cache
+    "returns",  # returns of parked tenants
 )
 
 

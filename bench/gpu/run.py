@@ -86,7 +86,7 @@ class Run:
         self._stack.close()
 
     def try_device(self):
-        """What the build or the driver lacks is said here, before gigabytes are written."""
+        """Reports here what the build or the driver lacks, before gigabytes are written."""
         model = shapes.written(self._folder, shapes.TINY["head"])
         with Worker("system_twinkle", self.threads) as worker:
             worker.ask("load", model=model, device=self.device)

@@ -20,7 +20,7 @@ namespace {
 
 using Array = py::array_t<double, py::array::c_style | py::array::forcecast>;
 
-twinkle::Json options_of(const std::string& text) {
+twinkle::Json json_options(const std::string& text) {
   return text.empty() ? twinkle::Json() : twinkle::parse_json(text, "options");
 }
 
@@ -38,7 +38,7 @@ py::tuple run_loss(const std::string& name, const std::string& options,
                    const std::vector<int64_t>& counts, const std::map<std::string, Array>& extras,
                    const Array& logps, const std::optional<Array>& entropies) {
   const twinkle::loss::Loss& loss = twinkle::loss::find(name);
-  const twinkle::Json json = options_of(options);
+  const twinkle::Json json = json_options(options);
   twinkle::loss::Inputs in{
       .logprobs = tensor_of(logps), .weights = at::ones({logps.size()}), .cu_seqlens = {0}};
   for (const int64_t count : counts) in.cu_seqlens.push_back(in.cu_seqlens.back() + count);
@@ -64,7 +64,7 @@ void bind_loss(py::module_& m) {
   m.def(
       "check_loss",
       [](const std::string& name, const std::string& options) {
-        twinkle::loss::find(name).check(options_of(options));
+        twinkle::loss::find(name).check(json_options(options));
       },
       "name"_a, "options"_a = "", "Raises what is wrong with these options.");
   m.def(
@@ -84,7 +84,7 @@ void bind_loss(py::module_& m) {
 void bind_optim(py::module_& m) {
   py::class_<Schedule>(m, "Schedule", "A learning rate as a function of the updates taken.")
       .def(py::init([](const std::string& name, const std::string& options) {
-             return Schedule{twinkle::optim::make_schedule(name, options_of(options))};
+             return Schedule{twinkle::optim::make_schedule(name, json_options(options))};
            }),
            "name"_a, "options"_a = "")
       .def(
@@ -94,7 +94,7 @@ void bind_optim(py::module_& m) {
   m.def(
       "check_optimizer",
       [](const std::string& name, const std::string& options) {
-        return twinkle::optim::make(name, options_of(options))->lr();
+        return twinkle::optim::make(name, json_options(options))->lr();
       },
       "name"_a, "options"_a = "", "The learning rate of these options; raises what is wrong.");
 }

@@ -58,7 +58,7 @@ py::object Future::result(std::optional<double> timeout_s) {
 }
 
 py::object Future::take() {
-  // Whether it is a result or an error. At the end of this scope, where no lock is held and the GIL
+  // A result or an error. Dropped at the end of this scope, where no lock is held and the GIL
   // is: the last one of an engine closes it.
   const EnginePointer taken = std::exchange(engine_, nullptr);
   const engine::Result& result = future_.get();

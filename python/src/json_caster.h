@@ -38,7 +38,7 @@ class JsonReader {
  public:
   static constexpr size_t kMaxDepth = 128;
   static constexpr size_t kMaxBytes = size_t{256}
-                                      << 20;  // bytes of everything that is made of the value
+                                      << 20;  // limit of everything that is made of the value
 
   // `path` opens the text of errors: the folder, and which value it is.
   explicit JsonReader(const std::string& path) : path_(path) {}

@@ -16,7 +16,7 @@ MODULES = sorted(
         found.name
         for found in pkgutil.walk_packages(twinkle.__path__, "twinkle.")
         if not any(part.startswith("_") for part in found.name.split("."))
-        and found.name != "twinkle.server"  # their import says that there is none yet
+        and found.name != "twinkle.server"  # its import says that there is none yet
         and found.name != "twinkle.libtwinkle_cuda"  # a library, no module
     ]
 )

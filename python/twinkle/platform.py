@@ -28,6 +28,12 @@ def environment_number(name, default, least=None, most=None, kind=float):
     return value
 
 
+def timeout_seconds():
+    """How long a rank may be silent: TWINKLE_DIST_TIMEOUT_SECONDS, 60 without. InvalidError: it is
+    no number from 1 to 86400."""
+    return environment_number("TWINKLE_DIST_TIMEOUT_SECONDS", 60.0, 1, 86_400)
+
+
 class Platform:
     """One kind of device; `Platform.of('cuda')` finds it by any of its names. Ranks and sizes are
     read from the launcher's environment variables. InvalidError: one of these is no integer."""

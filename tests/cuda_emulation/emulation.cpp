@@ -21,7 +21,7 @@ namespace twinkle::kernels::emulation {
 namespace {
 
 constexpr size_t kStack = 64 << 10, kGuard = 256;
-constexpr int kNan = 0xff, kGuardByte = 0xa5;
+constexpr int kNanByte = 0xff, kGuardByte = 0xa5;
 
 enum class State { kReady, kAtWarp, kAtBlock, kDone };
 
@@ -153,7 +153,7 @@ cudaError_t run(const cudaLaunchConfig_t& config, const std::function<void()>& t
     blockIdx = {static_cast<unsigned>(i % gridDim.x),
                 static_cast<unsigned>(i / gridDim.x % gridDim.y),
                 static_cast<unsigned>(i / gridDim.x / gridDim.y)};
-    std::memset(shared, kNan, config.dynamicSmemBytes);
+    std::memset(shared, kNanByte, config.dynamicSmemBytes);
     std::memset(shared + config.dynamicSmemBytes, kGuardByte, kGuard);
     block.run();
     const unsigned char* guard = shared + config.dynamicSmemBytes;

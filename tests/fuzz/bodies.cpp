@@ -27,8 +27,8 @@ std::string repeated_frame(uint32_t count) {
   return kMagic + std::string("\x00\x58", 2) + raw(count << 3 | 3).substr(0, 3) + "x";
 }
 
-// What is found in a body that is not taken does not depend on the pieces in which it comes; of a
-// broken frame, more may be told in small ones.
+// The numbers found in a refused body do not depend on the pieces in which it comes; small pieces
+// may show more of a broken frame.
 void search(const std::string& bytes, const std::string& encoding, Form body, Form found) {
   std::string whole;
   for (const size_t piece : {bytes.size() + 1, size_t{3}}) {

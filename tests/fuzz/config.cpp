@@ -13,7 +13,7 @@ std::string config(const std::string& more, const std::string& family = "llama")
          more + "}";
 }
 
-void read(const std::string& bytes) {
+void read_config(const std::string& bytes) {
   const Json parsed = parse_json(bytes, "config.json");
   std::string refused;
   try {
@@ -45,7 +45,7 @@ Reader config() {
           .words = {"\"max_window_layers\": ", "\"rope_scaling\": {", "\"head_dim\": ", "\"qwen3\"",
                     "\"id2label\": {}", "\"quantization_config\": {}", "[[[[", "null", "-1",
                     "\"layer_types\": [", "\"linear\""},
-          .read = read};
+          .read = read_config};
 }
 
 }  // namespace twinkle::fuzz

@@ -41,7 +41,7 @@ constexpr int64_t kMaxGrowth = int64_t{1} << 30;  // freed memory waits in its q
 #else
 constexpr int64_t kMaxGrowth = int64_t{256} << 20;
 #endif
-constexpr double kMaxCpuSeconds = 10, kMaxSeconds = 120;  // seconds of one case
+constexpr double kMaxCpuSeconds = 10, kMaxSeconds = 120;  // for one case
 constexpr size_t kMaxPool = 500;                // cases that were accepted, to damage further
 constexpr size_t kMaxPooled = size_t{1} << 14;  // bytes of one: large ones are slow
 

@@ -65,7 +65,7 @@ class File {
   uint64_t num_keys_ = 0, num_tensors_ = 0;
 };
 
-void read(const std::string& bytes) {
+void read_gguf(const std::string& bytes) {
   const Checkpoint checkpoint = Checkpoint::open(file_of(bytes, "x.gguf"));
   for (const std::string& name : checkpoint.names()) checkpoint.at(name).load();
   model::read_spec(checkpoint.config());
@@ -95,7 +95,7 @@ Reader gguf() {
       .words = {text("llama.attention.key_length"), text("blk.0.attn_q.weight"),
                 text("rope_freqs.weight"), text("general.alignment"),
                 raw<uint32_t>(9) + raw<uint32_t>(9) + raw<uint64_t>(1)},
-      .read = read};
+      .read = read_gguf};
 }
 
 }  // namespace twinkle::fuzz

@@ -14,7 +14,7 @@ std::string record(uint64_t sequence, const std::string& payload) {
   return std::string(header.begin(), header.end()) + payload;
 }
 
-void read(const std::string& bytes) {
+void read_journal(const std::string& bytes) {
   const std::filesystem::path folder = file_of(bytes, "00000000000000000001.journal").parent_path();
   uint64_t records[2] = {0, 0};
   for (uint64_t& count : records) {
@@ -34,7 +34,7 @@ Reader journal() {
           .corpus = {three, three + three, three.substr(0, 50), record(2, "a"), ""},
           .words = {record(1, ""), record(2, "b"), record(4, "c"), raw<uint32_t>(11),
                     raw<uint32_t>(0xffffffff), std::string(40, '\0')},
-          .read = read};
+          .read = read_journal};
 }
 
 }  // namespace twinkle::fuzz

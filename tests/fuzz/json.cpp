@@ -10,11 +10,11 @@ void take(const Json& value) {
   try {
     get<T>(value, "a");
   } catch (const Error&) {
-    return;  // values of another type
+    return;  // another type
   }
 }
 
-void read(const std::string& bytes) {
+void read_json_text(const std::string& bytes) {
   const Json value = parse_json(bytes, "x");
   take<int64_t>(value);
   take<double>(value);
@@ -34,7 +34,7 @@ Reader json() {
                  " [1000000000000000019884624838656, 1e999]"},
       .words = {"{\"a\":", "[[[[[[[[[[[[[[[[", "\"", "\\u", "\\ud800", "true", "false", "null",
                 "e+", "0.", ",", "\xff", "\xEF\xBB\xBF"},
-      .read = read};
+      .read = read_json_text};
 }
 
 }  // namespace twinkle::fuzz

@@ -6,7 +6,7 @@ namespace twinkle::fuzz {
 namespace {
 
 // One of every kind.
-std::vector<std::string> corpus() {
+std::vector<std::string> operations_corpus() {
   const engine::Example sequence{.input_ids = {1, 2, 3},
                                  .labels = {2, 3, 4},
                                  .weights = {1, 0, 0.5},
@@ -33,7 +33,7 @@ std::vector<std::string> corpus() {
   return out;
 }
 
-void read(const std::string& bytes) {
+void read_operations(const std::string& bytes) {
   const engine::Operation operation = engine::from_bytes(bytes);
   engine::from_bytes(engine::to_bytes(operation));
 }
@@ -41,7 +41,7 @@ void read(const std::string& bytes) {
 }  // namespace
 
 Reader operations() {
-  std::vector<std::string> cases = corpus();
+  std::vector<std::string> cases = operations_corpus();
   // Twenty thousand sequences of no fields.
   const std::string fields = raw<uint16_t>(1) + raw<uint64_t>(1) + "a" + raw<uint16_t>(2) +
                              raw<uint64_t>(20000 * 8) + std::string(20000 * 8, '\0');
@@ -49,7 +49,7 @@ Reader operations() {
   return {.name = "operations",
           .corpus = std::move(cases),
           .words = {raw<uint64_t>(1000)},
-          .read = read};
+          .read = read_operations};
 }
 
 }  // namespace twinkle::fuzz

@@ -24,7 +24,7 @@ void read_all(const StoredTensor& tensor) {
     throw std::logic_error("in pieces a tensor is another");
 }
 
-void read(const std::string& bytes) {
+void read_safetensors(const std::string& bytes) {
   const SafetensorsFile opened(file_of(bytes, "x.safetensors"));
   for (const StoredTensor& tensor : opened.tensors()) read_all(tensor);
 }
@@ -104,7 +104,7 @@ Reader safetensors() {
           .words = {"\"dtype\":", "\"shape\":", "\"data_offsets\":[0,0]", "__metadata__", "\"F64\"",
                     "\"w\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},", "[[", "{\"",
                     "\\u0000", "\\ud800"},
-          .read = read};
+          .read = read_safetensors};
 }
 
 Reader quantised() {

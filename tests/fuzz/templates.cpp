@@ -8,7 +8,7 @@
 namespace twinkle::fuzz {
 namespace {
 
-void read(const std::string& bytes) {
+void read_templates(const std::string& bytes) {
   static const text::Conversation said{
       .messages = parse_json(R"([{"role": "system", "content": "Be brief."},
   {"role": "user", "content": "héllo x"}, {"role": "assistant", "content": "", "tool_calls":
@@ -47,7 +47,7 @@ std::string nested(const std::string& use) {
          use;
 }
 
-std::vector<std::string> corpus() {
+std::vector<std::string> templates_corpus() {
   std::vector<std::string> out = {
       "{% for m in messages %}<s>{{ m.role }}\n{% if m.role == 'assistant' %}{% generation "
       "%}{{ m.content }}{% endgeneration %}{% else %}{{ m['content'] | trim }}{% endif %}"
@@ -91,7 +91,7 @@ std::vector<std::string> corpus() {
 
 Reader templates() {
   return {.name = "templates",
-          .corpus = corpus(),
+          .corpus = templates_corpus(),
           .words = {"{{",
                     "}}",
                     "{%",
@@ -132,7 +132,7 @@ Reader templates() {
                     "loop.previtem",
                     "self.a()",
                     "caller()"},
-          .read = read};
+          .read = read_templates};
 }
 
 }  // namespace twinkle::fuzz

@@ -27,7 +27,7 @@ class Directory {
       std::filesystem::temp_directory_path() / ("twinkle-fuzz-" + std::to_string(::getpid()));
 };
 
-void read(const std::string& bytes) {
+void read_tokenizers(const std::string& bytes) {
   const Directory directory(bytes);
   const text::Tokenizer tokenizer(directory.path());
   for (const std::string text :
@@ -75,7 +75,7 @@ Reader tokenizers() {
           .words = {"\"vocab\": {", "\"merges\": [", "\"type\": ", "\"Metaspace\"", "\"Strip\"",
                     "\"start\": 9999999999", "\"Precompiled\"", "\"Digits\"", "\"Fuse\"",
                     "{\"Regex\": \"", "(.*)*", "[^a]{99}{99}", "null", "-1", "4294967295", "[[[["},
-          .read = read};
+          .read = read_tokenizers};
 }
 
 }  // namespace twinkle::fuzz

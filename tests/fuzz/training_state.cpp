@@ -38,7 +38,7 @@ std::string fields(const std::string& training, int version = 5) {
          R"(}, "extra": "{\"epoch\": 1}"})" + '\0';
 }
 
-std::vector<std::string> corpus() {
+std::vector<std::string> training_state_corpus() {
   const std::string none = R"("seed": 18446744073709551615, "calls": 0, "pending": 0, )"
                            R"("num_tokens": 0, "clipped": false, "published": 0)";
   const std::string some = R"("seed": 7, "calls": 3, "pending": 1, "num_tokens": 15.5, )"
@@ -78,7 +78,7 @@ std::vector<std::string> corpus() {
       fields(none) + raw<uint64_t>(junk.size()) + junk + std::string(kHole)};
 }
 
-void read(const std::string& bytes) {
+void read_training_state(const std::string& bytes) {
   const size_t end = std::min(bytes.find('\0'), bytes.size());
   const std::filesystem::path state = file_of(bytes.substr(0, end), engine::kTrainingFields);
   std::string rest = bytes.substr(std::min(end + 1, bytes.size()));
@@ -97,12 +97,12 @@ void read(const std::string& bytes) {
 
 Reader training_state() {
   return {.name = "training_state",
-          .corpus = corpus(),
+          .corpus = training_state_corpus(),
           .words = {"\"pending\": ", "\"steps\": {\"a\": ", "\"optimizer\": \"SGD\"", "\"lr\": ",
                     "\"momentum\": ", "\"clipped\": true", "grad/", "optimizer/b.exp_avg_sq",
                     "master/b", "\"dtype\":\"BF16\"", raw<uint32_t>(0x7F800000),
                     raw<uint32_t>(0x7FC00000), std::string(kHole), "[[[["},
-          .read = read};
+          .read = read_training_state};
 }
 
 }  // namespace twinkle::fuzz

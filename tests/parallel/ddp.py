@@ -1,4 +1,4 @@
-"""Each of the processes that torchrun starts: MODEL ADAPTER BATCHES.json. Trains the adapter with
+"""What each process of parity/test_ddp.py runs: MODEL ADAPTER BATCHES.json. Trains the adapter with
 transformers, peft and torch's DDP, and then with TransformersModel. Tells [losses, norms] of each.
 """
 

@@ -12,10 +12,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-HERE = Path(__file__).parent
+from parallel.forks import HERE, Process, environment
 
 
 @functools.cache
@@ -39,44 +39,69 @@ def free_port():
     raise AssertionError("no port is free")
 
 
-def environment(**more):
-    paths = os.pathsep.join(map(str, sys.path))
-    return {
-        **os.environ,
-        "TWINKLE_DEVICE": "cpu",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": paths,
-    } | more
+def told_by(processes, folder):
+    """What each process has told, JSON in the file of its rank in the folder. All end well."""
+    end = time.monotonic() + 280
+    ended = [process.end(max(end - time.monotonic(), 0)) for process in processes]
+    errors = [error[-8000:] for status, error in ended if status != 0]
+    assert not errors, "\n".join(errors)
+    return [json.loads(Path(folder, str(rank)).read_text()) for rank in range(len(processes))]
 
 
-def run(command, cwd=None, **more):
-    """What each process tells, in the order of ranks: JSON in the file of its rank in $TOLD."""
+def together(size, script, *arguments, **more):
+    """What each of `size` processes tells, to which the environment says what torchrun's does.
+    more: as Process takes it."""
+    with (
+        tempfile.TemporaryDirectory() as told,
+        running(size, script, *arguments, TOLD=told, **more) as ranks,
+    ):
+        return told_by(ranks, told)
+
+
+def alone(script, *arguments, **more):
+    """What one process tells."""
+    with tempfile.TemporaryDirectory() as told:
+        process = Process(script, *arguments, TOLD=told, **more)
+        try:
+            (of_one,) = told_by([process], told)
+        finally:
+            process.stop()
+    return of_one
+
+
+@contextmanager
+def running(size, script, *arguments, of_rank=None, **more):
+    """Processes of `size` ranks, as a launcher would start them that ends none of them. of_rank:
+    {rank: variables of it alone}, for which it starts anew. more: as Process takes it."""
+    port, begun = free_port(), []
+    try:
+        for rank in range(size):
+            own = (of_rank or {}).get(rank)
+            own = {} if own is None else {"anew": True, **own}
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}
+            place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            variables = {name: str(value) for name, value in place.items()}
+            begun.append(Process(script, *arguments, **variables, **more, **own))
+        yield begun
+    finally:
+        for process in begun:
+            process.stop()
+
+
+def torchrun(size, script, *arguments, **more):
+    """What each of `size` processes tells that torchrun itself starts."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc_per_node={size}", str(HERE / script), *map(str, arguments)]
     with tempfile.TemporaryDirectory() as told:
         done = subprocess.run(
             command,
             env=environment(TOLD=told, **more),
-            cwd=cwd,
             capture_output=True,
             text=True,
             timeout=280,
         )
         assert done.returncode == 0, done.stderr[-20_000:]
-        files = sorted(Path(told).iterdir(), key=lambda file: int(file.name))
-        return [json.loads(file.read_text()) for file in files]
-
-
-def alone(script, *arguments, **more):
-    (told,) = run([sys.executable, str(HERE / script), *map(str, arguments)], **more)
-    return told
-
-
-def torchrun(size, script, *arguments, **more):
-    """What each of `size` processes tells."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc_per_node={size}", str(HERE / script), *map(str, arguments)]
-    told = run(command, **more)
-    assert len(told) == size
-    return told
+        return [json.loads(Path(told, str(rank)).read_text()) for rank in range(size)]
 
 
 def sha256(folder):
@@ -90,59 +115,16 @@ def sha256(folder):
     return {n: hashlib.sha256(file.read_bytes()).hexdigest() for n, file in files.items()}
 
 
-class Ranks:
-    """script.py, endless, on `size` ranks, as a launcher would start it that ends none of them.
-    of_rank: {rank: variables of it alone}."""
+def endless(size, model, out, **more):
+    """script.py on `size` ranks, which run on. more: as running takes it."""
+    more |= {"ENDLESS": "1", "TOLD": str(out)}
+    return running(size, "script.py", model, out, 100_000, **more)
 
-    def __init__(self, size, model, out, of_rank=None, **more):
-        port = free_port()
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, str(HERE / "script.py"), str(model), str(out), "100000"],
-                env=environment(
-                    RANK=str(rank),
-                    WORLD_SIZE=str(size),
-                    LOCAL_RANK=str(rank),
-                    MASTER_ADDR="127.0.0.1",
-                    MASTER_PORT=str(port),
-                    ENDLESS="1",
-                    TOLD=str(out),
-                    **more,
-                    **(of_rank or {}).get(rank, {}),
-                ),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(size)
-        ]
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for process in self.processes:
-            process.kill()
-            process.communicate()
-
-    def wait_for_steps(self, count):
-        self.wait_for(f"step {count}")
-
-    def wait_for(self, text):
-        """Until each has printed the text."""
-        for process in self.processes:
-            while text not in (line := process.stdout.readline()):
-                assert line, self.all_ends()
-
-    def all_ends(self):
-        """What all have said, one of which has ended: the others are ended."""
-        for process in self.processes:
-            process.kill()
-        return "\n".join(process.communicate()[1][-4000:] for process in self.processes)
-
-    def end_of(self, rank, seconds):
-        _, err = self.processes[rank].communicate(timeout=seconds)
-        return self.processes[rank].returncode, err
+def wait_for_steps(ranks, count):
+    """Until each has done so many."""
+    for rank in ranks:
+        rank.wait_for(f"step {count}\n")
 
 
 def ends_by_interrupt(rank):
@@ -157,8 +139,8 @@ def the_others_say(ranks, gone, text, seconds=50):
     said, by its number. seconds: fewer than the 60 after which a silent rank is taken for lost."""
     said = {}
     began = time.monotonic()
-    for rank in set(range(len(ranks.processes))) - {gone}:
-        status, error = ranks.end_of(rank, seconds)
+    for rank in set(range(len(ranks))) - {gone}:
+        status, error = ranks[rank].end(seconds)
         # Not the last line: a process may warn of what it finds at its end.
         last = (re.findall(r"^[\w.]*Error\b.*", error, re.MULTILINE) or [""])[-1]
         assert status != 0 and last.startswith("twinkle.errors.InternalError: "), error[-2000:]

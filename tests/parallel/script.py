@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from parallel.batches import batch_of
 
 import twinkle
 from twinkle import DeviceMesh, LoraConfig
+from twinkle.engine import group
 from twinkle.engine.ranks import ranks_of
 from twinkle.errors import InternalError, InvalidError
 from twinkle.metric import CompletionRewardMetric
@@ -47,9 +49,11 @@ def end(when):
 
 
 end("at once")
+# Launchers may take long to start ranks; a test in which one never comes need not.
+group._FIRST_MEETING_S = float(os.environ.get("FIRST_MEETING_SECONDS", group._FIRST_MEETING_S))
 twinkle.initialize(mode="local", global_device_mesh=mesh)
 if what.startswith("early"):
-    time.sleep(1)  # all have come there
+    ranks_of(mesh).gather("a start", None)  # all have initialized
 end("early")
 
 
@@ -87,11 +91,21 @@ def drop(holds_itself):
         other.own = other if holds_itself else None
 
 
+def say_when_it_samples():
+    """Of the first rank, whose engine counts the steps that all take together."""
+    while model.engine.stats()["num_sampling_steps"] == 0:
+        time.sleep(0.01)
+    print("samples", flush=True)
+
+
 def do(what):
     """How often the rank's rows are taken from then on."""
     if what.startswith("sleep"):
         print("sleeps", flush=True)
         time.sleep(float(what.split()[1]))
+    elif what.startswith("wait for "):
+        while not Path(what.removeprefix("wait for ")).exists():
+            time.sleep(0.02)
     elif what == "raise":
         raise MemoryError("too many rewards")
     elif what == "kill":
@@ -102,7 +116,7 @@ def do(what):
     elif what == "save":
         model.save("other", output_dir=out)
     elif what == "sample":
-        print("samples", flush=True)
+        threading.Thread(target=say_when_it_samples, daemon=True).start()
         prompts = [{"input_ids": [5, 6, 7]}] * 8
         TorchSampler(model=model).sample(prompts, max_tokens=500, num_samples=64)
     elif what == "publish":

@@ -1,12 +1,11 @@
 """What each process of test_sync.py runs: ROLE MODEL KIND RANK SIZE SENDERS STEPS. The model's
-first rank prints the address, the others read it. KIND: adapter, full, or parts: an adapter of
-ranks that share the base. Prints what is sampled after each sync."""
+first rank prints the address when it is told to, the others read it. KIND: adapter, full, or parts:
+an adapter of ranks that share the base. Prints what is sampled after each sync."""
 
 import json
 import os
 import signal
 import sys
-import time
 
 from parallel.batches import batch_of
 
@@ -54,7 +53,9 @@ def process_group(name, prefix, store, place):
 
 gloo.process_group = process_group
 options = {"bucket_bytes": int(os.environ.get("BUCKET_BYTES", "50000"))}
+print("ready", flush=True)
 if rank == 0:
+    sys.stdin.readline()
     address = member.prepare_checkpoint_engine(**options)
     print(address, flush=True)
 else:
@@ -63,8 +64,6 @@ member.init_checkpoint_process_group(address, rank, size, senders, **options)
 
 told, sent = [], []
 for step in range(steps):
-    if step == 1 and os.environ.get("LATE") == str(rank):
-        time.sleep(14)  # as rewards take, or a batch of another tenant
     if step == 1 and os.environ.get("COMES_WHEN_TOLD") == str(rank):
         sys.stdin.readline()
     if step == 1 and os.environ.get("LEAVES") == str(rank):

@@ -1,12 +1,6 @@
-"""Training of all weights on several processes, against one and against a loop of transformers. Run
-by itself, MODEL OUT [FOLDER OUT FOLDER ...] with DP and FSDP in the environment, this is what each
-process runs: four batches, from scratch or after what is saved in the folder, for each OUT."""
+"""Training of all weights on several processes, against one and against a loop of transformers."""
 
 import functools
-import itertools
-import json
-import os
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,10 +9,10 @@ import safetensors.torch
 import torch
 from decay import decay_groups
 from parallel.batches import batch_of
-from parallel.processes import alone, torchrun
+from parallel.processes import alone, together
 
 TOLERANCE = 1e-4
-SCRIPT = Path(__file__).name
+SCRIPT = "all_weights_script.py"
 
 
 def weights_in(folder):
@@ -63,7 +57,7 @@ def several(one, tiny_llama_dir, tmp_path_factory):
     @functools.cache
     def ran(dp, fsdp):
         out, axes = tmp_path_factory.mktemp("several"), {"DP": str(dp), "FSDP": str(fsdp)}
-        told = torchrun(dp * fsdp, SCRIPT, tiny_llama_dir, out, "", out / "more", one.out, **axes)
+        told = together(dp * fsdp, SCRIPT, tiny_llama_dir, out, "", out / "more", one.out, **axes)
         return out, *map(sorted, zip(*told, strict=True))
 
     return ran
@@ -113,50 +107,3 @@ def test_ranks_train_all_weights_as_transformers_does(several, tiny_llama_dir):
     assert got.keys() == want.keys()
     for name in want:
         torch.testing.assert_close(got[name], want[name], rtol=1e-3, atol=1e-4)
-
-
-def train(mesh, model_dir, out, folder):
-    """Its data rank, losses and norms, and what it has sampled; and the model, which stays."""
-    from twinkle.model import TransformersModel
-    from twinkle.sampler import TorchSampler
-
-    model = TransformersModel(model_id=model_dir, mixed_precision="no")
-    model.set_optimizer("AdamW", lr=1e-3, eps=1e-5, weight_decay=0.01)
-    begin = 0
-    if folder:
-        model.load("last", output_dir=folder, load_optimizer=True)
-        begin = 4
-    told = []
-    for step in range(begin, begin + 4):
-        batch = batch_of(step)
-        model.forward_backward(inputs=batch[mesh.get_slice(len(batch))])
-        model.clip_grad_and_step(gradient_accumulation_steps=2)
-        metric = model.calculate_metric(is_training=True)
-        told.append([metric["loss"], metric.get("grad_norm")])
-    prompts = [{"input_ids": [5 + i, 9, 11, 40 - i]} for i in range(8)]
-    replies = TorchSampler(model=model).sample(
-        prompts[mesh.get_slice(len(prompts))], {"max_tokens": 4, "temperature": 0}
-    )
-    sampled = [list(map(int, s.tokens)) for r in replies for s in r.sequences]
-    model.save("last", output_dir=out, save_optimizer=True)
-    return [mesh.data_rank or 0, told, sampled], model
-
-
-def main():
-    import twinkle
-    from twinkle import DeviceMesh
-
-    model_dir, *places = sys.argv[1:]
-    mesh = DeviceMesh.from_sizes(
-        dp_size=int(os.environ.get("DP", "1")), fsdp_size=int(os.environ.get("FSDP", "1"))
-    )
-    twinkle.initialize(mode="local", global_device_mesh=mesh)
-    pairs = itertools.zip_longest(places[::2], places[1::2])
-    ran = [train(mesh, model_dir, out, folder) for out, folder in pairs]
-    Path(os.environ["TOLD"], os.environ.get("RANK", "0")).write_text(
-        json.dumps([told for told, _ in ran], default=float)
-    )
-
-
-if __name__ == "__main__":
-    main()

@@ -7,12 +7,13 @@ import time
 
 import pytest
 from parallel.processes import (
-    Ranks,
     alone,
+    endless,
     ends_by_interrupt,
     sha256,
     the_others_say,
-    torchrun,
+    together,
+    wait_for_steps,
 )
 
 CHAOS_SECONDS = 1800
@@ -23,27 +24,27 @@ STEPS = 6
 def test_eight_processes_give_the_bits_of_one(tiny_llama_dir, tmp_path):
     one, several = tmp_path / "one", tmp_path / "several"
     told = alone("script.py", tiny_llama_dir, one, STEPS)
-    assert torchrun(8, "script.py", tiny_llama_dir, several, STEPS) == [told] * 8
+    assert together(8, "script.py", tiny_llama_dir, several, STEPS) == [told] * 8
     assert sha256(several / "last") == sha256(one / "last")
 
 
 def killed(ranks, gone):
-    ranks.processes[gone].send_signal(signal.SIGKILL)
+    ranks[gone].send_signal(signal.SIGKILL)
     return f"rank {gone} has gone"
 
 
 def ended(ranks, gone):
-    ranks.processes[gone].send_signal(signal.SIGTERM)
+    ranks[gone].send_signal(signal.SIGTERM)
     return f"rank {gone} was ended by SIGTERM"
 
 
 def interrupted(ranks, gone):
-    ranks.processes[gone].send_signal(signal.SIGINT)
+    ranks[gone].send_signal(signal.SIGINT)
     return f"rank {gone} ({'|'.join(ends_by_interrupt(gone))})"
 
 
 def stopped(ranks, gone):
-    ranks.processes[gone].send_signal(signal.SIGSTOP)
+    ranks[gone].send_signal(signal.SIGSTOP)
     return f"rank {gone} has been silent"
 
 
@@ -57,8 +58,8 @@ def test_whatever_happens_to_a_rank_ends_all_the_others_by_its_name(tiny_llama_d
         size = draw.randint(2, 4)
         gone, what = draw.randrange(size), draw.choice([killed, ended, interrupted, stopped])
         print(f"TWINKLE_CHAOS_SEED={seed}: {what.__name__} {gone} of {size}", flush=True)
-        with Ranks(size, tiny_llama_dir, tmp_path, TWINKLE_DIST_TIMEOUT_SECONDS="5") as ranks:
-            ranks.wait_for_steps(2)
+        with endless(size, tiny_llama_dir, tmp_path, TWINKLE_DIST_TIMEOUT_SECONDS="5") as ranks:
+            wait_for_steps(ranks, 2)
             time.sleep(draw.random())
             the_others_say(ranks, gone, what(ranks, gone))
         seed += 1

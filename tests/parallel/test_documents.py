@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from parallel.processes import alone, environment, sha256, torchrun
+from parallel.forks import Process, environment
+from parallel.processes import alone, sha256, together
 from seed_scripts import BEST_PRACTICES, SINGLE_GPU, TORCHRUN, with_sizes
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +38,7 @@ def places(model, data_dir):
     return {
         "TWINKLE_MODEL_ID_ALIASES": f"ms://Qwen/Qwen3.5-4B={model}",
         "TWINKLE_DATASET_ID_ALIASES": f"ms://swift/self-cognition={data}",
+        "imports": ("peft",),
     }
 
 
@@ -51,7 +53,7 @@ def alone_in(folder, where):
     """(the folder in which one process has run the script, and saved, what it has told)."""
     one = folder / "one"
     one.mkdir()
-    told = alone("noted.py", fsdp2(folder / "one.py", 1, 1), cwd=one, **where)
+    told = alone("noted.py", fsdp2(folder / "one.py", 1, 1), folder=one, **where)
     assert sum(name == "forward_backward" for name, _ in told) == 10
     assert sum(name == "calculate_loss" for name, _ in told) == 6  # of two evaluations
     return one, told
@@ -63,7 +65,7 @@ def check(folder, dp, fsdp, where, of_one):
     several = folder / "several"
     several.mkdir()
     script, size = fsdp2(folder / "several.py", dp, fsdp), dp * fsdp
-    assert torchrun(size, "noted.py", script, cwd=several, **where) == [told] * size
+    assert together(size, "noted.py", script, folder=several, **where) == [told] * size
     saved = sorted(each.name for each in (one / "output").iterdir())
     assert saved == sorted(each.name for each in (several / "output").iterdir())
     assert {"checkpoint-4", "last-checkpoint"} <= set(saved)
@@ -113,13 +115,35 @@ def test_the_documents_torchrun_mode_trains_as_its_single_gpu(tiny_llama_dir, tm
     one, several = tmp_path / "one.py", tmp_path / "several.py"
     one.write_text(SINGLE_GPU)
     several.write_text(imports + with_sizes(TORCHRUN, sizes))
-    told = alone("noted.py", one, cwd=tmp_path, **where)
+    told = alone("noted.py", one, folder=tmp_path, **where)
     assert [name for name, _ in told] == ["forward_backward", "clip_grad_and_step"] * 3
     assert told[1][1] > 0  # a norm: it learns
-    for of_rank in torchrun(4, "noted.py", several, cwd=tmp_path, **where):
+    for of_rank in together(4, "noted.py", several, folder=tmp_path, **where):
         assert [name for name, _ in of_rank] == [name for name, _ in told]
         for (_, got), (_, want) in zip(of_rank, told, strict=True):
             assert got == pytest.approx(want, rel=1e-4)
+
+
+def by_python(folder, where):
+    """What train.py in the folder prints."""
+    script = Process(folder / "train.py", folder=folder, **where)
+    try:
+        status, error = script.end(280)
+        assert status == 0, error[-4000:]
+        return script.rest()
+    finally:
+        script.stop()
+
+
+def by_torchrun(folder, where):
+    """The same, by the page's command."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    start += ["--nproc_per_node=2", "train.py"]
+    done = subprocess.run(
+        start, env=environment(**where), cwd=folder, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
 
 
 def test_the_script_of_the_page_prints_on_two_processes_what_it_prints_on_one(
@@ -131,7 +155,7 @@ def test_the_script_of_the_page_prints_on_two_processes_what_it_prints_on_one(
         if "DataLoader" in code
     )
     printed = {}
-    for size in (1, 2):
+    for size, run in ((1, by_python), (2, by_torchrun)):
         folder = tmp_path / str(size)
         folder.mkdir()
         chats = [
@@ -148,14 +172,7 @@ def test_the_script_of_the_page_prints_on_two_processes_what_it_prints_on_one(
         ]
         (folder / "my.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
         (folder / "train.py").write_text(script.replace("dp_size=2", f"dp_size={size}"))
-        start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        start += [f"--nproc_per_node={size}", "train.py"]
-        where = environment(TWINKLE_MODEL_ID_ALIASES=f"smollm2={tiny_llama_dir}")
-        done = subprocess.run(
-            start, env=where, cwd=folder, capture_output=True, text=True, timeout=280
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        printed[size] = done.stdout
+        printed[size] = run(folder, {"TWINKLE_MODEL_ID_ALIASES": f"smollm2={tiny_llama_dir}"})
     assert len(printed[1].splitlines()) == 5 and printed[1] == printed[2]
     saved = [tmp_path / size / "outputs/parallel/adapter" for size in ("1", "2")]
     assert sha256(saved[0]) == sha256(saved[1])

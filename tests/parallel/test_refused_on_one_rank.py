@@ -2,14 +2,14 @@
 process."""
 
 import pytest
-from parallel.processes import alone, torchrun
+from parallel.processes import alone, together
 
 
 @pytest.fixture(scope="module")
 def told(tiny_llama_dir, tmp_path_factory):
     """(of one process, to which nothing wrong is given, of each of two)."""
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
-    return alone("apart.py", tiny_llama_dir, one), torchrun(2, "apart.py", tiny_llama_dir, two)
+    return alone("apart.py", tiny_llama_dir, one), together(2, "apart.py", tiny_llama_dir, two)
 
 
 @pytest.mark.parametrize(

@@ -2,70 +2,64 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from parallel.processes import environment, free_port
+from parallel.forks import Process
+from parallel.processes import free_port
 
-SCRIPT = Path(__file__).with_name("sync_script.py")
 
-
-class Ranks:
-    """`senders` ranks of one model, and `receivers` samplers, each a process. model: the folder of
-    both, or of each role."""
-
-    def __init__(self, senders, receivers, model, kind, steps=3, **more):
-        size, port = senders + receivers, str(free_port())
-        self.processes = []
+@contextmanager
+def begun(senders, receivers, model, kind, steps=3, **more):
+    """`senders` ranks of one model, and `receivers` samplers, each a process that is ready to meet
+    the others. model: the folder of both, or of each role."""
+    size, port = senders + receivers, str(free_port())
+    with ExitStack() as ends:
+        processes = []
         for rank in range(size):
             role = "model" if rank < senders else "sampler"
-            env = environment(**more)
+            own = dict(more)
             if role == "model" and senders > 1:
-                env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(senders)}
-                env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+                own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(senders)}
+                own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             directory = model[role] if isinstance(model, dict) else model
-            arguments = map(str, (role, directory, kind, rank, size, senders, steps))
-            self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(SCRIPT), *arguments],
-                    env=env,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
+            arguments = (role, directory, kind, rank, size, senders, steps)
+            processes.append(Process("sync_script.py", *arguments, **own))
+            ends.callback(processes[-1].stop)
+        for process in processes:
+            process.wait_for("ready\n")
+        yield processes
 
-    def __enter__(self):
-        address = self.processes[0].stdout.readline()
-        assert address, self.processes[0].stderr.read()[-4000:]
-        for process in self.processes[1:]:
-            process.stdin.write(address)
-            process.stdin.flush()
-        return self
 
-    def __exit__(self, *_):
-        for process in self.processes:
-            process.kill()
-            process.communicate()
+@contextmanager
+def synced(*arguments, **more):
+    """The same, which then meet and begin with their steps."""
+    with begun(*arguments, **more) as processes:
+        address = where(processes)
+        for process in processes[1:]:
+            process.say(address)
+        yield processes
 
-    def wait_for_steps(self, count):
-        for process in self.processes:
-            while f"step {count}" not in (line := process.stdout.readline()):
-                assert line, process.stderr.read()[-4000:]
 
-    def results(self):
-        """What each has printed last. errors: what each has said."""
-        out, self.errors = [], []
-        for process in self.processes:
-            text, error = process.communicate(timeout=200)
-            assert process.returncode == 0, error[-4000:]
-            out.append(json.loads(text.splitlines()[-1]))
-            self.errors.append(error)
-        return out
+def where(processes):
+    """The address at which the first one waits for the others from now on."""
+    processes[0].say("")
+    return processes[0].wait_for(":").strip()
+
+
+def wait_for_steps(processes, count):
+    for process in processes:
+        process.wait_for(f"step {count}\n")
+
+
+def results_of(processes):
+    """What each has told at its end."""
+    for process in processes:
+        status, error = process.end(200)
+        assert status == 0, error[-4000:]
+    return [json.loads(process.rest().splitlines()[-1]) for process in processes]
 
 
 @pytest.mark.parametrize("kind", ["adapter", "full"])
@@ -73,8 +67,8 @@ class Ranks:
 def test_samplers_in_other_processes_sample_the_models_bits(
     kind, senders, receivers, tiny_llama_dir
 ):
-    with Ranks(senders, receivers, tiny_llama_dir, kind) as ranks:
-        results = ranks.results()
+    with synced(senders, receivers, tiny_llama_dir, kind) as ranks:
+        results = results_of(ranks)
     told = results[0]["told"]
     assert told[0] != told[1] != told[2]
     assert all(result["told"] == told for result in results)
@@ -89,8 +83,8 @@ def test_ranks_that_share_the_base_send_it_in_parts(tiny_llama_dir, tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.from_pretrained(tiny_llama_dir)
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)  # of other weights
-    with Ranks(2, 1, {"model": tiny_llama_dir, "sampler": tmp_path}, "parts") as ranks:
-        results = ranks.results()
+    with synced(2, 1, {"model": tiny_llama_dir, "sampler": tmp_path}, "parts") as ranks:
+        results = results_of(ranks)
     told = results[0]["told"]
     assert told[0] != told[1] != told[2]
     assert all(result["told"] == told for result in results)
@@ -101,31 +95,29 @@ def test_ranks_that_share_the_base_send_it_in_parts(tiny_llama_dir, tmp_path):
         assert sum(sent) == received["num_bytes"] and 0.4 < sent[0] / sum(sent) < 0.6
 
 
-def the_others_name(ranks, gone, why):
+def the_others_name(ranks, gone, why, seconds=60):
     """Each rank but `gone` ends with an InternalError of its part of the sync, and this text."""
-    for rank in set(range(len(ranks.processes))) - {gone}:
-        _, error = ranks.processes[rank].communicate(timeout=60)
+    for rank in set(range(len(ranks))) - {gone}:
+        status, error = ranks[rank].end(seconds)
         called = "send_weights" if rank == 0 else "receive_weights"
         text = f"InternalError: checkpoint_engine: {called} of rank {rank} of 3: mesh: rank {gone} "
-        assert ranks.processes[rank].returncode != 0 and text + why in error, error[-2000:]
+        assert status != 0 and text + why in error, error[-2000:]
 
 
 @pytest.mark.parametrize("gone", [0, 1])
 def test_a_killed_rank_ends_the_syncs_of_the_others_by_name(gone, tiny_llama_dir):
-    with Ranks(1, 2, tiny_llama_dir, "adapter", steps=100_000) as ranks:
-        ranks.wait_for_steps(1)
-        ranks.processes[gone].send_signal(signal.SIGKILL)
-        began = time.monotonic()
-        the_others_name(ranks, gone, "has gone: its process has ended")
-        assert time.monotonic() - began < 30
+    with synced(1, 2, tiny_llama_dir, "adapter", steps=100_000) as ranks:
+        wait_for_steps(ranks, 1)
+        ranks[gone].send_signal(signal.SIGKILL)
+        the_others_name(ranks, gone, "has gone: its process has ended", seconds=30)
 
 
 def test_a_rank_that_is_stopped_ends_the_syncs_of_the_others_by_name(tiny_llama_dir):
-    more = {"steps": 100_000, "TWINKLE_DIST_TIMEOUT_SECONDS": "5"}
-    with Ranks(1, 2, tiny_llama_dir, "adapter", **more) as ranks:
-        ranks.wait_for_steps(1)
-        ranks.processes[1].send_signal(signal.SIGSTOP)
-        the_others_name(ranks, 1, "has been silent for 5 s: its process is stopped")
+    more = {"steps": 100_000, "TWINKLE_DIST_TIMEOUT_SECONDS": "2"}
+    with synced(1, 2, tiny_llama_dir, "adapter", **more) as ranks:
+        wait_for_steps(ranks, 1)
+        ranks[1].send_signal(signal.SIGSTOP)
+        the_others_name(ranks, 1, "has been silent for 2 s: its process is stopped")
 
 
 # A message for every few numbers: thousands of them in a sync.
@@ -141,11 +133,11 @@ def system_calls(process):
 def stop_in_transfer(ranks, rank):
     """After the first step, in the middle of a sync's messages: a step without them makes a few
     calls."""
-    ranks.wait_for_steps(0)
-    process = ranks.processes[rank]
+    wait_for_steps(ranks, 0)
+    process = ranks[rank]
     first = system_calls(process)
     while system_calls(process) < first + 1000:
-        assert process.poll() is None, process.stderr.read()[-4000:]
+        assert process.status() is None, process.error()[-4000:]
         time.sleep(0.01)
     process.send_signal(signal.SIGSTOP)
 
@@ -153,57 +145,59 @@ def stop_in_transfer(ranks, rank):
 def test_a_rank_that_is_stopped_in_a_transfer_is_named_by_those_that_wait_for_its_bytes(
     tiny_llama_dir,
 ):
-    more = {"steps": 100_000, "TWINKLE_DIST_TIMEOUT_SECONDS": "5", **SMALL_BUCKETS}
-    with Ranks(1, 2, tiny_llama_dir, "full", **more) as ranks:
+    more = {"steps": 100_000, "TWINKLE_DIST_TIMEOUT_SECONDS": "2", **SMALL_BUCKETS}
+    with synced(1, 2, tiny_llama_dir, "full", **more) as ranks:
         stop_in_transfer(ranks, 1)
-        the_others_name(ranks, 1, "has been silent for 5 s: its process is stopped")
+        the_others_name(ranks, 1, "has been silent for 2 s: its process is stopped")
 
 
 def test_a_rank_that_is_busy_in_a_transfer_for_longer_than_sockets_wait_is_waited_for(
     tiny_llama_dir,
 ):
-    more = {"steps": 2, "SOCKETS_TIMEOUT": "8", **SMALL_BUCKETS}
-    with Ranks(1, 1, tiny_llama_dir, "full", **more) as ranks:
+    more = {"steps": 2, "SOCKETS_TIMEOUT": "2", **SMALL_BUCKETS}
+    with synced(1, 1, tiny_llama_dir, "full", **more) as ranks:
         stop_in_transfer(ranks, 0)
-        time.sleep(10)
-        ranks.processes[0].send_signal(signal.SIGCONT)
-        model, sampler = ranks.results()
+        time.sleep(3)  # longer than its sockets would wait
+        ranks[0].send_signal(signal.SIGCONT)
+        model, sampler = results_of(ranks)
     assert model["told"] == sampler["told"]
 
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_comes_late_is_waited_for_and_warned_of_once(late, tiny_llama_dir):
-    more = {"LATE": str(late), "TWINKLE_DIST_TIMEOUT_SECONDS": "8"}
-    with Ranks(1, 1, tiny_llama_dir, "adapter", **more) as ranks:
-        model, sampler = ranks.results()
+    more = {"COMES_WHEN_TOLD": str(late), "TWINKLE_DIST_TIMEOUT_SECONDS": "2"}
+    with synced(1, 1, tiny_llama_dir, "adapter", **more) as ranks:
+        place = f"a sync of weights, where rank {1 - late} has waited for 2 s"
+        text = f"infra: rank {late} has not come to {place}"
+        ranks[1 - late].wait_for_error(text)
+        ranks[late].say("come")
+        model, sampler = results_of(ranks)
+        assert [rank.error().count(text) for rank in ranks] == [late, 1 - late]
     assert model["told"] == sampler["told"]
-    place = f"a sync of weights, where rank {1 - late} has waited for 8 s"
-    text = f"infra: rank {late} has not come to {place}"
-    assert [error.count(text) for error in ranks.errors] == [late, 1 - late]
 
 
 def test_a_sampler_whose_script_ends_well_is_not_told_as_killed(tiny_llama_dir):
-    with Ranks(1, 1, tiny_llama_dir, "adapter", LEAVES="1") as ranks:
-        _, error = ranks.processes[0].communicate(timeout=60)
+    with synced(1, 1, tiny_llama_dir, "adapter", LEAVES="1") as ranks:
+        _, error = ranks[0].end(60)
         assert "InternalError: " in error and "mesh: rank 1 has ended its script" in error, error
         assert "killed" not in error
 
 
 def test_an_interrupt_ends_the_sync_of_a_rank_that_waits_and_those_of_the_others(tiny_llama_dir):
-    with Ranks(1, 1, tiny_llama_dir, "adapter", COMES_WHEN_TOLD="0") as ranks:
-        ranks.wait_for_steps(0)
-        time.sleep(1)
-        ranks.processes[1].send_signal(signal.SIGINT)
-        _, error = ranks.processes[1].communicate(timeout=60)  # the other has not come
+    more = {"COMES_WHEN_TOLD": "0", "TWINKLE_DIST_TIMEOUT_SECONDS": "2"}
+    with synced(1, 1, tiny_llama_dir, "adapter", **more) as ranks:
+        ranks[1].wait_for_error("infra: rank 0 has not come to a sync of weights")
+        ranks[1].send_signal(signal.SIGINT)
+        _, error = ranks[1].end(60)  # the other has not come
         assert "KeyboardInterrupt" in error, error[-2000:]
-        _, error = ranks.processes[0].communicate("come\n", timeout=60)
+        ranks[0].say("come")
+        _, error = ranks[0].end(60)
         assert "rank 1 can't go on: its script was interrupted" in error, error[-2000:]
 
 
 def test_a_rank_that_does_not_come_is_named_after_the_timeout(tiny_llama_dir):
-    ranks = Ranks(1, 1, tiny_llama_dir, "adapter", TWINKLE_DIST_TIMEOUT_SECONDS="5")
-    ranks.processes[1].send_signal(signal.SIGSTOP)  # before it is told where to come
-    with ranks:
-        _, error = ranks.processes[0].communicate(timeout=100)
+    with begun(1, 1, tiny_llama_dir, "adapter", TWINKLE_DIST_TIMEOUT_SECONDS="2") as ranks:
+        where(ranks)
+        _, error = ranks[0].end(100)
         assert "rank 0 of 2 could not meet the others" in error, error[-2000:]
         assert "rank 1 of the group has not come" in error, error[-2000:]

@@ -4,16 +4,17 @@ import functools
 import os
 import re
 import signal
-import time
 
 import pytest
 from parallel.processes import (
-    Ranks,
     alone,
+    endless,
     ends_by_interrupt,
     sha256,
     the_others_say,
+    together,
     torchrun,
+    wait_for_steps,
 )
 
 STEPS = 10
@@ -31,11 +32,11 @@ def one(tiny_llama_dir, tmp_path_factory):
     return ran
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_torchrun_gives_every_process_the_bits_of_one(size, one, tiny_llama_dir, tmp_path):
+@pytest.mark.parametrize(("start", "size"), [(torchrun, 2), (together, 4)])
+def test_every_process_has_the_bits_of_one(start, size, one, tiny_llama_dir, tmp_path):
     several = tmp_path / "several"
     one, told = one(STEPS)
-    assert torchrun(size, "script.py", tiny_llama_dir, several, STEPS) == [told] * size
+    assert start(size, "script.py", tiny_llama_dir, several, STEPS) == [told] * size
     assert sha256(several / "last") == sha256(one / "last")
 
 
@@ -50,7 +51,7 @@ def test_what_one_mesh_has_saved_others_go_on_with(meshes, one, tiny_llama_dir, 
     for start, (dp, fsdp) in zip((0, 3, 6), meshes, strict=True):
         size, out = dp * fsdp, tmp_path / f"from-{start}"
         arguments = [tiny_llama_dir, out, 3, *([start, folder] if folder else [])]
-        for of_rank in torchrun(size, "script.py", *arguments, FSDP=str(fsdp)):
+        for of_rank in together(size, "script.py", *arguments, FSDP=str(fsdp)):
             expected = told[start : start + 3]
             if of_rank[0][1] is None:  # a step in between, and the last one was another process's
                 expected = [[expected[0][0], None], *expected[1:]]
@@ -68,25 +69,24 @@ def test_a_model_that_scripts_drop_ends_at_one_place_on_all_ranks(
 ):
     _, told = one(STEPS)
     more = {"DO": f"all:{what}", "TWINKLE_DIST_TIMEOUT_SECONDS": "5"}
-    assert torchrun(2, "script.py", tiny_llama_dir, tmp_path, STEPS, **more) == [told] * 2
+    assert together(2, "script.py", tiny_llama_dir, tmp_path, STEPS, **more) == [told] * 2
 
 
 @pytest.mark.parametrize("fsdp", [1, 3])
 @pytest.mark.parametrize("gone", [0, 2])
 def test_a_killed_rank_ends_every_other_rank_by_name(gone, fsdp, tiny_llama_dir, tmp_path):
-    with Ranks(3, tiny_llama_dir, tmp_path, FSDP=str(fsdp)) as ranks:
-        ranks.wait_for_steps(2)
-        ranks.processes[gone].send_signal(signal.SIGKILL)
+    with endless(3, tiny_llama_dir, tmp_path, FSDP=str(fsdp)) as ranks:
+        wait_for_steps(ranks, 2)
+        ranks[gone].send_signal(signal.SIGKILL)
         the_others_say(ranks, gone, f"mesh: rank {gone} has gone: its process has ended")
 
 
 @pytest.mark.parametrize("gone", [0, 1])
 def test_a_killed_rank_is_told_though_a_fork_of_it_lives(gone, tiny_llama_dir, tmp_path):
-    with Ranks(2, tiny_llama_dir, tmp_path, DO=f"{gone}:fork") as ranks:
-        while not (line := ranks.processes[gone].stdout.readline()).startswith("fork "):
-            assert line, ranks.all_ends()
+    with endless(2, tiny_llama_dir, tmp_path, DO=f"{gone}:fork") as ranks:
+        line = ranks[gone].wait_for("fork ")
         try:
-            ranks.processes[gone].kill()
+            ranks[gone].send_signal(signal.SIGKILL)
             the_others_say(ranks, gone, f"mesh: rank {gone} has gone: its process has ended")
         finally:
             os.kill(int(line.split()[1]), signal.SIGKILL)  # fails where it has not lived until now
@@ -94,10 +94,9 @@ def test_a_killed_rank_is_told_though_a_fork_of_it_lives(gone, tiny_llama_dir, t
 
 @pytest.mark.parametrize("gone", [0, 2])
 def test_a_rank_that_is_killed_while_all_sample_ends_the_others(gone, tiny_llama_dir, tmp_path):
-    with Ranks(3, tiny_llama_dir, tmp_path, DO="all:sample") as ranks:
-        ranks.wait_for("samples")
-        time.sleep(1)  # of the many that all the samples take
-        ranks.processes[gone].send_signal(signal.SIGKILL)
+    with endless(3, tiny_llama_dir, tmp_path, DO="all:sample") as ranks:
+        ranks[0].wait_for("samples\n")  # so all do
+        ranks[gone].send_signal(signal.SIGKILL)
         the_others_say(
             ranks, gone, f"sample of .*: mesh: rank {gone} has gone: its process has ended"
         )
@@ -107,33 +106,34 @@ def test_a_rank_that_is_killed_while_all_sample_ends_the_others(gone, tiny_llama
 def test_a_rank_that_is_interrupted_while_all_sample_ends_the_others(
     gone, tiny_llama_dir, tmp_path
 ):
-    with Ranks(3, tiny_llama_dir, tmp_path, DO="all:sample") as ranks:
-        ranks.wait_for("samples")
-        time.sleep(1)
-        ranks.processes[gone].send_signal(signal.SIGINT)
+    with endless(3, tiny_llama_dir, tmp_path, DO="all:sample") as ranks:
+        ranks[0].wait_for("samples\n")  # so all do
+        ranks[gone].send_signal(signal.SIGINT)
         the_others_say(
             ranks, gone, f"sample of .*rank {gone} ({'|'.join(ends_by_interrupt(gone))})"
         )
 
 
 def test_a_busy_rank_is_waited_for_and_a_stopped_one_taken_for_lost(tiny_llama_dir, tmp_path):
-    more = {"TWINKLE_DIST_TIMEOUT_SECONDS": "3", "DO": "1:sleep 8"}
-    with Ranks(3, tiny_llama_dir, tmp_path, **more) as ranks:
-        ranks.wait_for_steps(5)  # of whom one slept for 8 s
-        ranks.processes[1].send_signal(signal.SIGSTOP)
-        text = "mesh: rank 1 has been silent for 3 s: its process is stopped"
-        said = the_others_say(ranks, 1, text, seconds=30)
-        ranks.processes[1].kill()
-        said[1] = ranks.end_of(1, 60)[1]
+    goes_on = tmp_path / "goes on"
+    more = {"TWINKLE_DIST_TIMEOUT_SECONDS": "2", "DO": f"1:wait for {goes_on}"}
+    with endless(3, tiny_llama_dir, tmp_path, **more) as ranks:
+        for rank in ranks:  # all are told who is late
+            rank.wait_for_error("infra: rank 1 has not come to exchange ")
+        goes_on.touch()
+        wait_for_steps(ranks, 5)
+        ranks[1].send_signal(signal.SIGSTOP)
+        text = "mesh: rank 1 has been silent for 2 s: its process is stopped"
+        the_others_say(ranks, 1, text, seconds=30)
         late = r"infra: rank 1 has not come to exchange \d+, .*, where rank [02] has waited for "
-        for rank in range(3):
-            told = re.findall(late, said[rank])
-            assert told and len(set(told)) == len(told), (rank, said[rank][-2000:])
+        for rank in ranks:
+            told = re.findall(late, rank.error())
+            assert told and len(set(told)) == len(told), rank.error()[-2000:]
 
 
 def of_whom_one_does(what, model, out):
     """Two ranks, the second of which does this."""
-    return Ranks(2, model, out, TWINKLE_DIST_TIMEOUT_SECONDS="3", DO=f"1:{what}")
+    return endless(2, model, out, TWINKLE_DIST_TIMEOUT_SECONDS="2", DO=f"1:{what}")
 
 
 @pytest.mark.parametrize(
@@ -151,15 +151,15 @@ def of_whom_one_does(what, model, out):
 def test_what_ends_one_rank_is_told_on_the_others(what, text, tiny_llama_dir, tmp_path):
     with of_whom_one_does(what, tiny_llama_dir, tmp_path) as ranks:
         the_others_say(ranks, 1, text, seconds=60)
-        _, error = ranks.end_of(1, 30)  # and nothing stays behind
+        _, error = ranks[1].end(30)  # and nothing stays behind
         assert "DefaultCPUAllocator" not in error, "torch's own text"
 
 
 def test_ranks_exchange_no_more_once_one_lacks_the_memory_for_it(tiny_llama_dir, tmp_path):
     lacks = r"exchange (\d+), numbers: the machine has no memory left for this: make it smaller$"
-    with Ranks(2, tiny_llama_dir, tmp_path, DO="all:gather") as ranks:
+    with endless(2, tiny_llama_dir, tmp_path, DO="all:gather") as ranks:
         for rank, begins in ((0, "mesh: rank 1 can't go on: "), (1, "")):
-            status, error = ranks.end_of(rank, 60)
+            status, error = ranks[rank].end(60)
             once = re.search(rf"^once: infra: exchange (\d+), numbers: {begins}(.*)", error, re.M)
             again = re.search(
                 rf"InternalError: infra: exchange (\d+), numbers: {begins}{lacks}", error, re.M
@@ -183,40 +183,54 @@ def test_ranks_exchange_no_more_once_one_lacks_the_memory_for_it(tiny_llama_dir,
 def test_every_rank_is_told_where_scripts_part(what, text, tiny_llama_dir, tmp_path):
     with of_whom_one_does(what, tiny_llama_dir, tmp_path) as ranks:
         for rank in (0, 1):
-            status, error = ranks.end_of(rank, 60)
+            status, error = ranks[rank].end(60)
             assert status != 0 and re.search(text, error), error[-3000:]
 
 
-@pytest.mark.parametrize("gone", [0, 2])
-def test_torchrun_ends_no_rank_before_it_has_said_who_was_killed(gone, tiny_llama_dir, tmp_path):
+def test_torchrun_ends_no_rank_before_it_has_said_who_was_killed(tiny_llama_dir, tmp_path):
     logs = tmp_path / "logs"  # of each rank its own, or lines of several fall into each other
     apart = {"PET_LOG_DIR": str(logs), "PET_REDIRECTS": "3"}
     with pytest.raises(AssertionError):
-        torchrun(3, "script.py", tiny_llama_dir, tmp_path, 1000, DO=f"{gone}:kill", **apart)
+        torchrun(2, "script.py", tiny_llama_dir, tmp_path, 1000, DO="1:kill", **apart)
+    (log,) = logs.glob("*/attempt_0/0/stderr.log")
+    says_once_who_was_killed(log.read_text(), 1)
+
+
+def says_once_who_was_killed(error, rank):
     text = (
-        rf"^twinkle.errors.InternalError: .*(operation|exchange) \d+, .*mesh: rank {gone} has gone"
+        rf"^twinkle.errors.InternalError: .*(operation|exchange) \d+, .*mesh: rank {rank} has gone"
     )
-    for rank in {0, 1, 2} - {gone}:
-        (log,) = logs.glob(f"*/attempt_0/{rank}/stderr.log")
-        error = log.read_text()
-        assert len(re.findall(text, error, re.MULTILINE)) == 1, error
+    assert len(re.findall(text, error, re.MULTILINE)) == 1, error
+
+
+@pytest.mark.parametrize("gone", [0, 2])
+def test_sigterm_as_of_torchrun_ends_no_rank_before_it_has_said_who_was_killed(
+    gone, tiny_llama_dir, tmp_path
+):
+    with endless(3, tiny_llama_dir, tmp_path) as ranks:
+        wait_for_steps(ranks, 2)
+        ranks[gone].send_signal(signal.SIGKILL)
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM)
+        for number in {0, 1, 2} - {gone}:
+            says_once_who_was_killed(ranks[number].end(60)[1], gone)
 
 
 def test_sigterm_ends_a_rank_by_its_name(tiny_llama_dir, tmp_path):
-    with Ranks(3, tiny_llama_dir, tmp_path) as ranks:
-        ranks.wait_for_steps(2)
-        ranks.processes[1].send_signal(signal.SIGTERM)
+    with endless(3, tiny_llama_dir, tmp_path) as ranks:
+        wait_for_steps(ranks, 2)
+        ranks[1].send_signal(signal.SIGTERM)
         the_others_say(ranks, 1, "mesh: rank 1 was ended by SIGTERM")
-        assert ranks.end_of(1, 60)[0] == -signal.SIGTERM
+        assert ranks[1].end(60)[0] == -signal.SIGTERM
 
 
 def test_sigterm_ends_a_rank_whose_script_does_something_else(tiny_llama_dir, tmp_path):
-    with Ranks(2, tiny_llama_dir, tmp_path, DO="0:sleep 60") as ranks:
-        ranks.wait_for_steps(2)
-        assert ranks.processes[0].stdout.readline() == "sleeps\n"
-        ranks.processes[1].kill()
-        ranks.processes[0].send_signal(signal.SIGTERM)
-        status, error = ranks.end_of(0, 30)  # before its sleep is over
+    with endless(2, tiny_llama_dir, tmp_path, DO="0:sleep 60") as ranks:
+        wait_for_steps(ranks, 2)
+        ranks[0].wait_for("sleeps\n")
+        ranks[1].send_signal(signal.SIGKILL)
+        ranks[0].send_signal(signal.SIGTERM)
+        status, error = ranks[0].end(30)  # before its sleep is over
         assert status == -signal.SIGTERM
         assert "twinkle: mesh: rank 1 has gone: its process has ended" in error, error
 
@@ -243,23 +257,15 @@ def test_torchruns_own_report_tells_the_error_of_each_rank(tiny_llama_dir, tmp_p
 def test_a_rank_that_ends_before_its_first_model_is_told_at_once(
     gone, how, text, tiny_llama_dir, tmp_path
 ):
-    with Ranks(2, tiny_llama_dir, tmp_path, DO=f"{gone}:early {how}") as ranks:
-        assert ranks.processes[gone].stdout.readline() == "ends\n"
+    with endless(2, tiny_llama_dir, tmp_path, DO=f"{gone}:early {how}") as ranks:
+        ranks[gone].wait_for("ends\n")
         the_others_say(ranks, gone, text.format(gone))
 
 
-@pytest.mark.parametrize(
-    ("what", "text"),
-    [
-        (
-            "early exit",
-            r"mesh: rank 1 has ended its script, (rank 0 waits for it at|and can.+t be)",
-        ),
-        ("at once exit", r"of a mesh of 2 ranks \[1\] have not come within 30 s: their processes"),
-    ],
-)
-def test_torchrun_of_two_ends_with_a_rank_that_makes_no_model(what, text, tiny_llama_dir, tmp_path):
-    with pytest.raises(AssertionError) as failed:
-        more = {"DO": f"1:{what}", "TWINKLE_DIST_TIMEOUT_SECONDS": "20"}
-        torchrun(2, "script.py", tiny_llama_dir, tmp_path, STEPS, **more)
-    assert re.search(text, str(failed.value)), failed.value
+def test_a_rank_that_never_comes_is_named_after_the_first_meeting(tiny_llama_dir, tmp_path):
+    """Which takes 30 s elsewhere: rank 1 ends well, and nobody can know that it was to come."""
+    more = {"TWINKLE_DIST_TIMEOUT_SECONDS": "2", "FIRST_MEETING_SECONDS": "2"}
+    with endless(2, tiny_llama_dir, tmp_path, DO="1:at once exit", **more) as ranks:
+        status, error = ranks[0].end(60)
+        text = r"of a mesh of 2 ranks \[1\] have not come within 2 s: their processes"
+        assert status != 0 and re.search(text, error), error[-2000:]

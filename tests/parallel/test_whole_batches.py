@@ -1,7 +1,7 @@
 """Losses and metrics in Python, and samples without seeds: over several processes as in one."""
 
 import pytest
-from parallel.processes import alone, torchrun
+from parallel.processes import alone, together
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def told(request, one, tiny_llama_dir, tmp_path_factory):
     """(of one process, of each of several in the order of ranks). Two meshes: the script's has the
     same processes in another order than the model's."""
     size, more = request.param
-    return one, torchrun(size, "cases.py", tiny_llama_dir, tmp_path_factory.mktemp("saved"), **more)
+    return one, together(size, "cases.py", tiny_llama_dir, tmp_path_factory.mktemp("saved"), **more)
 
 
 def test_every_rank_tells_the_numbers_of_the_whole_batch(told):

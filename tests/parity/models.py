@@ -194,7 +194,7 @@ def randomise(model):
         else:
             value.copy_(1.4 * noise / value.shape[1] ** 0.5)
     for name, value in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):  # a router's scores
+        if name.endswith("e_score_correction_bias"):  # a router's
             value.copy_(0.2 * torch.randn_like(value))
 
 

@@ -6,7 +6,7 @@ import json
 import peft
 import pytest
 import torch
-from parallel.processes import torchrun
+from parallel.processes import together
 from parity import models
 from parity.test_training import SHORT, TOLERANCE
 
@@ -22,7 +22,8 @@ def test_the_loss_curve_is_that_of_transformers_and_ddp(gsm8k, smollm2_dir, tmp_
     rows = [row for row in gsm8k if len(row["input_ids"]) <= SHORT][: STEPS * ROWS]
     batches = [rows[i : i + ROWS] for i in range(0, len(rows), ROWS)]
     (tmp_path / "batches.json").write_text(json.dumps(batches))
-    told = torchrun(2, "ddp.py", smollm2_dir, tmp_path / "adapter", tmp_path / "batches.json")
+    arguments = smollm2_dir, tmp_path / "adapter", tmp_path / "batches.json"
+    told = together(2, "ddp.py", *arguments, imports=("peft",))
     for theirs, ours in told:
         assert len(ours[0]) == STEPS and ours == told[0][1]
         assert ours[0] == pytest.approx(theirs[0], rel=0, abs=TOLERANCE)

@@ -32,7 +32,7 @@ class Alone:
     model: object
     sequences: list
     prompt: list
-    batches: list  # losses of ten steps; the base has none
+    batches: list  # for ten steps; the base has none
 
 
 class Crowd:

@@ -243,14 +243,14 @@ def test_a_worker_that_dies_before_its_result_has_been_fetched_is_told_by_name(d
 
 
 def test_a_worker_that_stays_silent_after_another_has_failed_ends_its_group(driver, monkeypatch):
-    monkeypatch.setenv("TWINKLE_DIST_TIMEOUT_SECONDS", "4")
+    monkeypatch.setenv("TWINKLE_DIST_TIMEOUT_SECONDS", "1")
     with driver(two=2, other=1):
         thing, other = Thing(remote_group="two"), Thing(remote_group="other")
         with pytest.raises(ConflictError, match="bad row"):
             thing.fail_beside(ConflictError("bad row"), 1000)()
         with pytest.raises(
             InternalError,
-            match=r"rank 1 of group two has not answered for 4 s after another rank has failed in "
+            match=r"rank 1 of group two has not answered for 1 s after another rank has failed in "
             r"Thing.fail_beside at test_failures.py:\d+: bad row \(rank 0 of group two",
         ):
             thing.step()
@@ -262,7 +262,7 @@ def test_a_worker_that_stays_silent_after_another_has_failed_ends_its_group(driv
 def test_a_worker_that_is_stopped_is_taken_for_lost_and_does_not_stay(
     driver, tiny_llama_dir, monkeypatch
 ):
-    monkeypatch.setenv("TWINKLE_DIST_TIMEOUT_SECONDS", "4")
+    monkeypatch.setenv("TWINKLE_DIST_TIMEOUT_SECONDS", "2")
     with driver(two=2):
         model = TransformersModel(model_id=tiny_llama_dir, remote_group="two")
         model.add_adapter_to_model("default", LoraConfig(r=4))
@@ -283,7 +283,7 @@ def test_a_worker_that_is_stopped_is_taken_for_lost_and_does_not_stay(
 def test_a_process_that_is_stopped_is_ended_by_the_one_next_to_it_and_a_busy_one_not():
     script = (
         "import time; from twinkle.remote.stopped import end_when_stopped\n"
-        "end_when_stopped(2); print('looked after', flush=True); time.sleep(600)"
+        "end_when_stopped(1); print('looked after', flush=True); time.sleep(600)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
@@ -291,10 +291,10 @@ def test_a_process_that_is_stopped_is_ended_by_the_one_next_to_it_and_a_busy_one
         try:
             assert process.stdout.readline() == "looked after\n"
             with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(timeout=4)
+                process.wait(timeout=2)
             process.send_signal(signal.SIGSTOP)
             assert process.wait(timeout=60) == -signal.SIGKILL
-            said = f"twinkle: infra: worker {process.pid} was stopped for 2 s, and is ended\n"
+            said = f"twinkle: infra: worker {process.pid} was stopped for 1 s, and is ended\n"
             assert process.stdout.read() == said
         finally:
             process.kill()
@@ -303,11 +303,11 @@ def test_a_process_that_is_stopped_is_ended_by_the_one_next_to_it_and_a_busy_one
 def test_a_worker_that_is_stopped_is_ended_where_no_rank_waits_for_it_and_a_busy_one_not(
     driver, monkeypatch
 ):
-    monkeypatch.setenv("TWINKLE_DIST_TIMEOUT_SECONDS", "3")
+    monkeypatch.setenv("TWINKLE_DIST_TIMEOUT_SECONDS", "1")
     with driver(one=1, other=1):
         thing, other = Thing(remote_group="one"), Thing(remote_group="other")
         (pid,) = (fact["pid"] for fact in thing.facts()())
-        assert thing.wait(6)() == [True]
+        assert thing.wait(2)() == [True]
         waiting = thing.wait(600)
         of_another = other.same(waiting)
         os.kill(pid, signal.SIGSTOP)

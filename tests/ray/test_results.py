@@ -221,8 +221,11 @@ def test_where_groups_are_settled_no_worker_skips_a_call(run, tmp_path):
     with settled(made.group, other.group):
         steps = made.steps_of_all(), other.steps_of_all()
     assert [each() for each in steps] == [[0, 0]] * 2
+    sent = tmp_path / "sent"
+    other.wait(str(sent))
     other.fail(ConflictError("early"))
-    skipped = other.steps_of_all()
+    skipped = other.steps_of_all()  # before anybody knows of the error
+    sent.touch()
     with pytest.raises(ConflictError, match="early") as caught, settled(made.group, other.group):
         pytest.fail("there is an error")
     with pytest.raises(InternalError, match="was not done"):

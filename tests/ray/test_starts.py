@@ -50,13 +50,13 @@ def test_each_group_is_a_placement_group_with_a_place_for_each_rank(driver):
 
 def test_a_worker_that_does_not_start_is_named_after_a_limit(driver, monkeypatch):
     monkeypatch.setattr("twinkle.remote.worker.Worker", SilentWorker)
-    monkeypatch.setattr("twinkle.remote.cluster._START_SECONDS", 2)
-    monkeypatch.setenv("TWINKLE_DIST_TIMEOUT_SECONDS", "1")
+    monkeypatch.setattr("twinkle.remote.cluster._START_SECONDS", 1)
+    monkeypatch.setattr("twinkle.remote.cluster.timeout_seconds", lambda: 0.1)
     monkeypatch.setenv("TWINKLE_CPU_PG_CPUS_PER_PROC", "3")
     told = (
         r"^infra: ranks \[0\] of group two have not started: the start of a process has not ended "
     )
-    told += r"in 10 s: look at the logs of their workers .* set TWINKLE_DIST_TIMEOUT_SECONDS to"
+    told += r"in 1 s: look at the logs of their workers .* set TWINKLE_DIST_TIMEOUT_SECONDS to"
     with pytest.raises(InternalError, match=told), driver(two=2):
         pass
     monkeypatch.undo()

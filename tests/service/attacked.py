@@ -41,7 +41,7 @@ class Attacked:
         self.quiet = self.pool.submit(quiet_work, self.server, self.more)
 
     def more(self, steps):
-        """Whether the quiet tenant goes on: to the end, and two steps at least."""
+        """True if the quiet tenant continues: to the end, and two steps at least."""
         return not self.ending.wait(0.25) or steps < 2
 
     def wire(self, **more):

@@ -1,4 +1,4 @@
-"""What tests of the real SDK share: a row, runs of the tiny model, and steps of them."""
+"""Shared by tests of the real SDK: a row, runs of the tiny model, and steps of them."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def loss_of(client, data=None):
 
 
 def norm_of(step):
-    """Of the gradients that this optim_step took."""
+    """The norm of the gradients that this optim_step took."""
     return step.result().metrics["unclipped_grad_l2:mean"]
 
 

@@ -1,5 +1,6 @@
 """A server of a tiny model, and clients of the real SDK."""
 
+import gc
 import os
 import re
 import subprocess
@@ -66,6 +67,20 @@ class Server:
         finally:
             self.process.kill()
             self.process.stdout.close()
+
+
+def end_clients():
+    """Ends the heartbeats of the SDK's clients, which go on when the server has ended."""
+    if holders := sys.modules.get("tinker.lib.internal_client_holder"):
+        for each in gc.get_objects():
+            if type(each) is holders.InternalClientHolder:
+                each.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_client_outlives_its_file():
+    yield
+    end_clients()
 
 
 @pytest.fixture(scope="module")

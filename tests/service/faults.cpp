@@ -1,4 +1,4 @@
-// What makes twinkle_with_faults of bin/twinkle, for tests/service: it kills itself at a fault
+// Makes twinkle_with_faults of bin/twinkle, for tests/service: it kills itself at a fault
 // point, and has a disk that refuses or is slow.
 //   TWINKLE_FAULT=POINT:COUNT   SIGKILL when the point is reached for the COUNT-th time
 //   TWINKLE_FAULT_DISK=FILE     while there is such a file: it holds "refuse ERRNO", "slow MS", or
@@ -30,7 +30,7 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
-// What the file that controls the disk says: the number behind this word, or 0.
+// The order in the file that controls the disk: the number behind this word, or 0.
 int told(const std::string& wanted) {
   static const std::string path = variable("TWINKLE_FAULT_DISK");
   if (path.empty()) return 0;
@@ -53,7 +53,7 @@ void wait_for_disk() {
     std::this_thread::sleep_for(std::chrono::milliseconds(ms));
 }
 
-// What the disk is told to do with a call: its errno, or 0 where it takes it.
+// The disk's answer to a call: its errno, or 0 where it takes it.
 int refusal() {
   wait_for_disk();
   return told("refuse");

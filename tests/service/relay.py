@@ -6,14 +6,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from urllib.parse import urlsplit
 
-OWN = {"connection", "transfer-encoding", "host"}  # of one connection
+OWN = {"connection", "transfer-encoding", "host"}  # headers of one connection
 
 
 @dataclass
 class Passed:
     """A request and the head of its answer."""
 
-    route: str  # behind /api/v1/
+    route: str  # after /api/v1/
     body: bytes
     status: int
     headers: dict

@@ -8,7 +8,7 @@ import torch
 tinker = pytest.importorskip("tinker")
 from tinker import types  # noqa: E402
 
-TOKENS, TARGETS = 256, 1076  # of a request: 3.3 MB of targets and weights, little to compute
+TOKENS, TARGETS = 256, 1076  # in a request: 3.3 MB of targets and weights, little to compute
 PROMPT = types.ModelInput.from_ints([1, 5, 9])
 
 

@@ -87,7 +87,7 @@ def polls_held(wire):
 
 def test_2000_open_polls_wait_and_those_who_hung_up_are_forgotten(attacked, wire):
     run = wire.run()
-    ack = train(wire, message(run, 2)).json()  # behind a number that has not come
+    ack = train(wire, message(run, 2)).json()  # after a number that has not come
     body = json.dumps({"request_id": ack["request_id"]}).encode()
     poll = (
         b"POST /api/v1/retrieve_future HTTP/1.1\r\nhost: x\r\nx-api-key: tml-hostile\r\n"

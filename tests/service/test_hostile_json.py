@@ -103,7 +103,7 @@ def test_each_field_of_each_route_is_read_or_refused_by_its_name(attacked, wire)
     bodies = good(wire)
     known = {re.sub(r"sessions/\w+/", "sessions/{session_id}/", route) for route in bodies}
     listed = re.findall(r'ROUTE\(POST, "/api/v1/(.*?)"', ROUTES.read_text())
-    bad = {"save_weights_external"}  # which is not there, whatever its body
+    bad = {"save_weights_external"}  # it does not exist, whatever its body
     assert known == set(listed) - {"forward_backward"} - bad, "a route has no good body here"
     next_number = dict.fromkeys(("run", "other"), 2)
     refused = 0
@@ -157,7 +157,7 @@ def test_a_body_that_is_no_object_of_json_is_refused(wire, body):
         if len(body) > most:
             assert answer.status == 413 and f"longer than {most} bytes" in answer.detail
             continue
-        # Of an object that is one, the field that is missing or wrong.
+        # In an object that is one, the field that is missing or wrong.
         assert answer.status == 422 or (route == "create_session" and body[:2] == b'{"'), (
             answer.body
         )

@@ -20,7 +20,7 @@ ADAM = types.AdamParams(learning_rate=1e-3)
 MIB = 1 << 20
 NAN, INF = float("nan"), float("inf")
 
-WRONG = {  # what is said of it, and the request
+WRONG = {  # its refusal, and the request
     "weights holds nan": {"weights": [1.0, NAN, 1.0]},
     "weights holds inf": {"weights": [1.0, INF, 1.0]},
     "data[0].model_input: token 320": {"tokens": [1, 320, 3], "target_tokens": [1, 2, 3]},
@@ -112,7 +112,7 @@ def test_what_the_real_sdk_sends_wrongly_it_is_told_and_goes_on(attacked):
 
 
 def csr(run, seq_id, rows, cols):
-    """Of [rows, cols] targets and weights, of which one is listed."""
+    """A request of [rows, cols] targets and weights, of which one is listed."""
     out = message(run, seq_id, np.arange(rows) % 200 + 3)
     crow = np.ones(rows + 1, np.int64)
     crow[0] = 0

@@ -62,7 +62,7 @@ def alice(make, server):
 
 def ids(twinkle, state, tenant):
     said = twinkle("keys", "list", "--state", state, "--tenant", tenant).stdout
-    keys = said.partition("\n\n")[0]  # behind it are limits
+    keys = said.partition("\n\n")[0]  # limits follow it
     return [line.split()[0] for line in keys.splitlines()[1:]]
 
 
@@ -95,7 +95,7 @@ def test_a_wrong_key_is_an_authentication_error_at_once(server):
     began = time.monotonic()
     with pytest.raises(tinker.AuthenticationError, match="is not known here"):
         trained(server.client("tml-wrong"))
-    assert time.monotonic() - began < 40  # what the SDK repeats takes a minute and more
+    assert time.monotonic() - began < 40  # a repetition by the SDK takes a minute and more
 
 
 def test_who_may_not_come_in_is_told_before_its_body_is_sent(server, alice, make):
@@ -103,7 +103,7 @@ def test_who_may_not_come_in_is_told_before_its_body_is_sent(server, alice, make
     wait_until_known(server, narrow)
 
     def told(key, path):
-        """What the server says to a head whose body of 100 MB does not come."""
+        """The server's answer to a head whose body of 100 MB does not come."""
         place = server.url.removeprefix("http://").split(":")
         with socket.create_connection(("127.0.0.1", int(place[1])), timeout=10) as peer:
             peer.sendall(
@@ -157,7 +157,7 @@ def test_what_began_before_a_key_was_revoked_ends_and_then_it_is_401(server, twi
     assert twinkle("keys", "revoke", name, "--state", state).stdout.startswith(f"revoked {name} ")
     wait_until(lambda: status(server, key, "create_session", {}) == 401, SEEN)
     assert len(last.result().loss_fn_outputs) == 8
-    # Of an accepted request, whose answer may have been lost; not of one that never was.
+    # The number of an accepted request, whose answer may have been lost; not of a refused one.
     assert status(server, key, "retrieve_future", {"request_id": f"{client.model_id}:3"}) == 200
     assert status(server, key, "retrieve_future", {"request_id": f"{client.model_id}:4"}) == 401
     with pytest.raises(tinker.AuthenticationError, match=f"the key {name} is revoked"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-# What has no need of another machine: the program's own, and what a look-up of no name is.
+# Calls that need no other machine: the program's own, and what a look-up of no name is.
 OWN = ("127.", "::1", "::ffff:127.", "0.0.0.0")
 
 

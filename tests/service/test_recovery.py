@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 ADAM = types.AdamParams(learning_rate=1e-2)
 STEPS = 20
 
-# What tests/service/faults.cpp can end the program at: before and after each.
+# Points at which tests/service/faults.cpp can end the program: before and after each.
 POINTS = (
     "journal write", "apply", "acknowledgement", "outcome", "rename", "state rename", "truncation"
 )  # fmt: skip
@@ -38,7 +38,7 @@ SIDES = ("before", "after")
 CLOCK = "wall clock"
 # A round kills at each point once: before it in odd rounds, after it in even ones.
 ROUND = len(POINTS) + 1
-LEAST = 5  # of each point
+LEAST = 5  # at each point
 KILLS = LEAST * ROUND
 SOAK_KILLS = 200
 # So that records give way to a state many times.
@@ -118,7 +118,7 @@ def plan(count):
     rounds = ((point, side) for side in sides for point in (*POINTS, CLOCK))
     for point, side in itertools.islice(rounds, count):
         if point == CLOCK:
-            yield CLOCK, "", draw.uniform(0.1, 1.5)  # of which the start takes a part
+            yield CLOCK, "", draw.uniform(0.1, 1.5)  # the start takes a part of it
         elif point.endswith("rename") or point == "truncation":
             yield point, side, draw.randint(1, 2)
         else:
@@ -139,8 +139,8 @@ def kill_at(server, point, side, when, result):
 
 
 def run_killed(server, count):
-    """What clients that worked until the server had been killed so often have done and said, and
-    how often it was at which point and side."""
+    """Results and output of clients that worked until the server had been killed so often have done
+    and said, and how often it was at which point and side."""
     killed = Counter()
     is_over = Event()
 
@@ -148,7 +148,7 @@ def run_killed(server, count):
         return step < STEPS or not is_over.is_set()
 
     with four_clients(server, goes_on) as result:
-        server.kill()  # which has only just begun
+        server.kill()  # it has only just begun
         try:
             for point, side, when in plan(count):
                 kill_at(server, point, side, when, result)
@@ -164,7 +164,7 @@ def run_killed(server, count):
 
 
 def check_counts(killed, least):
-    """Of each point, and about as often before it as after it; and by the clock."""
+    """Kills at each point, about as often before it as after it; and by the clock."""
     for point in POINTS:
         before, after = (killed[f"{side} {point}"] for side in SIDES)
         assert before + after >= least and min(before, after) >= least // 2, (point, killed)
@@ -204,7 +204,7 @@ def test_every_fault_point_of_the_sources_is_one_that_kills(tracked):
     texts = [(ROOT / path).read_text() for path in tracked("twinkle/*.cpp", "twinkle/*.h")]
     named = re.findall(r'\bfault\("([^"]+)"\);', "".join(texts))
     points = {f"{side} {point}" for point in POINTS for side in SIDES}
-    # Of fault_test.cpp, one at which engine_test holds a save, one of a backup, and one that
+    # fault_test.cpp's, one at which engine_test holds a save, one of a backup, and one that
     # truncation_test counts, between two parts of a state that takes no one's place yet.
     others = {"before this", "after this", "before a save's files", "before a segment's copy"}
     others.add("before a state's sync")
@@ -294,7 +294,7 @@ def test_a_disk_that_refuses_is_503_until_it_heals_and_nothing_is_lost(
         assert "the journal takes records again" in log.read_text()
         _, said = result.result(600)
     server.kill()
-    server.start_again()  # which compares what it does again with what was told
+    server.start_again()  # it compares recomputed results with sent ones
     assert server.stop() == 0
     assert (said, adapters(state)) == undisturbed
 

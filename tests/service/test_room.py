@@ -1,4 +1,4 @@
-"""What clients that send or take much, or slowly, leave of memory and time to the others."""
+"""Memory and time of other clients while some send or take much, or slowly."""
 
 import json
 import random
@@ -129,14 +129,14 @@ def test_a_body_that_is_too_long_uses_its_number_up_and_the_run_goes_on(
     server = start(tiny_llama_dir, tmp_path / "state", "--max-body-bytes", str(MIB))
     wire = Wire(server.url)
     run = wire.run()
-    noise = random.Random(1).choices(range(3, 300), k=200_000)  # which no encoding makes short
+    noise = random.Random(1).choices(range(3, 300), k=200_000)  # no encoding makes it short
     long = message.message(run, 1, noise).SerializeToString()
     headers = dict(PROTO)
     if encoding:
         long = zstandard.ZstdCompressor().compress(long * 4)
         headers["content-encoding"] = encoding
     assert len(long) > MIB
-    stepped = wire.step(run, 2).json()  # which comes before it
+    stepped = wire.step(run, 2).json()  # it comes before it
     refused = wire.post("forward_backward", long, headers)
     assert refused.status == 413 and "longer than 1048576 bytes" in refused.detail
     assert refused.detail in wire.result(stepped)["error"]
@@ -150,7 +150,7 @@ def test_a_body_that_is_too_long_uses_its_number_up_and_the_run_goes_on(
 
 
 def in_one_chunk(wire, route, body, content_type, sent=5000):
-    """What comes back for a body whose length comes with it, and of which no more is sent than
+    """The answer to a body whose length comes with it, and of which no more is sent than
     tells its number."""
     head = (
         f"POST /api/v1/{route} HTTP/1.1\r\nhost: x\r\nx-api-key: {wire.key}\r\n"
@@ -209,10 +209,10 @@ def test_a_number_behind_nine_megabytes_of_json_is_used_up_and_those_within_are_
     long = body(2)
     said = in_one_chunk(wire, "optim_step", long, "application/json", len(long))
     assert said.startswith(b"HTTP/1.1 413 "), said
-    packed = zstandard.ZstdCompressor().compress(body(3))  # which decodes to more
+    packed = zstandard.ZstdCompressor().compress(body(3))  # it decodes to more
     headers = JSON | {"content-encoding": "zstd"}
     assert "is decoded" in wire.post("optim_step", packed, headers).detail
-    noise = random.Random(1).randbytes(13 * MIB).hex()  # which no encoding makes short
+    noise = random.Random(1).randbytes(13 * MIB).hex()  # no encoding makes it short
     last_of_all = {"x": noise, "model_id": run, "seq_id": 4}
     packed = zstandard.ZstdCompressor().compress(json.dumps(last_of_all).encode())
     assert len(packed) > 9 * MIB
@@ -264,7 +264,7 @@ def test_what_was_accepted_is_done_when_its_record_can_be_read_again(
     run = wire.run()
     assert other.send("GET", "/api/v1/healthz").status == 200  # it is connected
     long = {"tokens": [3 + i % 200 for i in range(300)], "weights": [1.0] * 300}
-    two = message.train(wire, message.message(run, 2, **long)).json()  # which wait for the first
+    two = message.train(wire, message.message(run, 2, **long)).json()  # they wait for the first
     stepped = wire.step(run, 3).json()
     before = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (3, before[1]))

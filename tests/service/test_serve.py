@@ -163,7 +163,7 @@ def test_the_reference_of_options_is_the_one_in_the_documentation():
 
 
 def sampled(server):
-    """What 16 samples at once of one long prompt are answered, and tokens that they shared."""
+    """Answers of 16 samples at once of one long prompt, and tokens that they shared."""
     wire = Wire(server.url)
     body = {"session_id": wire.session(), "sampling_session_seq_id": 0, "base_model": "tiny"}
     sampler = wire.ok("create_sampling_session", body)["sampling_session_id"]

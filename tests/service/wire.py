@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 ENCODINGS = "gzip, deflate, zstd"
 JSON = {"content-type": "application/json"}
 PROTO = {"content-type": "application/x-protobuf"}
-# What the SDK takes for "try again", or for a fault of the server: no mistake of a client is one.
+# Statuses that the SDK takes for "try again", or for a fault of the server: no mistake of a client
+# is one.
 NEVER = {400, 409}
 
 
@@ -106,7 +107,7 @@ class Wire:
         return socket.create_connection((self.place.hostname, self.place.port), self.timeout)
 
     def raw(self, data, seconds=1):
-        """What comes back for these bytes, until the server ends the connection or is silent for so
+        """The answer to these bytes, until the server ends the connection or is silent for so
         long."""
         with self.connect() as peer:
             peer.settimeout(seconds)

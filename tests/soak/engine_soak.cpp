@@ -17,8 +17,9 @@ namespace twinkle::engine {
 namespace {
 
 constexpr size_t kTenants = 12;
-constexpr uint64_t kOperations = 160, kOwnersOperations = 24;  // of a round; of one who owns it all
-constexpr uint64_t kFullEvery = 4, kResetEvery = 3;            // rounds
+constexpr uint64_t kOperations = 160,
+                   kOwnersOperations = 24;           // in a round; by one who owns it all
+constexpr uint64_t kFullEvery = 4, kResetEvery = 3;  // rounds
 
 double resident_mib() {
   std::ifstream statm("/proc/self/statm");

@@ -10,7 +10,7 @@
 namespace twinkle {
 namespace {
 
-// Whether the mapping that `at` lies in asks for huge pages (proc(5): hg among its VmFlags).
+// True if the mapping that `at` lies in asks for huge pages (proc(5): hg among its VmFlags).
 bool asks(const char* at) {
   std::ifstream maps("/proc/self/smaps");
   bool inside = false;

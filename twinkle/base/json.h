@@ -34,7 +34,7 @@ enum class OutOfRange { kRound, kRefuse };
 Json parse_json_prefix(std::string_view text, size_t& used, std::string& cause,
                        OutOfRange numbers = OutOfRange::kRound);
 
-inline constexpr int64_t kMaxJsonBytes = int64_t{64} << 20;  // of a file
+inline constexpr int64_t kMaxJsonBytes = int64_t{64} << 20;  // for a file
 
 // Reads and parses a file. Error kNotFound: none; kInvalid: no regular file, above kMaxJsonBytes,
 // broken.

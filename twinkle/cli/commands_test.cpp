@@ -32,7 +32,7 @@ void parse(std::vector<std::string> arguments, bool run = true) {
   if (run) action("twinkle");
 }
 
-// What is said of arguments that are wrong whatever the files are.
+// The error of arguments that are wrong whatever the files are.
 std::string wrong(const std::vector<std::string>& arguments) {
   const auto attempt = [&] {
     try {
@@ -44,7 +44,7 @@ std::string wrong(const std::vector<std::string>& arguments) {
   return invalid_of(attempt);
 }
 
-// What a command prints. Errors pass.
+// The output of a command. Errors pass.
 std::string run(const std::vector<std::string>& arguments) {
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();
@@ -77,7 +77,7 @@ std::jthread interrupter() {
 }
 
 // The error of a command that gets a SIGINT as soon as it handles one.
-std::string interrupted(const std::vector<std::string>& arguments) {
+std::string interrupted_at_once(const std::vector<std::string>& arguments) {
   const std::jthread sender = interrupter();
   return error_of([&] { run(arguments); });
 }
@@ -197,7 +197,7 @@ TEST_F(Commands, MaxTokensBeyondTheModelsRoomAreRefusedWhenGiven) {
 }
 
 TEST_F(Commands, AnOutputThatCannotBeSavedToIsFoundBeforeTheTraining) {
-  // What is printed before the error has no step in it.
+  // The output before the error has no step in it.
   const auto train = [this](const std::string& output) {
     testing::internal::CaptureStderr();
     std::string error = invalid_of(
@@ -258,7 +258,7 @@ TEST_F(Commands, AnInterruptedTrainingGoesOnBitForBit) {
     return all;
   };
   run(train("whole", {}));
-  const std::string error = interrupted(train("parts", {"--overwrite"}));
+  const std::string error = interrupted_at_once(train("parts", {"--overwrite"}));
   const std::string holds = " of 200; " + path("parts") + " holds the state; to resume, type\n";
   EXPECT_TRUE(error.starts_with("cli: interrupted after step ")) << error;
   EXPECT_TRUE(error.ends_with(holds + "twinkle train " + model() + " " + path("rows.jsonl") +
@@ -322,7 +322,7 @@ TEST_F(CommandsDeathTest, ASignalAfterAFinishedTrainingSaysThatItIsSaved) {
 TEST_F(Commands, OtherRowsAreNotTakenForThoseOfTheResumedRun) {
   std::vector<std::string> train{"train",    model(), path("rows.jsonl"), "--output", path("out"),
                                  "--epochs", "100"};
-  interrupted(train);
+  interrupted_at_once(train);
   train[2] = path("others.jsonl");
   train.emplace_back("--resume");
   write_text(scratch_ / "others.jsonl", R"({"messages": [{"role": "user", "content": "a"}, )"

@@ -38,8 +38,8 @@ class Help : public CLI::Formatter {
   }
 };
 
-// What ends the help of the program and of each command, behind its own: what a MODEL is, where one
-// is taken.
+// The end of the help of the program and of each command, behind its own: what a MODEL is, where
+// one is taken.
 void add_footers(CLI::App& app) {
   const std::string own = app.get_footer();
   const bool takes_model = app.get_parent() == nullptr || app.get_option_no_throw("model") ||
@@ -55,8 +55,8 @@ std::string names(CLI::App& app) {
   return all;
 }
 
-// Of arguments that were not taken: the option among them that there is not, and the one that was
-// probably meant; then all of them, as they were given. Empty: all were.
+// About arguments that were not taken: the option among them that there is not, and the one that
+// was probably meant; then all of them, as they were given. Empty: all were.
 std::string untaken(const CLI::App& command) {
   std::vector<std::string> options;
   for (const CLI::Option* option : command.get_options()) {
@@ -97,7 +97,7 @@ void parse(CLI::App& app, int argc, const char* const* argv) {
       fail(Code::kInvalid, "cli: ", wrong, wrong.empty() || more.empty() ? "" : "; ", more,
            "; 'twinkle ", called, " --help' lists the arguments");
     }
-    const auto words = app.remaining();  // which CLI11 does not name
+    const auto words = app.remaining();  // CLI11 does not name it
     fail(Code::kInvalid, "cli: ", words.empty() ? "" : "'" + words[0] + "' is not a subcommand. ",
          "A subcommand is required: ", names(app), "; --help says more");
   }

@@ -4,7 +4,7 @@
 
 namespace twinkle::cli {
 
-// What main() returns: 0, the command did what was asked; 1, an error of its input or its run, an
+// The result of main(): 0, the command did what was asked; 1, an error of its input or its run, an
 // interrupt, or a standard output that did not take everything; 2, wrong arguments. The error goes
 // to standard error and begins with "twinkle: ". The signals stay handled (train/interrupts.h), so
 // that an interrupt ends the process with 1 until it is gone.

@@ -13,7 +13,7 @@
 namespace twinkle::cli {
 namespace {
 
-// Which SamplingParams has, but no command line.
+// SamplingParams has these, but no command line.
 struct Seed {
   uint64_t seed = engine::SamplingParams().seed;
   static constexpr auto fields() {

@@ -35,7 +35,7 @@
 namespace twinkle::cli {
 namespace {
 
-// Behind the longest that a poll is held: every one of them is answered before the server ends.
+// After the longest that a poll is held: every one of them is answered before the server ends.
 constexpr std::chrono::seconds kAnswered{5};
 // Then runs are saved, for no longer than this: behind much work an engine needs more, and the next
 // start does what is not saved again.
@@ -292,12 +292,12 @@ const CLI::Option* settle(CLI::App& command, const std::string& option,
 
 enum class Task { kServe, kCheck, kPrintConfig, kPrintReference };
 
-// What only the command line says.
+// Options of the command line only.
 struct How {
   std::string config;
   Task task = Task::kServe;
   bool until_stdin_ends = false;
-  // What the state and the machine say may change: a file that fixed it would keep a server open
+  // The state and the machine may change: a file that fixed it would keep a server open
   // that has keys by now.
   std::set<const CLI::Option*> unsaid = {};
 };

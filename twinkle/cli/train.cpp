@@ -54,7 +54,7 @@ void say_what_is_next(const TrainingOptions& o, const std::string& program) {
               o.recipe.full ? "" : (" --adapter " + output).c_str());
 }
 
-// What one option says of another.
+// Rules of one option about another.
 void relate(CLI::App& command) {
   const auto named = [&command](const char* name) { return command.get_option(name); };
   named("--resume")->excludes(named("--overwrite"));

@@ -20,7 +20,7 @@ Row row(const std::string& answer) {
 
 Dataset dataset(Rows rows) { return Dataset(Table{.name = "memory", .rows = std::move(rows)}); }
 
-std::string error_of(const Template& tmpl, const Dataset& rows) {
+std::string encode_error(const Template& tmpl, const Dataset& rows) {
   return twinkle::error_of([&] { rows.encode(encoder(tmpl)); });
 }
 
@@ -59,7 +59,7 @@ TEST(Encode, EncodesBothSidesOfAPair) {
             boost::json::value_from(tmpl.encode(Json(row("c")))[0].input_ids));
   EXPECT_FALSE(why_not(tmpl, pair));
   const Template splitting(model.directory(), {.max_length = 23, .truncation = Truncation::kSplit});
-  EXPECT_EQ(error_of(splitting, dataset({pair})),
+  EXPECT_EQ(encode_error(splitting, dataset({pair})),
             "data: memory row 0: field 'positive' was split into 2; nested samples cannot be "
             "split, "
             "use another truncation_strategy");
@@ -71,7 +71,7 @@ TEST(Encode, EncodesBothSidesOfAPair) {
 TEST(Encode, ARowWithoutMessagesIsNamedWithItsPlace) {
   const TinyModel model;
   const Template tmpl(model.directory());
-  const std::string error = error_of(tmpl, dataset({row("a"), {{"query", "q"}}}));
+  const std::string error = encode_error(tmpl, dataset({row("a"), {{"query", "q"}}}));
   EXPECT_EQ(error.find("data: memory row 1: field 'messages' is missing"), 0u) << error;
   EXPECT_NE(error.find("messages"), std::string::npos) << error;
   EXPECT_TRUE(why_not(tmpl, {{"query", "q"}}));

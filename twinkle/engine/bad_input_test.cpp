@@ -1,5 +1,6 @@
-// What people get wrong, each with the text that they see, and that nothing changed by it: neither
-// any tenant's weights, gradients and optimizer, nor the base model's weights, nor any file.
+// Mistakes that people make, each with the text that they see, and that nothing changed by it:
+// neither any tenant's weights, gradients and optimizer, nor the base model's weights, nor any
+// file.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 using model::tiny_config;
 
-constexpr const char* kLora = R"({"r": 4, "target_modules": ["q_proj", "down_proj"]})";
+constexpr const char* kOnTwo = R"({"r": 4, "target_modules": ["q_proj", "down_proj"]})";
 
 void expect_contains(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), text.npos) << "got: " << text << "\nwanted: " << part;
@@ -93,7 +94,7 @@ class BadInput : public testing::Test {
  protected:
   BadInput() : engine_({.model = {.path = model_.path(), .mixed_precision = "no"}}) {
     for (const char* name : {"me", "neighbour"}) {
-      engine_.run<Done>(Create{.tenant = name, .lora_json = kLora});
+      engine_.run<Done>(Create{.tenant = name, .lora_json = kOnTwo});
       engine_.run<ForwardResult>(work(name));
       engine_.run<StepResult>(Step{.tenant = name, .options = R"({"lr": 0.01})"});
       engine_.run<ForwardResult>(work(name, 2));
@@ -202,10 +203,10 @@ TEST_F(BadInput, AdaptersThatCannotBe) {
                  "lora: target_modules '(' is not a regular expression");
   expect_refused(create(R"({"r": 4, "lora_dropout": 1.0, "target_modules": "all-linear"})"),
                  "field 'lora_dropout' is ");
-  expect_refused(Create{.tenant = "me", .lora_json = kLora}, "engine: tenant 'me' exists already");
+  expect_refused(Create{.tenant = "me", .lora_json = kOnTwo}, "engine: tenant 'me' exists already");
   expect_refused(Create{.tenant = "all"},
                  "which 3 others use, 'base' among them; delete them first");
-  expect_refused(Create{.lora_json = kLora}, "engine: tenant is empty");
+  expect_refused(Create{.lora_json = kOnTwo}, "engine: tenant is empty");
 }
 
 TEST_F(BadInput, AnAdapterOfAnotherBaseModel) {
@@ -213,7 +214,7 @@ TEST_F(BadInput, AnAdapterOfAnotherBaseModel) {
   wide["intermediate_size"] = 96;
   deep["num_hidden_layers"] = 3;
   for (const JsonObject& config : {wide, deep}) {
-    const std::string directory = adapter_of(config, kLora);
+    const std::string directory = adapter_of(config, kOnTwo);
     expect_refused(Load{.tenant = "me", .directory = directory}, "is it of another base model?");
     expect_refused(Create{.tenant = "new", .directory = directory}, "is it of another base model?");
   }

@@ -7,7 +7,7 @@
 
 namespace twinkle::engine {
 
-// What a device's name must be, for errors.
+// The form of a device's name, for errors.
 inline constexpr const char* kDeviceNames = "'cpu', 'cuda' or 'cuda:' and a number";
 
 bool is_device_name(const std::string& name);

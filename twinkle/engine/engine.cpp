@@ -66,7 +66,7 @@ struct Engine::State {
     return *dispatcher;
   }
 
-  // Of an operation that all ranks have entered; by the leader.
+  // Starts an operation that all ranks have entered; by the leader.
   Future lead(Door::Entry entry) {
     // All ranks have it by its number: an interrupt is seen where its result is waited for.
     const Interruptible not_now(nullptr);
@@ -119,9 +119,9 @@ struct Engine::State {
   std::optional<Group> group;  // none: one rank
   DecoderExecutor executor;
   std::optional<Door> door;
-  std::optional<GroupExecutor> leader;   // of a group's rank 0
+  std::optional<GroupExecutor> leader;   // on a group's rank 0
   std::optional<Dispatcher> dispatcher;  // where there is no group, or this leads it
-  std::optional<Follower> follower;      // of its other ranks
+  std::optional<Follower> follower;      // on its other ranks
   std::atomic<bool> closed = false;
 };
 
@@ -190,7 +190,7 @@ void Engine::close() {
 
 bool Engine::cancel(int64_t id) {
   state_->require_own_process();
-  // What the ranks have submitted together ends together: the leader alone can cancel it.
+  // An operation of several ranks ends on all of them: only the leader can cancel it.
   return state_->dispatcher && state_->dispatcher->cancel(id);
 }
 

@@ -40,7 +40,7 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   const ModelInfo& model_info() const;
-  // Of this engine alone, whatever another's address; expires with it.
+  // Unique to this engine, whatever another's address; expires with it.
   std::weak_ptr<const void> life() const;
 
   // Checks what can be checked at once, and takes a place in the queue and memory. Waits for the
@@ -83,7 +83,7 @@ class Engine {
   // weights they never do: this is for measuring, and to free the pages.)
   void reset_prefix_cache();
 
-  Stats stats() const;  // of scheduling, which a group's leader does
+  Stats stats() const;  // counts of scheduling, which a group's leader does
   SamplingStats sampling() const;
   // Forwards over the decoder, with their backward or without, that training batches have taken so
   // far. A loss of the whole operation takes each of its sequences once, or, where activation_bytes

@@ -16,7 +16,7 @@
 namespace twinkle::engine {
 namespace {
 
-// What a run gave, number by number, each with what it is.
+// The results of a run, number by number, each with what it is.
 struct Numbers {
   std::vector<std::pair<std::string, double>> all;
 
@@ -111,7 +111,7 @@ constexpr const char* kPlain =
 
 Example of(uint64_t seed, size_t num_tokens) { return drawn(seed, num_tokens, 41); }
 
-void create(Engine& engine, const std::string& name, const char* config) {
+void create_tenant(Engine& engine, const std::string& name, const char* config) {
   engine.run<Done>(Create{.tenant = name, .lora_json = config, .seed = 5});
 }
 
@@ -127,8 +127,8 @@ void step_both(Engine& engine, Numbers& out) {
 
 Numbers train(Engine& engine) {
   Numbers out;
-  create(engine, "a", kDropped);
-  create(engine, "b", kPlain);
+  create_tenant(engine, "a", kDropped);
+  create_tenant(engine, "b", kPlain);
   for (uint64_t i = 0; i < 2; ++i) {
     auto futures = engine.submit(std::vector<Operation>{
         ForwardBackward{.tenant = "a", .sequences = {of(i, 9), of(i + 10, 3)}},
@@ -218,7 +218,7 @@ void add(Numbers& out, const SampleResult& result) {
 // In bfloat16 two tokens may be equally likely: there the first step is compared alone.
 Numbers sample(Engine& engine, bool all) {
   Numbers out;
-  create(engine, "a", kDropped);
+  create_tenant(engine, "a", kDropped);
   engine.run<ForwardResult>(ForwardBackward{.tenant = "a", .sequences = {of(1, 9)}});
   engine.run<StepResult>(Step{"a", "AdamW", R"({"lr": 0.05, "eps": 0.001})"});
   Sample operation = greedy();
@@ -233,8 +233,8 @@ TEST_P(EngineOnDevice, SamplesAsTheCpuDoes) {
   expect_near(sample(device, all), sample(cpu, all), tolerance());
 }
 
-// What llama has not: biases, norms of heads and sandwiches, windows, interleaved and partial rope,
-// fused and grouped projections.
+// Features that llama lacks: biases, norms of heads and sandwiches, windows, interleaved and
+// partial rope, fused and grouped projections.
 class FamilyOnDevice : public testing::TestWithParam<std::string> {};
 
 INSTANTIATE_TEST_SUITE_P(Families, FamilyOnDevice,
@@ -242,7 +242,7 @@ INSTANTIATE_TEST_SUITE_P(Families, FamilyOnDevice,
                                          "internlm2", "internlm3", "phi3"),
                          [](const auto& info) { return info.param; });
 
-JsonObject config_of(const std::string& family) {
+JsonObject config_on_device(const std::string& family) {
   JsonObject c = smallest_config(family);
   if (family == "mistral") c["sliding_window"] = 4;
   if (family == "internlm3") model::set_fields(c, {{"bias", true}, {"qkv_bias", true}});
@@ -268,7 +268,7 @@ JsonObject config_of(const std::string& family) {
 
 TEST_P(FamilyOnDevice, TrainsAndSamplesAsTheCpuDoes) {
   if (!kernels::cuda::available()) GTEST_SKIP() << "this build or machine has no CUDA device";
-  const model::TinyModel model(config_of(GetParam()));
+  const model::TinyModel model(config_on_device(GetParam()));
   const auto numbers = [&](const std::string& device) {
     Engine engine({.model = {.path = model.path(), .mixed_precision = "no", .device = device},
                    .sampler = {.kv_tokens = 512}});
@@ -284,7 +284,7 @@ TEST_P(FamilyOnDevice, TrainsAndSamplesAsTheCpuDoes) {
 // The log-probability of every generated token, by the trainer's forward over the whole text.
 TEST_P(EngineOnDevice, ItsSamplersLogProbabilitiesAreItsTrainers) {
   Engine engine(on_device());
-  create(engine, "a", kDropped);
+  create_tenant(engine, "a", kDropped);
   Sample operation = greedy();
   operation.params[0] = {.max_tokens = 6, .ignore_eos = true};
   const auto result = engine.run<SampleResult>(operation);
@@ -305,8 +305,8 @@ TEST_P(EngineOnDevice, ItsSamplersLogProbabilitiesAreItsTrainers) {
 TEST_P(EngineOnDevice, ATenantHasTheSameBitsAloneAndAmongOthers) {
   const auto state_of_a = [&](bool among) {
     Engine engine(on_device());
-    create(engine, "a", kDropped);
-    if (among) create(engine, "b", kPlain);
+    create_tenant(engine, "a", kDropped);
+    if (among) create_tenant(engine, "b", kPlain);
     std::vector<Operation> work;
     if (among) work.push_back(ForwardBackward{.tenant = "b", .sequences = {of(7, 5), of(8, 11)}});
     work.push_back(ForwardBackward{.tenant = "a", .sequences = {of(1, 9), of(2, 3)}});
@@ -324,11 +324,11 @@ TEST_P(EngineOnDevice, AParkedTenantComesBackWithItsBits) {
   options.parking.resident_bytes = 1;
   options.parking.directory = scratch.path().string();
   Engine engine(options);
-  create(engine, "a", kDropped);
+  create_tenant(engine, "a", kDropped);
   engine.run<ForwardResult>(ForwardBackward{.tenant = "a", .sequences = {of(1, 5)}});
   engine.run<StepResult>(Step{"a"});
   const State before = state_of(engine, "a");
-  create(engine, "b", kPlain);
+  create_tenant(engine, "b", kPlain);
   EXPECT_EQ(engine.parking().num_parked, 1);
   EXPECT_EQ(state_of(engine, "a"), before);
 }
@@ -339,7 +339,7 @@ TEST_P(EngineOnDevice, ASavedAdapterIsOneForTheCpu) {
   Numbers scored[2];
   {
     Engine engine(on_device());
-    create(engine, "a", kDropped);
+    create_tenant(engine, "a", kDropped);
     engine.run<ForwardResult>(ForwardBackward{.tenant = "a", .sequences = {of(1, 5)}});
     engine.run<StepResult>(Step{"a", "AdamW", R"({"lr": 0.05})"});
     engine.run<SaveResult>(Save{"a", directory, /*optimizer=*/true});
@@ -347,7 +347,7 @@ TEST_P(EngineOnDevice, ASavedAdapterIsOneForTheCpu) {
                   engine.run<ForwardResult>(Forward{.tenant = "a", .sequences = {of(3, 7)}}));
   }
   Engine engine(on("cpu"));
-  create(engine, "a", kDropped);
+  create_tenant(engine, "a", kDropped);
   engine.run<LoadResult>(Load{"a", directory, /*optimizer=*/true});
   scored[1].add("scored",
                 engine.run<ForwardResult>(Forward{.tenant = "a", .sequences = {of(3, 7)}}));

@@ -26,7 +26,7 @@ Example sequence(uint64_t seed, size_t n) {
   return s;
 }
 
-// What makes one tenant unlike another.
+// The differences between tenants.
 struct Kind {
   std::string name, lora, optimizer, options, loss;
   uint64_t seed;
@@ -345,7 +345,7 @@ TEST(Engine, SaysInAForkThatItsThreadIsNotThere) {
   EXPECT_EXIT(child(), testing::ExitedWithCode(3), "used in its fork");
 }
 
-// Of shapes that no other test has: what was tried once in a process is known.
+// Shapes that no other test has: a process tries each shape once.
 TEST(Engine, TriesEveryProductAtItsStartUnlessToldNotTo) {
   for (const std::string precision : {"no", "bf16"}) {
     const int64_t inner = precision == "no" ? 71 : 73;

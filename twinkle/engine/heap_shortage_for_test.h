@@ -5,7 +5,7 @@
 
 namespace twinkle::engine {
 
-// Of this thread: allocations that succeed, and then those that fail. Below 0: all succeed.
+// Counts for this thread: allocations that succeed, and then those that fail. Below 0: all succeed.
 extern constinit thread_local int64_t succeeding_allocations, failing_allocations;
 
 class HeapShortage {

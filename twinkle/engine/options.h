@@ -1,4 +1,4 @@
-// What an engine is told: the options of its parts, each declared beside the part's class.
+// An engine's options: those of its parts, each declared beside the part's class.
 #pragma once
 #include <string>
 
@@ -20,7 +20,7 @@ struct ModelOptions {
                               // those
   bool train_graphs = true;
   double memory_share = 1;
-  int64_t gathered_bytes = 0;  // of several ranks that share the base: parallel::Shards
+  int64_t gathered_bytes = 0;  // for several ranks that share the base: parallel::Shards
 
   static constexpr auto fields() {
     using O = ModelOptions;

@@ -29,7 +29,7 @@ inline constexpr const char* kHeadWeight = "lm_head.weight";
 
 class Tenant {
  public:
-  // What it lives in, which outlives it. `comm`: of the ranks that share its training state, or
+  // Its surroundings, which outlive it. `comm`: of the ranks that share its training state, or
   // null: there is one. Every rank then steps, clips and inspects it together. `ownership`: theirs
   // of all weights, where there are several; `shards`: null where each has all of the base.
   struct Home {
@@ -47,7 +47,7 @@ class Tenant {
 
   const std::string& name() const { return name_; }
   Mode mode() const { return mode_; }
-  int32_t slot() const { return pin_.slot(); }  // of its adapter; -1 without one
+  int32_t slot() const { return pin_.slot(); }  // slot of its adapter; -1 without one
   // True: the head's weight, or an adapter's factors on it, learn.
   bool trains_head() const {
     return mode_ == Mode::kFull || (mode_ == Mode::kLora && pool_.on_head(slot()));
@@ -69,8 +69,8 @@ class Tenant {
   // adapter.
   lora::AdapterRef pinned(int64_t version = 0) const;
   lora::Adapter& adapter() { return pool_.at(slot()); }
-  const Owners& owners() const { return owners_; }  // of the adapter's gradients and their steps
-  // Of those that have a part of its training state each; the number is 1 where this one has all.
+  const Owners& owners() const { return owners_; }  // for gradients and steps
+  // Ranks that have a part of its training state each; the number is 1 where this one has all.
   int rank() const { return parts_ ? parts_->rank() : owners_.rank(); }
   int num_ranks() const { return parts_ ? parts_->num_ranks() : owners_.num_ranks(); }
   // The adapter, when its weights are about to change: a copy if others hold them.
@@ -130,20 +130,20 @@ class Tenant {
   std::vector<optim::Param> params();
 
  private:
-  // Of all ranks, which call them together: params(), and the optimizer's tensors by name, one
-  // after the other.
+  // State of all ranks, which call them together: params(), and the optimizer's tensors by name,
+  // one after the other.
   void visit_params(const std::function<void(const optim::Param&)>& see);
   void visit_moments(const std::function<void(const std::string&, const at::Tensor&)>& see);
   at::Tensor whole(size_t param, const at::Tensor& mine, at::IntArrayRef sizes) const;
   const optim::Peers& peers() const;
-  std::map<std::string, size_t> param_indices();  // of params(), by name
+  std::map<std::string, size_t> param_indices();  // indices of params(), by name
   std::vector<at::Tensor> grads();                // undefined: zero
-  std::vector<std::string> grad_names();          // of the same
+  std::vector<std::string> grad_names();          // names of the same gradients
   std::vector<lora::Adapter*> adapters();         // the present one and those of published versions
   struct Change {
     double scale = 1, norm = 0;
   };
-  // Of the accumulated gradients: what they are divided by, and clipped to max_norm.
+  // The accumulated gradients' scale and norm, by their divisor and the clip to max_norm.
   Change scaled(double num_tokens, double max_norm, double norm_type);
   void require_trainable(const char* what) const;
   void weights_changed();
@@ -159,7 +159,7 @@ class Tenant {
   Owners owners_;
   // Full mode of several ranks, which have a run of every weight each; else null.
   std::unique_ptr<parallel::TrainedWeights> parts_;
-  std::optional<RunPeers> peers_;  // of the same
+  std::optional<RunPeers> peers_;  // peers for the same gradients
   // Full mode: all weights of the decoder, and, in their order, the float32 ones that are stepped,
   // or this rank's runs of them.
   std::vector<model::NamedWeight> weights_;
@@ -168,7 +168,7 @@ class Tenant {
   Json options_ = JsonObject{};  // the optimizer's, of the last step
   double num_tokens_ = 0;
   int64_t calls_ = 0;    // ForwardBackwards that succeeded, ever
-  int64_t pending_ = 0;  // of them since the last step
+  int64_t pending_ = 0;  // those since the last step
   // Since the last step the sums were divided by num_tokens_ and clipped; it is 1 now.
   bool clipped_ = false;
 };

@@ -11,7 +11,7 @@
 namespace twinkle::engine {
 namespace {
 
-constexpr const char* kLora = R"({"r": 4, "target_modules": "all-linear"})";
+constexpr const char* kOfTenant = R"({"r": 4, "target_modules": "all-linear"})";
 
 // Both ways to train.
 class TenantTest : public testing::TestWithParam<bool> {
@@ -22,7 +22,7 @@ class TenantTest : public testing::TestWithParam<bool> {
   void start() {
     engine_ = std::make_unique<Engine>(
         EngineOptions{.model = {.path = model_.path(), .mixed_precision = "no"}});
-    engine_->run<Done>(Create{.tenant = "me", .lora_json = GetParam() ? "" : kLora, .seed = 3});
+    engine_->run<Done>(Create{.tenant = "me", .lora_json = GetParam() ? "" : kOfTenant, .seed = 3});
     // B starts at zero, where half of the gradients are.
     engine_->run<ForwardResult>(work("me"));
     engine_->run<StepResult>(Step{.tenant = "me", .options = R"({"lr": 0.01})"});

@@ -9,7 +9,7 @@
 namespace twinkle::engine {
 namespace {
 
-// Of a tied head the part through the head, the last one, is summed apart on one rank alone.
+// The part of a tied head through the head, the last one, is summed apart on only one rank.
 void add_head_grad(std::vector<at::Tensor>& grads, size_t num_weights) {
   if (grads.size() == num_weights) return;
   const at::Tensor head = grads.back();

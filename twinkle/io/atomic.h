@@ -72,7 +72,7 @@ class AtomicDirectory {
   FileHandle lock_;
 };
 
-// Whether this name of a file or a folder, without its path, is one that they use beside a target
+// True if this name of a file or a folder, without its path, is one that they use beside a target
 // while it is written; a killed process leaves it.
 bool is_partial_name(std::string_view name);
 

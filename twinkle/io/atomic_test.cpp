@@ -347,7 +347,7 @@ TEST(AtomicDirectory, PutsBackTheOldOneAfterACrashBetweenTwoRenames) {
 }
 
 TEST(AtomicDirectory, ShowsTheOldOrTheNewWholeAfterAKillAtAnyMoment) {
-  const ScratchDir dir(memory_folder());  // what a kill leaves is the same there
+  const ScratchDir dir(memory_folder());  // a kill leaves the same there
   const fs::path target = dir / "run";
   save_version(target, 0);
   const auto start = std::chrono::steady_clock::now();

@@ -36,7 +36,8 @@ class SafetensorsFile {
 
 struct SafetensorsOptions {
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
-  int64_t max_shard_bytes = 0;  // of tensor data per file; 0: one file; a larger tensor has its own
+  int64_t max_shard_bytes =
+      0;  // bytes of tensor data per file; 0: one file; a larger tensor has its own
 };
 
 // Writes one file atomically, its tensors ordered by element size and name, as the reference does.

@@ -56,7 +56,7 @@ void expect_equal(const TensorView& read, const TensorView& written) {
 }
 
 // The error of reading a file of these bytes, without its "io: FILE: " or "io: FILE ".
-std::string error_of_file(const std::string& bytes) {
+std::string file_error(const std::string& bytes) {
   static const ScratchDir dir(memory_folder());  // one for many calls
   const fs::path file = dir / "x.safetensors";
   write_text(file, bytes);
@@ -145,27 +145,26 @@ TEST(Safetensors, RefusesToWriteWhatItCouldNotRead) {
 
 TEST(Safetensors, NamesWhatIsWrongWithTheFile) {
   EXPECT_EQ(
-      error_of_file("abc"),
+      file_error("abc"),
       "io: is 3 bytes, a safetensors file has at least 8: it is truncated or of another kind");
-  EXPECT_EQ(error_of_file("GGUFGGUFxx"),
+  EXPECT_EQ(file_error("GGUFGGUFxx"),
             "io: header length is 5068035327123605319, it must be at most 100000000: this is no "
             "safetensors file");
   EXPECT_EQ(
-      error_of_file(file_of("{}  ").substr(0, 10)),
+      file_error(file_of("{}  ").substr(0, 10)),
       "io: header length is 4, but only 2 bytes follow: the file is truncated, fetch it again");
-  EXPECT_EQ(error_of_file(file_of("[]")), "io: the header must be a JSON object");
-  EXPECT_EQ(error_of_file(file_of("{}", 3)),
+  EXPECT_EQ(file_error(file_of("[]")), "io: the header must be a JSON object");
+  EXPECT_EQ(file_error(file_of("{}", 3)),
             "io: 3 bytes follow the last tensor, which ends at byte 0");
-  EXPECT_EQ(error_of_file(file_of(R"({"__metadata__":3})")),
-            "io: '__metadata__' must be an object");
-  EXPECT_EQ(error_of_file(file_of(R"({"__metadata__":{"n":3}})")),
+  EXPECT_EQ(file_error(file_of(R"({"__metadata__":3})")), "io: '__metadata__' must be an object");
+  EXPECT_EQ(file_error(file_of(R"({"__metadata__":{"n":3}})")),
             "io: metadata 'n' must be a string");
-  EXPECT_NE(error_of_file(file_of("{\"a\":")).find("incomplete"), std::string::npos);
+  EXPECT_NE(file_error(file_of("{\"a\":")).find("incomplete"), std::string::npos);
 }
 
 TEST(Safetensors, NamesWhatIsWrongWithATensor) {
   const auto tensor = [](const std::string& fields) {
-    return error_of_file(file_of(R"({"w":{)" + fields + "}}", 8));
+    return file_error(file_of(R"({"w":{)" + fields + "}}", 8));
   };
   EXPECT_EQ(tensor(R"("dtype":3)"), "io: tensor 'w': 'dtype' must be a string");
   EXPECT_EQ(tensor(R"("dtype":"F8_E5M2")"),
@@ -188,9 +187,9 @@ TEST(Safetensors, NamesWhatIsWrongWithATensor) {
   EXPECT_EQ(tensor(R"("dtype":"F32","shape":[1],"data_offsets":[4,8])"),
             "io: tensor 'w' begins at byte 4 of the data, it must begin at 0, where the one before "
             "it ends");
-  EXPECT_EQ(error_of_file(file_of(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
-                                  R"("b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
-                                  3)),
+  EXPECT_EQ(file_error(file_of(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},)"
+                               R"("b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}})",
+                               3)),
             "io: tensor 'b' begins at byte 1 of the data, it must begin at 2, where the one before "
             "it ends");
 }
@@ -198,7 +197,7 @@ TEST(Safetensors, NamesWhatIsWrongWithATensor) {
 // torch and NumPy multiply the dims that are not 0 to get strides.
 TEST(Safetensors, RefusesAShapeOfNoElementsWhoseStridesWouldOverflow) {
   const auto error = [](const std::string& shape) {
-    return error_of_file(
+    return file_error(
         file_of(R"({"w":{"dtype":"F32","shape":[)" + shape + R"(],"data_offsets":[0,0]}})"));
   };
   EXPECT_EQ(error("0,4611686018427387904"),
@@ -211,8 +210,7 @@ TEST(Safetensors, RefusesAShapeOfNoElementsWhoseStridesWouldOverflow) {
 TEST(Safetensors, RefusesAHeaderOfTooManyValues) {
   std::string header = R"({"w":[0)";
   for (int i = 0; i < (1 << 22); ++i) header += ",0";
-  EXPECT_NE(error_of_file(file_of(header + "]}")).find("more than 4194304 values"),
-            std::string::npos);
+  EXPECT_NE(file_error(file_of(header + "]}")).find("more than 4194304 values"), std::string::npos);
 }
 
 TEST(Safetensors, KnowsATensorBeforeAnyOfItsBytesIsRead) {
@@ -243,10 +241,10 @@ TEST(Safetensors, AFileThatIsCutWhileATensorIsReadIsAnError) {
 
 TEST(Safetensors, RefusesANameThatIsThereTwice) {
   const std::string one = R"("w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]})";
-  EXPECT_EQ(error_of_file(file_of("{" + one + "," + one + "}", 2)),
+  EXPECT_EQ(file_error(file_of("{" + one + "," + one + "}", 2)),
             "io: tensor 'w' is in the header twice");
   const std::string escaped = R"("\u0077":{"dtype":"U8","shape":[2],"data_offsets":[0,2]})";
-  EXPECT_EQ(error_of_file(file_of("{" + one + "," + escaped + "}", 2)),
+  EXPECT_EQ(file_error(file_of("{" + one + "," + escaped + "}", 2)),
             "io: the header has 2 keys, but only 1 different ones");
 }
 
@@ -260,9 +258,9 @@ std::string valid_file() {
 
 TEST(Safetensors, RefusesAFileCutAnywhere) {
   const std::string whole = valid_file();
-  EXPECT_EQ(error_of_file(whole), "no error");
+  EXPECT_EQ(file_error(whole), "no error");
   for (size_t size = 0; size < whole.size(); ++size) {
-    EXPECT_NE(error_of_file(whole.substr(0, size)), "no error") << "cut at " << size;
+    EXPECT_NE(file_error(whole.substr(0, size)), "no error") << "cut at " << size;
   }
 }
 
@@ -276,7 +274,7 @@ TEST(Safetensors, SurvivesAnyDamageOfItsHeader) {
     for (int round = 0; round < 4; ++round) {
       std::string damaged = whole;
       damaged[at] = static_cast<char>(damaged[at] ^ (1 + random() % 255));
-      refused += error_of_file(damaged) != "no error";  // a name may change unnoticed
+      refused += file_error(damaged) != "no error";  // a name may change unnoticed
     }
   }
   EXPECT_GT(refused, static_cast<int>(3 * length));

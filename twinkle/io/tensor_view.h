@@ -31,7 +31,7 @@ struct TensorView {
   Dtype dtype = Dtype::kF32;
   std::vector<int64_t> shape;              // outermost dim first; empty for a scalar
   std::span<const std::byte> bytes;        // may start at any address: aligned to nothing
-  std::shared_ptr<const void> owner = {};  // of the bytes; none: they are somebody else's
+  std::shared_ptr<const void> owner = {};  // owner of the bytes; none: they are somebody else's
 };
 
 // Elements of `shape`; nothing when a dim is negative or the product exceeds int64, that of the

@@ -1,4 +1,5 @@
-// What ATen allocates on the CPU meanwhile: for tests that hold a promise about memory against it.
+// Bytes that ATen allocates on the CPU meanwhile: for tests that hold a promise about memory
+// against it.
 #pragma once
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>

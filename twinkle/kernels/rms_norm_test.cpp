@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kEps = 1e-5;
 
-double worst(const at::Tensor& a, const at::Tensor& b) {
+double worst_of_norms(const at::Tensor& a, const at::Tensor& b) {
   return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
 }
 
@@ -55,14 +55,14 @@ TEST_P(RmsNormOfType, forward_and_backward_equal_the_plain_formula_at_every_widt
       const auto wide_w = w.to(at::kDouble).requires_grad_();
       const auto y = plain(wide_x, wide_w);
       y.backward(grad.to(at::kDouble));
-      EXPECT_LT(worst(rms_norm(x, w, kEps, *simd), y), tolerance()) << simd->name << width;
-      EXPECT_LT(worst(rms_norm_backward(grad, x, w, kEps, *simd), wide_x.grad()),
+      EXPECT_LT(worst_of_norms(rms_norm(x, w, kEps, *simd), y), tolerance()) << simd->name << width;
+      EXPECT_LT(worst_of_norms(rms_norm_backward(grad, x, w, kEps, *simd), wide_x.grad()),
                 4 * (1 + wide_x.grad().abs().max().item<double>()) * tolerance())
           << simd->name << width;
       auto sum = at::ones({width}, GetParam() == at::kDouble ? at::kDouble : at::kFloat);
       const std::vector<int64_t> cu_seqlens{0, 2, 5};
       rms_norm_weight_grad(grad, x, kEps, cu_seqlens, sum, *simd);
-      EXPECT_LT(worst(sum - 1, wide_w.grad()), 1e-5) << simd->name << width;
+      EXPECT_LT(worst_of_norms(sum - 1, wide_w.grad()), 1e-5) << simd->name << width;
     }
   }
 }

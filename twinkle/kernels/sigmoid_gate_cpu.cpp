@@ -26,7 +26,7 @@ bool check_gate(const at::Tensor& x, const at::Tensor& gate) {
   return false;
 }
 
-// Of a row with one gate; computed wide, as the gate's slope is a sum.
+// The gradient of a row with one gate; computed wide, as the gate's slope is a sum.
 template <class T>
 T row_backward(const T* grad, const T* x, T gate, std::vector<Wide<T>>& scratch, const Simd& simd,
                int64_t width, T* dx) {

@@ -8,7 +8,7 @@
 namespace twinkle::kernels {
 namespace {
 
-// Of each type, a gate for each element and one for each row.
+// For each type, a gate for each element and one for each row.
 class SigmoidGate : public testing::TestWithParam<std::tuple<at::ScalarType, int64_t>> {
  protected:
   void SetUp() override { at::manual_seed(8); }

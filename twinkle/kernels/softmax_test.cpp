@@ -69,8 +69,8 @@ TEST_P(Softmax, TheEntropysGradientOfALogitThatCannotBeDrawnIsZero) {
   EXPECT_TRUE(at::isfinite(logits).all().item<bool>());
 }
 
-// What is left of 1 when a large vocabulary is nearly certain of one token is what its gradient and
-// its log-probability are made of.
+// The gradient and the log-probability are the rest to 1 when a large vocabulary is nearly certain
+// of one token.
 TEST_P(Softmax, ALargeVocabularysSmallProbabilitiesAddUp) {
   at::manual_seed(5);
   auto logits = at::randn({1, 50000}, at::kDouble);
@@ -82,7 +82,7 @@ TEST_P(Softmax, ALargeVocabularysSmallProbabilitiesAddUp) {
   EXPECT_NEAR((got.sum - 1) / std::expm1(-want), 1, 1e-6);
 }
 
-// Of capped scores as small as 1e-4 and as large as the cap allows.
+// For capped scores as small as 1e-4 and as large as the cap allows.
 TEST_P(Softmax, TheSoftcapAndItsGradientAreThoseOfTanhWhereverAnElementStands) {
   at::manual_seed(6);
   const auto x = (at::randn({3, 333}, at::kDouble) * at::logspace(-4, 2, 333)).to(GetParam());

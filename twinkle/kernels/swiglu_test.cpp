@@ -18,7 +18,7 @@ class SwigluOfType : public testing::TestWithParam<at::ScalarType> {
   at::Tensor random(at::IntArrayRef sizes) const {
     return (4 * at::randn(sizes, at::kDouble)).to(GetParam());
   }
-  // Of aten's, which takes tanh from 1, doubles are good for 13 digits only.
+  // Doubles of aten's, which takes tanh from 1, are good for 13 digits only.
   static at::Tensor slope_of_gelu(const at::Tensor& g) {
     const double k = std::sqrt(8 / std::numbers::pi);
     const at::Tensor z = k * (g + 0.044715 * g.pow(3)), dz = k * (1 + 3 * 0.044715 * g.square());

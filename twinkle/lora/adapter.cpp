@@ -75,7 +75,7 @@ void Adapter::make_grads(std::span<const size_t> which) {
   std::vector<size_t> missing;
   std::ranges::copy_if(which, std::back_inserter(missing),
                        [&](size_t i) { return !grad(i).defined(); });
-  // What goes before the others do is in blocks of its own.
+  // Memory that is freed before the rest is in blocks of its own.
   std::ranges::stable_partition(missing, [&](size_t i) { return holds(i); });
   for (auto first = missing.begin(); first != missing.end();) {
     auto last = first;

@@ -20,10 +20,10 @@
 namespace twinkle::lora {
 
 struct Factors {
-  std::string path;  // of the linear: "model.layers.0.self_attn.q_proj"
+  std::string path;  // path of the linear: "model.layers.0.self_attn.q_proj"
   kernels::LoraFactors f;
   at::Tensor grad_a, grad_b;  // float32 sums since the last step, as a and b; undefined: zero
-  bool scales_grad = true;    // of a shadow false: grad_b has no scale yet
+  bool scales_grad = true;    // false for a shadow: grad_b has no scale yet
 };
 
 // The names of a linear's two parameters, in checkpoints and for the optimizer. A tensor that
@@ -110,12 +110,12 @@ class Adapter {
  private:
   Adapter(const Adapter&) = default;  // shares the tensors
 
-  // Of a model with many experts it is larger than what a copy's factors need besides tensors:
+  // For a model with many experts it is larger than what a copy's factors need besides tensors:
   // copies share it.
   struct Places {
-    std::vector<int> factor_of;  // of each of the decoder's linears, or -1
+    std::vector<int> factor_of;  // index for each of the decoder's linears, or -1
     std::vector<size_t> linears;
-    std::vector<size_t> holders, held;  // of the parameters
+    std::vector<size_t> holders, held;  // indices of parameters
   };
 
   PeftConfig config_;

@@ -37,7 +37,7 @@ class AdapterTest : public testing::Test {
     return {.rank = 3, .alpha = 6, .target_modules = std::move(modules)};
   }
 
-  // What load() sees of an adapter that was saved.
+  // The files of a saved adapter, as load() sees them.
   SavedAdapter saved(Adapter& adapter) {
     write_peft(scratch_.path(), adapter.config(), adapter.entries());
     return read_adapter(scratch_.path(), shapes_of(linears_));
@@ -86,7 +86,7 @@ TEST_F(AdapterTest, APathIsKnownByTheNameInsideAModelWithPicturesToo) {
   EXPECT_EQ(Sizes(config).rank("model.layers.0.mlp.up_proj"), 5);
 }
 
-// What is saved beside weights by the checkpoint's paths has these paths, too.
+// An adapter that is saved beside weights by the checkpoint's paths has these paths, too.
 TEST_F(AdapterTest, ModulesThatAreNamedByTheirOtherPathAreSavedByTheCheckpoints) {
   const std::string other = "model.language_model.layers.0.mlp.up_proj",
                     here = "model.layers.0.mlp.up_proj";

@@ -46,9 +46,9 @@ std::vector<size_t> match_parameters(const PeftConfig& config,
 // One pair for all experts of a parameter.
 struct StackedPair {
   std::string module;           // its name in a file
-  std::vector<size_t> linears;  // of the experts, in order
+  std::vector<size_t> linears;  // linears of the experts, in order
 };
-// Of those that match_parameters gives.
+// One of those that match_parameters gives.
 std::vector<StackedPair> stacked_pairs(std::span<const LinearShape> linears,
                                        std::span<const size_t> matched);
 
@@ -61,7 +61,7 @@ bool shares_b(const ExpertPath& path);
 // that has the same tensor: itself, unless experts share factors.
 std::vector<size_t> holders(const PeftConfig& config, std::span<const std::string> paths);
 
-// What may be done about factors that do not fit: they are transposed, or of something else.
+// The remedy for factors that do not fit: they are transposed, or of something else.
 constexpr const char* remedy_of(bool transposed) {
   return transposed ? ": transpose it, or save it again with peft"
                     : ": is it of another base model?";
@@ -75,10 +75,10 @@ struct StackLayout {
   LinearShape expert;  // any of them
   int64_t num_experts, rank;
   std::string peft_version;  // that wrote it; empty is a new one
-  // Whether the file's other stacks are turned round; nullopt: none of them tells.
+  // True if the file's other stacks are transposed; nullopt: none of them shows it.
   std::optional<bool> turned_round = {};
 };
-// Whether a stack is turned round whose A has this shape, which has been checked. nullopt: in
+// True if a stack is transposed whose A has this shape, which has been checked. nullopt: in
 // equals out.
 std::optional<bool> turned_by_shape(std::span<const int64_t> a, const LinearShape& expert);
 // Error kInvalid: shapes that fit neither these experts nor, turned round, what peft before 0.19

@@ -8,32 +8,32 @@
 namespace twinkle::lora {
 namespace {
 
-constexpr int64_t kExperts = 2, kWidth = 8, kInner = 3, kRank = 2;
+constexpr int64_t kFewExperts = 2, kSmallWidth = 8, kSmallInner = 3, kSmallRank = 2;
 
 // A layer with experts, as a decoder lists its linears, and one dense one.
 std::vector<LinearShape> some_linears() {
-  std::vector<LinearShape> out{{"model.layers.0.self_attn.q_proj", kWidth, kWidth},
-                               {"model.layers.0.mlp.gate_proj", kWidth, kInner}};
-  for (int64_t e = 0; e < kExperts; ++e) {
+  std::vector<LinearShape> out{{"model.layers.0.self_attn.q_proj", kSmallWidth, kSmallWidth},
+                               {"model.layers.0.mlp.gate_proj", kSmallWidth, kSmallInner}};
+  for (int64_t e = 0; e < kFewExperts; ++e) {
     const std::string path = "model.layers.1.mlp.experts." + std::to_string(e) + ".";
-    out.push_back({path + "gate_up_proj", kWidth, 2 * kInner});
-    out.push_back({path + "gate_proj", kWidth, kInner});
-    out.push_back({path + "up_proj", kWidth, kInner});
-    out.push_back({path + "down_proj", kInner, kWidth});
+    out.push_back({path + "gate_up_proj", kSmallWidth, 2 * kSmallInner});
+    out.push_back({path + "gate_proj", kSmallWidth, kSmallInner});
+    out.push_back({path + "up_proj", kSmallWidth, kSmallInner});
+    out.push_back({path + "down_proj", kSmallInner, kSmallWidth});
   }
-  out.push_back({"lm_head", kWidth, 20});
+  out.push_back({"lm_head", kSmallWidth, 20});
   return out;
 }
 
 // Each is made in its place: GCC 12 warns of nested braces.
 StackLayout layout_of(int64_t inputs, int64_t outputs, const char* version) {
   const LinearShape expert{"linear", inputs, outputs};
-  return {expert, kExperts, kRank, version};
+  return {expert, kFewExperts, kSmallRank, version};
 }
 
 PeftConfig config_of(const std::vector<std::string>& modules,
                      const std::vector<std::string>& parameters) {
-  PeftConfig config{.rank = kRank, .target_modules = modules};
+  PeftConfig config{.rank = kSmallRank, .target_modules = modules};
   config.target_parameters = parameters;
   return config;
 }
@@ -64,7 +64,7 @@ TEST(ExpertFactors, AllLinearIsEveryLinearOfEveryExpertOnceAndNotTheHead) {
   PeftConfig config;
   config.target_modules = "all-linear";
   const Paths all = targets(config);
-  EXPECT_EQ(all.size(), 2u + 3 * kExperts);
+  EXPECT_EQ(all.size(), 2u + 3 * kFewExperts);
   for (const std::string& path : all) EXPECT_EQ(path.find("gate_up_proj"), std::string::npos);
   const PeftConfig named = with_named_targets(config, some_linears());
   EXPECT_EQ(std::get<Paths>(named.target_modules),
@@ -125,10 +125,10 @@ TEST(ExpertFactors, PatternsMatchTheStacksPathAndAnExpertsOwn) {
   const Sizes sizes(config);
   EXPECT_EQ(sizes.rank("model.layers.1.mlp.experts.0.gate_up_proj"), 4);
   EXPECT_EQ(sizes.rank("model.layers.1.mlp.experts.1.down_proj"), 6);
-  EXPECT_EQ(sizes.rank("model.layers.1.self_attn.q_proj"), kRank);
+  EXPECT_EQ(sizes.rank("model.layers.1.self_attn.q_proj"), kSmallRank);
 }
 
-// Of the class with pictures, say, whose modules are known by another path.
+// The class with pictures, for example, whose modules are known by another path.
 TEST(ExpertFactors, StacksAreKnownByTheOtherPathTooAndSavedByTheOneHere) {
   const std::string other = "model.language_model.layers.1.mlp.experts.down_proj",
                     here = "model.layers.1.mlp.experts.down_proj";
@@ -151,7 +151,7 @@ TEST(ExpertFactors, ThePairOfGateAndUpIsTheInnerOneOfTwo) {
     Paths out;
     const PeftConfig config = config_of({}, parameters);
     for (const StackedPair& pair : stacked_pairs(linears, match_parameters(config, linears))) {
-      EXPECT_EQ(pair.linears.size(), size_t{kExperts});
+      EXPECT_EQ(pair.linears.size(), size_t{kFewExperts});
       out.push_back(pair.module + " " + expert_path(linears[pair.linears[1]].path)->name);
     }
     return out;
@@ -165,14 +165,14 @@ TEST(ExpertFactors, ThePairOfGateAndUpIsTheInnerOneOfTwo) {
 
 // As peft's ParamWrapper.get_delta_weight has it: [E, out, in] without the scale.
 at::Tensor by_peft(const Pair& all) {
-  const at::Tensor a = all.a.reshape({kExperts, -1, all.a.size(1)});
-  const at::Tensor b = all.b.reshape({all.b.size(0), -1, kExperts});
+  const at::Tensor a = all.a.reshape({kFewExperts, -1, all.a.size(1)});
+  const at::Tensor b = all.b.reshape({all.b.size(0), -1, kFewExperts});
   return at::einsum("ore,eri->eoi", {b, a});
 }
 
 TEST(ExpertFactors, SplitAndJoinedTheyAreThePairsOfPeft) {
   at::manual_seed(1);
-  const StackLayout layout = layout_of(kWidth, 2 * kInner, "0.21.2");
+  const StackLayout layout = layout_of(kSmallWidth, 2 * kSmallInner, "0.21.2");
   const Pair all{at::randn({4, 8}), at::randn({6, 4})};
   check_stack(all.a.sizes(), all.b.sizes(), layout, "x");
   const auto pairs = split_pair(all, layout);
@@ -189,12 +189,12 @@ TEST(ExpertFactors, StacksOfOldVersionsAreTurnedRound) {
   at::manual_seed(2);
   // E 2, H 8, I 3, r 2: peft before 0.19 wrote (4, 6) and (8, 4).
   const Pair old{at::randn({4, 6}), at::randn({8, 4})};
-  const StackLayout layout = layout_of(kWidth, 2 * kInner, "0.17.1");
+  const StackLayout layout = layout_of(kSmallWidth, 2 * kSmallInner, "0.17.1");
   check_stack(old.a.sizes(), old.b.sizes(), layout, "x");
   const auto pairs = split_pair(old, layout);
   const at::Tensor deltas = by_peft(old).transpose(1, 2);  // it added "e i o" to [E, out, in]
   for (size_t e = 0; e < pairs.size(); ++e) {
-    EXPECT_EQ(pairs[e].a.sizes(), (at::IntArrayRef{kRank, kWidth}));
+    EXPECT_EQ(pairs[e].a.sizes(), (at::IntArrayRef{kSmallRank, kSmallWidth}));
     EXPECT_TRUE(at::allclose(pairs[e].b.matmul(pairs[e].a), deltas[static_cast<int64_t>(e)]));
   }
 }
@@ -243,7 +243,7 @@ TEST(ExpertFactors, OfSquareExpertsAnotherStackOfTheFileSaysWhetherTheyAreTurned
 }
 
 TEST(ExpertFactors, ShapesOfAnotherModelAreRefusedWithTheVersion) {
-  const StackLayout layout = layout_of(kInner, kWidth, "0.21.2");
+  const StackLayout layout = layout_of(kSmallInner, kSmallWidth, "0.21.2");
   EXPECT_EQ(
       invalid_of([&] {
         check_stack(std::vector<int64_t>{4, 5}, std::vector<int64_t>{8, 4}, layout, "m.experts");

@@ -116,8 +116,9 @@ PeftConfig config_of(const Adapter& adapter, const std::set<std::string>& stacks
 // Puts before the others what gives experts' linears these values where theirs are `wrong`: a
 // pattern for most experts of a module, behind those of single ones.
 template <class T>
-void put_in_front(std::vector<std::pair<std::string, T>>& patterns,
-                  const std::map<std::string, T>& values, const std::set<std::string>& wrong) {
+void put_experts_in_front(std::vector<std::pair<std::string, T>>& patterns,
+                          const std::map<std::string, T>& values,
+                          const std::set<std::string>& wrong) {
   std::map<std::string, std::vector<std::string>> modules;  // paths, by pattern
   for (const auto& [path, value] : values) {
     const ExpertPath expert = *expert_path(path);
@@ -208,8 +209,8 @@ void name_sizes_of_experts(PeftConfig& config, const std::map<std::string, Exper
     if (own.alpha(path) != size.alpha || either.alpha(path) != size.alpha)
       of_other_alpha.insert(path);
   }
-  put_in_front(config.rank_pattern, ranks, of_other_rank);
-  put_in_front(config.alpha_pattern, alphas, of_other_alpha);
+  put_experts_in_front(config.rank_pattern, ranks, of_other_rank);
+  put_experts_in_front(config.alpha_pattern, alphas, of_other_alpha);
 }
 
 void take_mixtrals_names(PeftAdapter& saved) {

@@ -39,6 +39,6 @@ void name_sizes_of_experts(PeftConfig& config, const std::map<std::string, Exper
 // Linears of Mixtral's experts are called otherwise in files (to_mixtrals_name()).
 bool has_mixtrals_names(const model::Layout& layout);
 void give_mixtrals_names(PeftConfig& config, std::span<PeftEntry> entries);
-void take_mixtrals_names(PeftAdapter& saved);  // of a file that has them
+void take_mixtrals_names(PeftAdapter& saved);  // from a file that has them
 
 }  // namespace twinkle::lora

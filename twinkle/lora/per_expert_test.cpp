@@ -118,7 +118,7 @@ TEST_P(PerExpertTest, KeysAreThoseOfEachExpertsLinears) {
   for (const auto& [name, shape] : shapes) EXPECT_EQ(shape.size(), 2u) << name;
 }
 
-// Of names that are theirs, too, expressions and single experts.
+// Targets by names that are theirs, too, expressions and single experts.
 TEST_P(PerExpertTest, RanksAndScalesOfAllPatternsStayUnderEitherNames) {
   const auto with = [](std::variant<Names, std::string> modules) {
     return PeftConfig{.rank = kRank, .alpha = 6, .target_modules = std::move(modules)};
@@ -352,7 +352,7 @@ TEST_P(PerExpertTest, ForksShareAmongTheirExpertsAndGradientsJoinTheFirstOnes) {
   }
   fork->join_shared_grads();
   for (size_t i = 0; i < 2 * fork->factors().size(); ++i) {
-    double sum = 0;  // of all that share the tensor
+    double sum = 0;  // gradients of all that share the tensor
     for (size_t k = 0; k < 2 * fork->factors().size(); ++k)
       if (fork->value(k).is_same(fork->value(i))) sum += static_cast<double>(k);
     EXPECT_EQ(fork->grad(i).defined(), fork->holds(i)) << i;

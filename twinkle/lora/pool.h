@@ -19,7 +19,7 @@ class Pool;
 // Weights that others share do not change: Pool::copy_on_write() comes before a change.
 class AdapterRef {
  public:
-  AdapterRef() = default;  // of no slot
+  AdapterRef() = default;  // refers to no slot
   AdapterRef(const AdapterRef& other);
   AdapterRef(AdapterRef&& other) noexcept
       : pool_(std::exchange(other.pool_, nullptr)), slot_(std::exchange(other.slot_, -1)) {}
@@ -33,7 +33,7 @@ class AdapterRef {
   int32_t slot() const { return slot_; }  // -1: none
   // Version of the weights in the slot: a new number after every change.
   uint64_t version() const;
-  int64_t num_shares() const;  // of the slot
+  int64_t num_shares() const;  // shares of the slot
 
  private:
   friend class Pool;
@@ -88,7 +88,7 @@ class Pool {
   std::vector<std::unique_ptr<LoraDelta>> deltas_;  // one per linear
   std::vector<int64_t> num_adapters_;               // that target it, per linear
   std::vector<Slot> slots_;
-  std::vector<int32_t> free_;  // of slots_, a heap: the lowest first
+  std::vector<int32_t> free_;  // indices in slots_, a heap: the lowest first
   uint64_t base_version_ = 1, last_version_ = 1;
 };
 

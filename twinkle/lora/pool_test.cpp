@@ -57,7 +57,7 @@ TEST_F(PoolTest, EverySequenceGetsItsOwnersDenseDeltaAndGradients) {
   const nn::Rows rows = nn::rows_of(lengths, {1, -1, 0, 1}, {0, 0, 0, 0}, {1, 1, 1, 0});
   for (const size_t index : {kQ, kK}) {
     const at::Tensor x = at::randn({15, 48}, at::kDouble).requires_grad_();
-    std::vector<at::Tensor> a, b;  // of the two slots
+    std::vector<at::Tensor> a, b;  // factors of the two slots
     for (const int32_t slot : {0, 1}) {
       Factors* f = pool.at(slot).at(index);
       a.push_back((f ? f->f.a : at::zeros({1, 48}, at::kDouble)).clone().requires_grad_());
@@ -264,7 +264,7 @@ TEST(PoolOfExperts, AttachingAnAdapterTouchesTheLinearsThatItTargetsAndNoOthers)
   EXPECT_EQ(written([&] { others.pop_back(); }), 2 + 2 * 64u);
 }
 
-// Of latent attention, whose backward keeps a gradient of kv_b_proj's size for each sequence until
+// Latent attention, whose backward keeps a gradient of kv_b_proj's size for each sequence until
 // it has gone through the layer.
 TEST(PoolOfLatents, ActivationsAreCountedWithWhatTheBackwardOfOneLayerKeeps) {
   const JsonObject config = model::tiny_family("deepseek_v3");
@@ -278,7 +278,7 @@ TEST(PoolOfLatents, ActivationsAreCountedWithWhatTheBackwardOfOneLayerKeeps) {
     return model::Batch{.input_ids = at::arange(5, at::kLong),
                         .rows = nn::rows_of({3, 2}, {pin.slot(), pin.slot()}, {0, 0}, {1, 1})};
   };
-  int64_t slopes = 0;  // of the two sequences, in one layer
+  int64_t slopes = 0;  // for the two sequences, in one layer
   for (const auto& linear : decoder.linears())
     if (linear.path == "model.layers.0.self_attn.kv_b_proj")
       slopes = 2 * linear.linear->weight.numel() * 4;

@@ -34,7 +34,7 @@ namespace {
        "base model?");
 }
 
-// Of one module.
+// Checks the factors of one module.
 void check_scale(const Sizes& saved, const Sizes& target, const std::string& path) {
   require(saved.rank(path) == target.rank(path), Code::kInvalid,
           "lora: the saved adapter has rank ", saved.rank(path), ", this one has ",
@@ -52,7 +52,7 @@ void check_sharing(const PeftConfig& saved, const PeftConfig& target) {
           saved.share_expert_factors ? "true" : "false");
 }
 
-// Of the file's tensors, and of its config, which need not know of it.
+// Judged by the file's tensors, and by its config, which need not know of it.
 bool shares_factors(const PeftAdapter& saved) {
   const bool shares = std::ranges::any_of(saved.entries, [](const StoredPeftEntry& entry) {
     return is_tinkers(entry.module) && entry.a.shape[0] != entry.b.shape[0];
@@ -164,7 +164,7 @@ class Reader {
     check_modules(modules, std::move(wanted));
   }
 
-  // Of all factors.
+  // Bytes of all factors.
   int64_t num_bytes() const { return size_ * static_cast<int64_t>(sizeof(float)); }
 
   std::vector<SavedAdapter::Module> modules() {

@@ -41,7 +41,7 @@ bool is_among_all(const LinearShape& linear) {
   return !expert || expert->name != "gate_up_proj";
 }
 
-// Of Mixtral, and of others whose experts have no dense neighbours: w1 is then every gate_proj.
+// For Mixtral, and for others whose experts have no dense neighbours: w1 is then every gate_proj.
 bool all_gates_are_experts(std::span<const LinearShape> linears) {
   bool any = false;
   for (const LinearShape& linear : linears) {
@@ -141,8 +141,8 @@ std::optional<std::vector<std::string>> names_for(const boost::regex& pattern,
 
 // Puts before the others patterns that give these of all names their values, and match no others.
 template <class T>
-void put_in_front(std::vector<std::pair<std::string, T>>& patterns,
-                  const std::map<std::string, T>& values, const std::set<std::string>& all) {
+void put_names_in_front(std::vector<std::pair<std::string, T>>& patterns,
+                        const std::map<std::string, T>& values, const std::set<std::string>& all) {
   std::map<T, std::vector<std::string>> by_value;
   for (const auto& [name, value] : values) by_value[value].push_back(name);
   std::vector<std::pair<std::string, T>> front;
@@ -335,15 +335,15 @@ void name_sizes_of_stacks(PeftConfig& config, std::span<const LinearShape> linea
     if (const double alpha = sizes.alpha(parameter); sizes.alpha(path) != alpha)
       alphas.emplace(parameter, alpha);
   }
-  std::set<std::string> parameters;  // of all stacks
+  std::set<std::string> parameters;  // names of all stacks
   for (const LinearShape& linear : linears)
     if (const auto expert = expert_path(linear.path)) parameters.insert(expert->parameter());
-  put_in_front(config.rank_pattern, ranks, parameters);
-  put_in_front(config.alpha_pattern, alphas, parameters);
+  put_names_in_front(config.rank_pattern, ranks, parameters);
+  put_names_in_front(config.alpha_pattern, alphas, parameters);
 }
 
 PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears) {
-  std::vector<std::string> paths, names;  // of linears; of stacks, too
+  std::vector<std::string> paths, names;  // paths of linears; of stacks, too
   std::set<std::string> stacks;
   for (const LinearShape& linear : linears) {
     paths.push_back(linear.path);

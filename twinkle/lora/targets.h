@@ -1,4 +1,4 @@
-// Which of a model's linears an adapter has factors for, and of what rank and scale.
+// The linears of a model that an adapter has factors for, with rank and scale.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -60,8 +60,8 @@ bool targets_head(const PeftConfig& config);
 // config itself.
 class Sizes {
  public:
-  // Of an expert's linear patterns match the stack's path, too, or, as other programs have it, its
-  // own alone.
+  // Patterns for an expert's linear match the stack's path, too, or, as other programs have it,
+  // only its own.
   enum class By { kEither, kOwn };
   // Error kInvalid: a pattern that is no regular expression, a rank or an alpha out of range.
   explicit Sizes(const PeftConfig& config, By by = By::kEither);

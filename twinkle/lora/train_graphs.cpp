@@ -17,7 +17,7 @@ struct TrainGraphs::Recorded {
   RecordedCopies recorded_copies;
   model::Tape tape;
   at::Tensor hidden, dhidden;
-  int64_t bytes = 0;  // of activations
+  int64_t bytes = 0;  // bytes of activations
   std::unique_ptr<Graph> forward, backward;
 };
 

@@ -57,7 +57,7 @@ class TrainGraphs {
   Pool& pool_;
   const size_t most_;
   std::vector<std::shared_ptr<Pass>> passes_;  // the one that came last at the end
-  std::shared_ptr<Pass> current_;              // of the last forward(), where it may be recorded
+  std::shared_ptr<Pass> current_;              // the last forward(), where it may be recorded
   int64_t num_passes_ = 0;
   std::atomic<int64_t> num_replays_ = 0;
   mutable Mutex mutex_;

@@ -38,7 +38,7 @@ struct Model {
   Pool pool{decoder};
   TrainGraphs graphs;
   std::vector<AdapterRef> pins;
-  uint64_t key = 0;  // of dropout
+  uint64_t key = 0;  // key of dropout
 
   Model(const std::string& path, at::ScalarType dtype, size_t most)
       : checkpoint(Checkpoint::open(path)),

@@ -8,7 +8,7 @@
 namespace twinkle::loss {
 namespace {
 
-Inputs example() {
+Inputs formula_example() {
   return {.logprobs = at::tensor({-1.0F, -2.0F, -3.0F}),
           .weights = at::ones({3}),
           .cu_seqlens = {0, 1, 1, 3}};
@@ -16,7 +16,7 @@ Inputs example() {
 
 TEST(Formula, GivesValueAndGradientOfAFunctionOfSequenceSums) {
   const at::NoGradGuard inside_a_forward;
-  const Inputs in = example();
+  const Inputs in = formula_example();
   const Output out = differentiate(
       in, [&](const at::Tensor& lp) { return sequence_sums(lp, in.cu_seqlens).square().sum(); }, 5);
   EXPECT_EQ(out.loss, 1 + 25);
@@ -26,13 +26,16 @@ TEST(Formula, GivesValueAndGradientOfAFunctionOfSequenceSums) {
 }
 
 TEST(Formula, AConstantHasNoGradient) {
-  const Output out = differentiate(example(), [](const at::Tensor&) { return at::ones({}); }, 0);
+  const Output out =
+      differentiate(formula_example(), [](const at::Tensor&) { return at::ones({}); }, 0);
   EXPECT_EQ(out.loss, 1);
   EXPECT_TRUE(at::equal(out.grad, at::zeros({3})));
 }
 
 TEST(Formula, RefusesAResultThatIsNoScalar) {
-  EXPECT_EQ(error_of([] { differentiate(example(), [](const at::Tensor& lp) { return lp; }, 0); }),
+  EXPECT_EQ(error_of([] {
+              differentiate(formula_example(), [](const at::Tensor& lp) { return lp; }, 0);
+            }),
             "loss: the formula's result has shape [3], it must be a scalar");
 }
 

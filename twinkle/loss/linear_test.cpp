@@ -7,26 +7,26 @@
 namespace twinkle::loss {
 namespace {
 
-Inputs example() {
+Inputs linear_example() {
   return {.logprobs = at::tensor({-1.0F, -2.0F, -3.0F, -4.0F}),
           .weights = at::tensor({1.0F, 1.0F, 0.0F, 1.0F}),
           .cu_seqlens = {0, 2, 4},
           .extras = {{"grad", at::tensor({0.5F, -1.0F, 9.0F, 2.0F})}}};
 }
 
-std::string error_of(const Inputs& in, const Json& options) {
+std::string linear_error(const Inputs& in, const Json& options) {
   return twinkle::error_of([&] { run(find("linear"), in, options); });
 }
 
 TEST(Linear, CarriesAGivenGradientOnTheScoredRows) {
-  const Output out = run(find("LinearLoss"), example());
+  const Output out = run(find("LinearLoss"), linear_example());
   EXPECT_EQ(out.loss, -0.5 + 2.0 - 8.0);
   EXPECT_TRUE(at::equal(out.grad, at::tensor({0.5F, -1.0F, 0.0F, 2.0F})));
   EXPECT_EQ(out.num_tokens, 1) << "a mean";
 }
 
 TEST(Linear, CarriesAGivenGradientOfEntropies) {
-  Inputs in = example();
+  Inputs in = linear_example();
   EXPECT_FALSE(entropy_grad(find("linear"), in).defined());
   in.extras["entropy_grad"] = at::tensor({1.0F, 0.0F, 7.0F, -2.0F});
   in.entropies = at::tensor({0.5F, 1.0F, 1.0F, 2.0F});
@@ -55,24 +55,24 @@ TEST(Linear, SumsSequenceBySequenceHoweverLongItIs) {
 }
 
 TEST(Linear, StepsDivideByTheTokensThatTheCallerNames) {
-  EXPECT_EQ(run(find("linear"), example(), JsonObject{{"num_tokens", 3}}).num_tokens, 3);
-  EXPECT_EQ(run(find("linear"), example(), JsonObject{{"num_tokens", 0}}).num_tokens, 0);
+  EXPECT_EQ(run(find("linear"), linear_example(), JsonObject{{"num_tokens", 3}}).num_tokens, 3);
+  EXPECT_EQ(run(find("linear"), linear_example(), JsonObject{{"num_tokens", 0}}).num_tokens, 0);
 }
 
 TEST(Linear, RefusesWhatItCannotUse) {
-  EXPECT_EQ(error_of(example(), JsonObject{{"num_tokens", -1}}),
+  EXPECT_EQ(linear_error(linear_example(), JsonObject{{"num_tokens", -1}}),
             "loss: num_tokens of LinearLoss is -1, it must be at least 0 and finite");
-  EXPECT_EQ(error_of(example(), JsonObject{{"scale", 1}}),
+  EXPECT_EQ(linear_error(linear_example(), JsonObject{{"scale", 1}}),
             "loss: LinearLoss has no option 'scale', it has num_tokens");
-  Inputs in = example();
+  Inputs in = linear_example();
   in.extras["grad"] = at::zeros({2});
-  EXPECT_EQ(error_of(in, {}), "loss: linear: grad has 2 entries, it must have one per row (4)");
-  in = example();
+  EXPECT_EQ(linear_error(in, {}), "loss: linear: grad has 2 entries, it must have one per row (4)");
+  in = linear_example();
   in.extras["entropy_grad"] = at::zeros({2});
   EXPECT_EQ(twinkle::error_of([&] { entropy_grad(find("linear"), in); }),
             "loss: linear: entropy_grad has 2 entries, it must have one per row (4)");
   in.extras["entropy_grad"] = at::zeros({4});
-  EXPECT_EQ(error_of(in, {}),
+  EXPECT_EQ(linear_error(in, {}),
             "loss: linear: entropies is missing, it must be a contiguous "
             "one-dimensional float32 tensor on the CPU");
 }

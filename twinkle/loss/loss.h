@@ -32,7 +32,7 @@ struct Inputs {
 struct Output {
   double loss = 0;        // a sum over tokens, or a mean, as the loss defines it
   at::Tensor grad;        // [N] float32: d loss / d logprobs
-  double num_tokens = 0;  // what a step divides by: a sum's scored rows, 1 for a mean; 0 when no
+  double num_tokens = 0;  // a step's divisor: a sum's scored rows, 1 for a mean; 0 when no
                           // row is scored
 };
 

@@ -23,7 +23,7 @@ struct RowLoss {
   std::function<Term(int64_t row, double logprob)> term;  // without the row's weight
   double num_tokens = 0;                                  // as of Output
   at::Tensor entropy_grad = {};                           // [N] or undefined, as of Loss
-  double factor = 1;                                      // of the sum of the rows' values
+  double factor = 1;                                      // factor of the sum of the rows' values
 
   Term of(int64_t row, double weight, double logprob) const;
 };
@@ -50,7 +50,7 @@ std::vector<double> doubles(const Inputs& inputs, const std::string& extra, doub
 at::Tensor gradient_of(const Inputs& inputs, const std::vector<double>& grad);
 
 Output run_sequences(const Inputs& inputs, const SequenceLoss& loss);
-// Of each sequence its scored rows, in order.
+// Each sequence's scored rows, in order.
 std::vector<std::vector<size_t>> scored_rows(const Inputs& inputs);
 // Sum of grad * value over rows, where the gradient is not 0.
 double through(const Inputs& inputs, const at::Tensor& grad, const at::Tensor& values);

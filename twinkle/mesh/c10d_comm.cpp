@@ -31,7 +31,7 @@ Group group_named(const std::string& name) {
   }
 }
 
-// What a call that is left has: Gloo's thread is in it until its peers come, or have gone.
+// The objects of an abandoned call: Gloo's thread is in it until its peers come, or have gone.
 void abandon(Group group, Work work) {
   static Mutex mutex;
   static auto& all = *new std::vector<std::pair<Group, Work>>;  // outlives every thread
@@ -51,7 +51,7 @@ class C10dComm : public Comm {
         watch_(std::move(watch)),
         group_(std::move(group)) {}
   ~C10dComm() override {
-    if (getpid() != process_) {  // of a fork, which has no thread of either
+    if (getpid() != process_) {  // in a fork, which has no thread of either
       if (guard_.joinable()) guard_.detach();
       group_.release();
       return;
@@ -130,11 +130,11 @@ class C10dComm : public Comm {
     return group_ != nullptr;
   }
 
-  // Whether a call that begins, or waits, has to wait on.
+  // True if a call that begins, or waits, has to continue to wait.
   bool goes_on() {
     std::string why = watch_ ? watch_->why(scope_) : std::string();
     if (why.empty() && Interrupt::asked()) {
-      why = cant_go_on(Interrupted::kText);  // what its own later calls say, too
+      why = cant_go_on(Interrupted::kText);  // the text of its own later calls, too
       if (watch_) watch_->fail(scope_, why);
     }
     if (!why.empty()) close(why);

@@ -26,7 +26,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// What a rank has begun. It comes when the test says so; for 3 s, too, of a wait without an end.
+// The call that a rank has begun. It comes when the test says so; for 3 s, too, of a wait without
+// an end.
 class Call : public c10d::Work {
  public:
   bool wait(milliseconds timeout) override {
@@ -51,7 +52,7 @@ class Call : public c10d::Work {
   std::atomic<bool> is_left = false;
 };
 
-// Of two ranks the first.
+// The first of two ranks.
 class FirstOfTwo : public c10d::ProcessGroup {
  public:
   FirstOfTwo() : ProcessGroup(0, 2) {}

@@ -1,4 +1,4 @@
-// What the ranks of one group tell each other in bytes. Every rank makes the same calls in the same
+// Messages between the ranks of one group, in bytes. Every rank makes the same calls in the same
 // order. One thread at a time, but for close(). Knows no tensors.
 //
 // Error kInternal of every call: a rank has gone, or has not come within the group's timeout; the
@@ -33,8 +33,8 @@ class Channel {
   int rank_, size_;
 };
 
-// Of ranks that are threads of one process, one for each rank: for tests. `timeout_s`: how long a
-// call waits for the others.
+// Channels of ranks that are threads of one process, one for each rank: for tests. `timeout_s`: how
+// long a call waits for the others.
 std::vector<std::unique_ptr<Channel>> thread_channels(int size, double timeout_s = 60);
 
 }  // namespace twinkle::mesh

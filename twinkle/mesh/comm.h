@@ -56,7 +56,7 @@ class Comm : public Channel {
   Comm(int rank, int size) : Channel(rank, size) {}
 };
 
-// Of one rank, for all that are alone.
+// The Comm of one rank.
 Comm& null_comm();
 
 // A group of torch.distributed that Python has registered under this name, for tensors on the CPU.

@@ -10,7 +10,7 @@ namespace twinkle::mesh {
 struct SentBytes {
   int64_t all_to_all =
       0;  // gather_into too; all_gather, reduce_scatter, all_reduce and barrier are made of these
-  int64_t broadcast = 0;  // of the root: once for each other rank
+  int64_t broadcast = 0;  // bytes of the root: once for each other rank
   int64_t send = 0;
 };
 

@@ -48,7 +48,7 @@ SigtermHandler::SigtermHandler(std::shared_ptr<Watch> watch) : watch_(std::move(
   if (wake_ < 0) return;  // no file is free: the signal ends the process at once
   wake = wake_;
   process = getpid();
-  sigset_t all, before;  // of the thread: no other signal is its
+  sigset_t all, before;  // the thread's masks: no other signal is its
   sigfillset(&all);
   sigdelset(&all, SIGTERM);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -62,7 +62,7 @@ SigtermHandler::SigtermHandler(std::shared_ptr<Watch> watch) : watch_(std::move(
 
 SigtermHandler::~SigtermHandler() {
   if (wake_ < 0) return;
-  if (getpid() != process) {  // of a fork, which does not have the thread
+  if (getpid() != process) {  // in a fork, which does not have the thread
     thread_.detach();
     return;
   }

@@ -11,7 +11,7 @@ struct ChannelRoom {
       : meeting(size, timeout_s), brought(static_cast<size_t>(size)) {}
 
   Meeting meeting;
-  std::vector<std::string> brought, result;  // of this round, of the last one
+  std::vector<std::string> brought, result;  // parts of this round, and of the last one
 };
 
 class ThreadChannel : public Channel {

@@ -13,12 +13,12 @@
 namespace twinkle::mesh {
 namespace {
 
-// What a rank has called.
+// The call of a rank.
 struct Call {
   std::string name;
   at::Tensor in;            // none: it only listens
   std::vector<int64_t> to;  // elements of `in` for each rank
-  at::Tensor out;           // what it expects, one rank's after the other
+  at::Tensor out;           // the parts that it expects, one rank's after the other
   std::vector<int64_t> from;
 };
 
@@ -26,7 +26,7 @@ struct Room {
   Room(int size, double timeout_s) : meeting(size, timeout_s), calls(static_cast<size_t>(size)) {}
 
   Meeting meeting;
-  std::vector<Call> calls;                                        // of this round
+  std::vector<Call> calls;                                        // parts of this round
   std::map<std::pair<int, int>, std::deque<at::Tensor>> letters;  // by sender and receiver
 };
 
@@ -54,7 +54,7 @@ void copy(std::vector<Call>& calls) {
   for (Call& call : calls) call = {};
 }
 
-// What is left to do when somebody waits.
+// The rest of the work when somebody waits.
 class Later : public Transfer {
  public:
   explicit Later(std::function<void()> rest) : rest_(std::move(rest)) {}

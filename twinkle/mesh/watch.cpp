@@ -101,7 +101,7 @@ Watch::Watch(int rank, int size, const std::vector<int>& sockets, double timeout
 }
 
 Watch::~Watch() {
-  // Of a fork, which has neither the thread nor a say, nor the sockets: other files may have their
+  // In a fork, which has neither the thread nor a say, nor the sockets: other files may have their
   // numbers.
   if (getpid() != process_) {
     thread_.detach();
@@ -193,7 +193,7 @@ std::string Watch::late() const {
   return late_;
 }
 
-// Of those that wait for others the one that has waited longest: the text stays while it does.
+// The rank that has waited longest for others: the text stays while it does.
 std::string Watch::find_late() const {
   auto oldest = Clock::now() - std::chrono::duration_cast<Clock::duration>(
                                    std::chrono::duration<double>(timeout_s_));

@@ -1,8 +1,8 @@
-// Whether the ranks of a script live. Every rank but 0 has a connection to rank 0, which passes on
-// what it hears: a connection that ends names its rank, as no collective's error does, and a rank
-// is heard of each second, and four times in the timeout, however long its script does something
-// else. A fork of a rank's process has no part in this, nor its connection, which ends with the
-// process itself. Any thread.
+// Watches whether the ranks of a script live. Every rank but 0 has a connection to rank 0, which
+// passes on what it hears: a connection that ends names its rank, as no collective's error does,
+// and a rank is heard of each second, and four times in the timeout, however long its script does
+// something else. A fork of a rank's process has no part in this, nor its connection, which ends
+// with the process itself. Any thread.
 #pragma once
 #include <chrono>
 #include <cstdint>

@@ -177,7 +177,7 @@ TEST(Watch, WhoWaitsForTheFirstRankWhichHasEndedIsTold) {
   const Watch::Waiting waits(*of.watches[1], "the making of an engine");
   {
     const Watch::Waiting was_there(*of.watches[0], "the making of an engine");
-    std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // of which it has told
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // the watch has reported it
   }
   of.watches[0]->end();
   of.watches[0].reset();

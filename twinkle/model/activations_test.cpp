@@ -1,5 +1,5 @@
-// Which activations Decoder::forward_train keeps: their bytes against what ATen really allocates,
-// and that leaving some out changes no bit.
+// The activations that Decoder::forward_train keeps: their bytes against what ATen really
+// allocates, and that leaving some out changes no bit.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -191,7 +191,7 @@ TEST(Activation, BytesOfLatentAttentionAndExpertsAreOfTheWeightsThatThereAre) {
   EXPECT_NEAR(counted / static_cast<double>(meter.now() + places), 1.0, 0.01);
 }
 
-// Of unequal layers; the first sequence has more than one chunk.
+// A model of unequal layers; the first sequence has more than one chunk.
 TEST(Activation, OfLinearLayersCountsAndIsComputedAgainWithTheSameBits) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const JsonObject config = four_layers("delta");

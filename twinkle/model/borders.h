@@ -1,4 +1,4 @@
-// What is done at the borders of a decoder's pieces: the head, the layers, and the embedding where
+// Hooks at the borders of a decoder's pieces: the head, the layers, and the embedding where
 // it is not the head's. One rank does nothing there; several may hold a part of a piece's weights
 // each, and bring them together before it is used. Knows no mesh. The decoder's thread.
 #pragma once

@@ -21,7 +21,7 @@ void go_on(const Batch& batch) {
   if (batch.stop && *batch.stop) throw Stopped();
 }
 
-constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr const char* kEmbeddingName = "model.embed_tokens.weight";
 
 // The pieces that Borders know: the head, which may be the embedding too, and the layers.
 constexpr size_t kHeadPiece = 0;
@@ -33,7 +33,7 @@ std::string layer_path(size_t index) { return "model.layers." + std::to_string(i
 // tie_word_embeddings: transformers then ties nothing.
 bool has_own_head(const WeightSource& source, const Layout& layout) {
   const std::string head = layout.name("lm_head.weight");
-  return source.contains(head) && !source.equal(head, layout.name(kEmbedding));
+  return source.contains(head) && !source.equal(head, layout.name(kEmbeddingName));
 }
 
 constexpr const char* kValueWeight = "score.weight";
@@ -72,7 +72,7 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
     : spec_(spec), dtype_(dtype), device_(device), borders_(borders) {
   keep_heap_pages();
   const WeightSource source = weights_of(spec, checkpoint, dtype);
-  WeightMemory memory;  // of the host
+  WeightMemory memory;  // on the host
   size_t piece = kHeadPiece;
   std::set<std::string> tensors;  // that were read
   const auto note = [&](const std::string& name, const std::vector<int64_t>& shape) {
@@ -94,7 +94,7 @@ Decoder::Decoder(const DecoderSpec& spec, const Checkpoint& checkpoint, at::Scal
   const bool is_head = spec_.tied_head && !spec.value_head;
   embedding_piece_ = is_head ? kHeadPiece : piece_of_layer(spec.layers.size());
   piece = embedding_piece_;
-  parts.weight(kEmbedding, {v, d}, true, embedding_, embedding_grad_);
+  parts.weight(kEmbeddingName, {v, d}, true, embedding_, embedding_grad_);
   for (const LayerSpec& layer : spec.layers) {
     piece = piece_of_layer(layers_.size());
     parts.path = layer_path(layers_.size());
@@ -317,7 +317,7 @@ int64_t Decoder::input_bytes(const Batch& batch) const {
 
 int64_t Decoder::graph_bytes(size_t index, const Batch& batch) const {
   const Layer& layer = layers_[index];
-  const int64_t sums = spec_.sandwich ? 3 : 1;  // what the second norm keeps, and those behind
+  const int64_t sums = spec_.sandwich ? 3 : 1;  // bytes of the second norm, and of those after it
   return sums * stream_bytes(batch) + layer.mixer->saved_bytes(batch.rows) +
          layer.mlp->saved_bytes(batch.rows);
 }

@@ -30,7 +30,7 @@ struct Batch {
       nullptr;  // not owned; for sampling: keys and values are appended and the past is attended to
   // Not owned. Once it is true, the next layer is not begun: Stopped is thrown.
   const std::atomic<bool>* stop = nullptr;
-  // Of these rows: what routers are told, and tell. Null: nothing.
+  // Orders to the routers of these rows, and their answers. Null: none.
   std::shared_ptr<nn::Routing> routing = nullptr;
 };
 
@@ -77,8 +77,8 @@ class Decoder {
   at::Tensor forward_train(Tape& tape);  // brings the tape's batch to the device
   // dhidden [T, D]. Adds every gradient to its buffer and empties the tape.
   void backward(Tape& tape, const at::Tensor& dhidden);
-  // What forward() or forward_train(), and backward(), do at the borders of pieces, without rows:
-  // of a rank that has none where others have some.
+  // The work of forward() or forward_train(), and backward(), at the borders of pieces, without
+  // rows: of a rank that has none where others have some.
   void walk_forward();
   void walk_backward();
 
@@ -96,7 +96,7 @@ class Decoder {
   // Layers that backward has computed again so far. Any thread.
   int64_t num_recomputed_layers() const { return num_recomputed_; }
 
-  // What sampling keeps of a sequence in each layer.
+  // The state that sampling keeps of a sequence in each layer.
   std::vector<StateSpec> states() const;
 
   // V x D and its gradient buffer; a value head is 1 x D and has a bias. Its values are there while
@@ -150,10 +150,11 @@ class Decoder {
   Residual run_layer(size_t index, const at::Tensor& x_TD, const at::Tensor& normed_TD,
                      const Batch& batch);
   at::Tensor run_segment(size_t index, const at::Tensor& x_TD, const Batch& batch);
-  int64_t stream_bytes(const Batch& batch) const;               // of what one layer hands the next
-  int64_t input_bytes(const Batch& batch) const;                // of all segments' inputs
-  int64_t backward_bytes(const Batch& batch) const;             // of the layer with the most
-  int64_t graph_bytes(size_t index, const Batch& batch) const;  // of a layer, without in and out
+  int64_t stream_bytes(const Batch& batch) const;    // bytes that one layer hands the next
+  int64_t input_bytes(const Batch& batch) const;     // bytes of all segments' inputs
+  int64_t backward_bytes(const Batch& batch) const;  // bytes of the layer with the most
+  int64_t graph_bytes(size_t index,
+                      const Batch& batch) const;  // for one layer, without in and out
   size_t first_kept(const Batch& batch) const;
   void add_embedding_grad(const Batch& batch, const at::Tensor& dx_TD);
   bool embedding_is_head() const;
@@ -175,7 +176,7 @@ class Decoder {
   nn::RmsNorm final_norm_;
   nn::Linear head_;
   std::vector<NamedWeight> weights_;
-  std::vector<size_t> pieces_;  // of weights_
+  std::vector<size_t> pieces_;  // where pieces begin in weights_
   std::vector<NamedLinear> linears_;
   std::vector<std::string> kept_;
   nn::RopeTable rope_, local_rope_;  // the second only where the spec has one

@@ -133,7 +133,7 @@ constexpr std::string_view kRopeKeys[] = {
     "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings",
     "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate", "attention_factor",
     "mscale", "mscale_all_dim", "partial_rotary_factor",
-    // Of DeepSeek-R1-0528-Qwen3-8B. transformers reads attention_factor alone, so that this one
+    // In DeepSeek-R1-0528-Qwen3-8B. transformers reads only attention_factor, so that this one
     // changes nothing there.
     "attn_factor", "finetuned"};  // a remark of some yarn checkpoints
 

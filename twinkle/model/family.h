@@ -21,7 +21,7 @@ struct Family {
   std::vector<std::string> also = {};  // other model_types
   // Where the text model's fields may stand in config.json's `text_config`: text_of finds them.
   bool nested = false;
-  // Whether transformers has a token classifier of it, as which a value head is saved.
+  // True if transformers has a token classifier of it, as which a value head is saved.
   bool classifier = true;
   // Fields that config.json may leave out, with the values that the family's class in transformers
   // has then, where llama_like() takes others. In place when `spec` is called.

@@ -81,8 +81,8 @@ TEST(Family, AbsentFieldsHaveTransformersDefaults) {
   EXPECT_EQ(windows_of(spec), std::vector<int64_t>(2, 0));
 }
 
-// What a family's class in transformers has where config.json says nothing; of internlm2 and
-// deepseek, whose code lies on the hub, what that has.
+// The defaults of a family's class in transformers, where config.json has no value; of internlm2
+// and deepseek, whose code lies on the hub, what that has.
 TEST(Family, AbsentFieldsHaveTheDefaultsOfTheFamilysOwnClass) {
   const struct {
     const char* family;

@@ -135,7 +135,7 @@ void compare(const nn::RopeSpec& a, const nn::RopeSpec& b, const Check& check) {
   check("long_factor", a.long_factor, b.long_factor);
 }
 
-// Of blocks of one kind; of two kinds, `key` tells them apart.
+// For blocks of one kind; for two kinds, `key` tells them apart.
 template <class... Kinds, class Check>
 void compare(const char* key, const std::variant<Kinds...>& a, const std::variant<Kinds...>& b,
              const Check& check) {

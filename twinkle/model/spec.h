@@ -13,11 +13,11 @@
 
 namespace twinkle::model {
 
-// What sampling keeps of a sequence in one layer: a key and a value of every token, for each head,
-// or so many bytes whatever its length.
+// The state that sampling keeps of a sequence in one layer: a key and a value of every token, for
+// each head, or so many bytes whatever its length.
 struct StateSpec {
   int64_t num_heads = 0, head_dim = 0;
-  int64_t num_bytes = 0;     // of a state
+  int64_t num_bytes = 0;     // bytes of a state
   int64_t closed_bytes = 0;  // its first ones, which are all that counts at a multiple of 64 tokens
   bool latent = false;       // a key is its own value, and is kept once
 
@@ -42,8 +42,8 @@ struct AttentionSpec {
   bool qkv_bias = false, o_bias = false;
   bool qk_norm = false;     // RMSNorm of every head of q and k, before rope
   int64_t window = 0;       // tokens that a query sees, itself included; 0: all
-  double scale = 0;         // of scores; 0: 1 / sqrt(head_dim)
-  double softcap = 0;       // of scaled scores, on the CPU; 0: none
+  double scale = 0;         // scale of scores; 0: 1 / sqrt(head_dim)
+  double softcap = 0;       // cap of scaled scores, on the CPU; 0: none
   bool local_rope = false;  // turns by the decoder's local_rope
   Projections projections = Projections::kSeparate;
   // q_proj has twice the rows, of each head its query and then the gate of its output, which is
@@ -56,13 +56,13 @@ struct AttentionSpec {
 // key part is shared by the heads. (DeepSeek-V2, section 2.1)
 struct LatentSpec {
   int64_t num_heads = 0;
-  int64_t q_rank = 0;     // of the queries' latent; 0: one linear, "q_proj"
-  int64_t kv_rank = 0;    // of the latent
-  int64_t nope_dim = 0;   // of a head's query and key, without rope
+  int64_t q_rank = 0;     // width of the queries' latent; 0: one linear, "q_proj"
+  int64_t kv_rank = 0;    // width of the latent
+  int64_t nope_dim = 0;   // width of a head's query and key, without rope
   int64_t rope_dim = 0;   // with it: all of the decoder's rotary_dim
-  int64_t value_dim = 0;  // of a head's value
-  bool bias = false;      // of q_a_proj, kv_a_proj_with_mqa and o_proj
-  double scale = 1;       // of the scores
+  int64_t value_dim = 0;  // width of a head's value
+  bool bias = false;      // biases of q_a_proj, kv_a_proj_with_mqa and o_proj
+  double scale = 1;       // scale of the scores
 };
 
 // The gated delta rule, with a convolution of four taps.
@@ -90,7 +90,7 @@ struct LayerSpec {
   MixerSpec mixer;
   MlpSpec mlp;
 
-  // Of a layer that has them.
+  // Only for a layer that has it.
   AttentionSpec& attention() { return std::get<AttentionSpec>(mixer); }
   const AttentionSpec& attention() const { return std::get<AttentionSpec>(mixer); }
   GatedMlpSpec& gated_mlp() { return std::get<GatedMlpSpec>(mlp); }
@@ -107,18 +107,18 @@ struct DecoderSpec {
   // "post_mlp_layernorm". The one before the MLP is "post_attention_layernorm", as without them.
   bool sandwich = false;
   nn::RopeSpec rope;             // its rotary_dim is not 0
-  nn::RopeSpec local_rope = {};  // of the layers that ask for it; no longrope
-  double embed_scale = 1;        // of embeddings, rounded to their type
-  double softcap = 0;            // of the logits; 0: none
+  nn::RopeSpec local_rope = {};  // rope of the layers that ask for it; no longrope
+  double embed_scale = 1;        // factor of embeddings, rounded to their type
+  double softcap = 0;            // cap of the logits; 0: none
   bool tied_head = false;        // the head is the embedding
   // The head is one row and its bias, a value of every position, in place of the vocabulary's.
   bool value_head = false;
   bool new_head = false;  // a value head that begins at zero: the checkpoint has none
   std::vector<LayerSpec> layers;
-  Layout layout = {};  // of the checkpoint
+  Layout layout = {};  // the checkpoint's names
 
   int64_t num_layers() const { return static_cast<int64_t>(layers.size()); }
-  int64_t num_logits() const { return value_head ? 1 : vocab_size; }  // of every position
+  int64_t num_logits() const { return value_head ? 1 : vocab_size; }  // at every position
   // The layers with routed experts, which choose as many for a token from as many.
   std::vector<size_t> routed_layers() const;
 };

@@ -23,11 +23,11 @@ extern "C" __attribute__((weak)) int MKL_Set_Num_Threads_Local(int num_threads);
 namespace twinkle::nn {
 namespace {
 
-constexpr int64_t kMaxRows = 256;  // of a part on a CPU: more gain nothing
+constexpr int64_t kMaxRows = 256;  // rows of a part on a CPU: more gain nothing
 constexpr int64_t kMaxDeviceRows = 8192;
 constexpr int64_t kMaxResult = int64_t{1} << 28;  // elements of a part's result on a device
-constexpr int64_t kMaxOutputs = 512;              // of a part on a CPU, whose threads take one each
-constexpr int64_t kStep = 16;                     // between the rows of parts that are no thinner
+constexpr int64_t kMaxOutputs = 512;  // outputs of a part on a CPU, whose threads take one each
+constexpr int64_t kStep = 16;         // steps between the rows of parts that are no thinner
 // Weights too large to test at 256 rows: a head's, which gets about 128 rows at a time.
 constexpr int64_t kLargeWeight = 8 << 20;
 // A prime, so that no tile of a product sees the same rows, or outputs, as the next.

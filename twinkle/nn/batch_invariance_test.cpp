@@ -94,7 +94,7 @@ TEST(RowPlan, TakesSmallerPartsWhereTheLastRowsOfLargeOnesDiffer) {
   EXPECT_EQ(sizes_of([](int64_t, int64_t row) { return row % 2 == 1; }), Sizes{1});
 }
 
-// Of every number of rows, with products that go wrong at every size that the trial did not see.
+// For every number of rows, with products that go wrong at every size that the trial did not see.
 TEST(RowPlan, TheLibraryIsAskedForSizesThatWereTriedAndForNoOthers) {
   std::set<int64_t> tried, asked;
   std::set<int64_t>* note = &tried;
@@ -263,7 +263,7 @@ TEST_P(BatchInvariance, ARowHasTheSameBitsWhateverTheNumberOfRowsAndThreads) {
 // The types that an engine computes in.
 INSTANTIATE_TEST_SUITE_P(Types, BatchInvariance, testing::Values(at::kFloat, at::kBFloat16));
 
-// Of float64, whose products are the library's on every processor.
+// In float64, whose products are the library's on every processor.
 TEST(BatchInvariantLinear, OfTheLibrarysProductsHoldsOrIsRefused) {
   at::manual_seed(8);
   int held = 0;

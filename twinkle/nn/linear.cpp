@@ -14,7 +14,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What backward needs besides the input. The Linear itself may be a copy on the caller's stack.
+// The data besides the input for backward. The Linear itself may be a copy on the caller's stack.
 struct LinearCall : torch::CustomClassHolder {
   LinearCall(const Linear& linear, const Rows& batch) : w(linear), rows(batch) {}
   Linear w;

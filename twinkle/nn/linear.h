@@ -35,7 +35,7 @@ struct Linear {
   WeightGrad* bias_grad = nullptr;
   Delta* delta = nullptr;  // not owned; nullptr: no adapters here
   bool exact = true;       // false: a row's bits may depend on the other rows
-  double softcap = 0;      // of a head's logits, which nn/head caps; 0: none
+  double softcap = 0;      // cap of a head's logits, which nn/head caps; 0: none
 
   // True if its backward pass reads its input.
   bool needs_input() const { return delta || weight_grad; }

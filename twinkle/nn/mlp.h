@@ -8,7 +8,7 @@
 
 namespace twinkle::nn {
 
-// Of the gate.
+// The activation of the gate.
 enum class Activation { kSilu, kGeluTanh };  // the second by its tanh form, on the CPU
 
 // gate and up [T, F] of the weight's dtype, down [D, F] to [T, D]. The activation's arithmetic is

@@ -10,7 +10,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What the normed x is multiplied by.
+// The factor of the normed x.
 at::Tensor scale_of(const at::Tensor& weight, bool zero_centred) {
   if (!zero_centred) return weight;
   return weight.to(weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat) + 1;
@@ -32,7 +32,7 @@ void add_norm_grad(const at::Tensor& dy, const at::Tensor& x, double eps, const 
   }
 }
 
-// What backward needs besides x; the rows only of a trained weight.
+// The data besides x for backward; the rows only of a trained weight.
 struct NormCall : torch::CustomClassHolder {
   NormCall(const RmsNorm& norm, const Rows& rows)
       : norm(norm), rows(norm.grad != nullptr ? rows : Rows()) {}

@@ -34,7 +34,7 @@ Rows Rows::gather(std::span<const int64_t> rows) const {
 
 Rows Rows::gather_sequences(std::span<const int64_t> rows) const {
   Rows out;
-  int64_t end = 0;  // of the sequence of the row before
+  int64_t end = 0;  // end of the sequence of the row before
   for (const int64_t row : rows) {
     if (row >= end) {
       const size_t s = segment_of(row);

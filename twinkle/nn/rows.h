@@ -12,14 +12,14 @@
 
 namespace twinkle::nn {
 
-// Whether a sequence learns. Copies share it, those in nodes of autograd too: a sequence that is
+// True if a sequence learns. Copies share it, those in nodes of autograd too: a sequence that is
 // found between a forward and its backward not to learn after all learns nothing.
 class Learn {
  public:
   Learn(bool on = false) : on_(on ? std::make_shared<bool>(true) : nullptr) {}
   operator bool() const { return on_ && *on_; }
   bool operator==(const Learn& other) const { return bool{*this} == bool{other}; }
-  // Of every copy. An assignment changes one.
+  // Shared by every copy. An assignment changes one.
   void end() const {
     if (on_) *on_ = false;
   }
@@ -29,8 +29,8 @@ class Learn {
 };
 
 struct Segment {
-  int32_t slot = -1;    // of its adapter; -1: no adapter, no delta
-  uint64_t key = 0;     // of its sequence's random streams; 0: none (no dropout)
+  int32_t slot = -1;    // slot of its adapter; -1: no adapter, no delta
+  uint64_t key = 0;     // key of its sequence's random streams; 0: none (no dropout)
   Learn learn = false;  // false: its gradients are not added to any buffer
   int64_t first = 0;    // its first row is this token of its sequence
 

@@ -13,7 +13,7 @@ namespace {
 
 struct AdamOptions {
   double lr = 1e-5;
-  double beta1 = 0.9, beta2 = 0.999;  // of the first and the second moment's running means
+  double beta1 = 0.9, beta2 = 0.999;  // decay of the first and the second moment's running means
   double eps = 1e-8;                  // added to the root of the second moment
   double weight_decay = 0.01;
   bool maximize = false;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-std::vector<Param> example() {
+std::vector<Param> clip_example() {
   at::manual_seed(5);
   std::vector<Param> params;
   for (const int64_t n : {1, 17, 40001, 300}) {
@@ -27,7 +27,7 @@ std::vector<Param> example() {
 
 TEST(Clip, NormAndFactorAreTorchsForEveryNormType) {
   for (const double norm_type : {2.0, 1.0, 3.5, kInf}) {
-    const std::vector<Param> params = example();
+    const std::vector<Param> params = clip_example();
     std::vector<at::Tensor> torchs;
     for (const Param& p : params) {
       torchs.push_back(p.value.clone());
@@ -42,14 +42,14 @@ TEST(Clip, NormAndFactorAreTorchsForEveryNormType) {
 }
 
 TEST(Clip, PowersThatLeaveTheDoublesAreTakenOfTheGradientOverItsLargest) {
-  std::vector<Param> params = example();
+  std::vector<Param> params = clip_example();
   const double largest = grad_norm(params, kInf);
   for (const double norm_type : {700.0, 1e5, 1e300})
     EXPECT_NEAR(grad_norm(params, norm_type), largest, 0.01 * largest) << norm_type;
   for (Param& p : params) {
     if (p.grad.defined()) p.grad.mul_(1e-30F);
   }
-  EXPECT_NEAR(grad_norm(params, 20), 1e-30 * grad_norm(example(), 20), 1e-35);
+  EXPECT_NEAR(grad_norm(params, 20), 1e-30 * grad_norm(clip_example(), 20), 1e-35);
 }
 
 TEST(Clip, ASmallNormIsLeftAlone) {
@@ -59,12 +59,12 @@ TEST(Clip, ASmallNormIsLeftAlone) {
 }
 
 TEST(Clip, TheScaleMultipliesTheNorm) {
-  const std::vector<Param> params = example();
+  const std::vector<Param> params = clip_example();
   EXPECT_DOUBLE_EQ(grad_norm(params, 2.0, -0.125), grad_norm(params) / 8);
 }
 
 TEST(Clip, NormDoesNotDependOnTheNumberOfThreads) {
-  const std::vector<Param> params = example();
+  const std::vector<Param> params = clip_example();
   const int before = at::get_num_threads();
   at::set_num_threads(1);
   const double one = grad_norm(params);
@@ -77,7 +77,7 @@ TEST(Clip, NormDoesNotDependOnTheNumberOfThreads) {
 TEST(Clip, RefusesANormThatIsNotFiniteAndNamesTheParameter) {
   for (const double norm_type : {2.0, 3.0, kInf})
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), static_cast<float>(kInf)}) {
-      std::vector<Param> params = example();
+      std::vector<Param> params = clip_example();
       params[2].grad[39999] = bad;
       const std::string text = invalid_of([&] { grad_norm(params, norm_type); });
       EXPECT_EQ(text.find("optim: the gradient of p40001 has norm "), 0U) << text;
@@ -97,7 +97,7 @@ TEST(Clip, FiniteMeansEveryEntryOfEveryGradient) {
 }
 
 TEST(Clip, RefusesATotalThatIsNotFinite) {
-  const std::string text = invalid_of([] { grad_norm(example(), 2.0, kInf); });
+  const std::string text = invalid_of([] { grad_norm(clip_example(), 2.0, kInf); });
   EXPECT_EQ(text,
             "optim: the norm of all gradients is inf, it must be finite; nothing was changed");
 }
@@ -107,7 +107,7 @@ TEST(Clip, RefusesLimitsAndNormTypesOutOfRange) {
             "optim: max_norm of clipping is -1, it must be at least 0, or infinity");
   EXPECT_EQ(invalid_of([] { clip_factor(1, std::nan("")); }),
             "optim: max_norm of clipping is nan, it must be at least 0, or infinity");
-  EXPECT_EQ(invalid_of([] { grad_norm(example(), 0); }),
+  EXPECT_EQ(invalid_of([] { grad_norm(clip_example(), 0); }),
             "optim: norm_type is 0, it must be above 0, or infinity");
 }
 

@@ -69,7 +69,7 @@ class Optimizer {
   // Copies. Error kInvalid: another optimizer's, a parameter's number of steps or a buffer that no
   // run of steps leaves (NaN, a negative mean of squares); nothing changes.
   void load(const State& state);
-  // Of a parameter that another rank steps: its buffers go, its number of steps stays.
+  // Forgets a parameter that another rank steps: its buffers go, its number of steps stays.
   void leave(const std::string& param);
   // Exchanges the states, not the options. Only between optimizers of one name.
   void swap_state(Optimizer& other) noexcept {

@@ -20,7 +20,7 @@ constexpr Kind kKinds[] = {{"AdamW", R"({"lr":0.01})"},
                            {"SGD", R"({"lr":0.01,"momentum":0.9,"dampening":0.3})"},
                            {"SGD", R"({"lr":0.01})"}};
 
-std::unique_ptr<Optimizer> make(const Kind& kind) {
+std::unique_ptr<Optimizer> make_named(const Kind& kind) {
   return optim::make(kind.name, parse_json(kind.options, "options"));
 }
 
@@ -49,7 +49,7 @@ TEST(Optimizer, StepsHaveTheSameBitsOnOneThreadAndTwo) {
     for (const int threads : {1, 2}) {
       at::set_num_threads(threads);
       results[threads - 1] = example();
-      train(*make(kind), results[threads - 1], 0, 5);
+      train(*make_named(kind), results[threads - 1], 0, 5);
     }
     for (size_t i = 0; i < 2; ++i)
       EXPECT_TRUE(at::equal(results[0][i].value, results[1][i].value)) << kind.name;
@@ -61,7 +61,7 @@ TEST(Optimizer, AParameterAloneGetsTheBitsThatItGetsAmongOthers) {
   for (const Kind& kind : kKinds) {
     std::vector<Param> together = example();
     std::vector<Param> apart = example();
-    const auto one = make(kind), other = make(kind);
+    const auto one = make_named(kind), other = make_named(kind);
     for (uint64_t step = 0; step < 3; ++step) {
       set_gradients(together, step);
       set_gradients(apart, step);
@@ -76,7 +76,7 @@ TEST(Optimizer, AParameterAloneGetsTheBitsThatItGetsAmongOthers) {
 TEST(Optimizer, AnElementsBitsDoNotDependOnItsPlace) {
   for (const Kind& kind : kKinds) {
     Param param{"p", at::full({21}, 0.7F), at::full({21}, 0.3F)};
-    const auto optimizer = make(kind);
+    const auto optimizer = make_named(kind);
     for (int step = 0; step < 3; ++step) optimizer->step({&param, 1}, 0.01, 0.37);
     EXPECT_TRUE(at::equal(param.value, param.value[0].expand({21}).contiguous())) << kind.name;
   }
@@ -85,19 +85,19 @@ TEST(Optimizer, AnElementsBitsDoNotDependOnItsPlace) {
 TEST(Optimizer, ARunCutInTwoEqualsOneThatWasNotBitForBit) {
   for (const Kind& kind : kKinds) {
     std::vector<Param> whole = example();
-    const auto uncut = make(kind);
+    const auto uncut = make_named(kind);
     train(*uncut, whole, 0, 8);
 
     std::vector<Param> cut = example();
     State saved;
     {
-      const auto first = make(kind);
+      const auto first = make_named(kind);
       train(*first, cut, 0, 4);
       saved = first->state();
       saved.fields = parse_json(pretty(saved.fields), "state");
       for (auto& [name, tensor] : saved.tensors) tensor = tensor.clone();
     }
-    const auto second = make(kind);
+    const auto second = make_named(kind);
     second->load(saved);
     EXPECT_EQ(second->num_steps(), 4);
     train(*second, cut, 4, 8);
@@ -110,7 +110,7 @@ TEST(Optimizer, ARunCutInTwoEqualsOneThatWasNotBitForBit) {
 }
 
 TEST(Optimizer, StateNamesTheParameterAndTheBuffer) {
-  const auto optimizer = make(kKinds[0]);
+  const auto optimizer = make_named(kKinds[0]);
   std::vector<Param> params = example();
   train(*optimizer, params, 0, 2);
   const State state = optimizer->state();
@@ -121,7 +121,7 @@ TEST(Optimizer, StateNamesTheParameterAndTheBuffer) {
 }
 
 TEST(Optimizer, AParameterWithoutGradientIsLeftAlone) {
-  const auto optimizer = make(kKinds[0]);
+  const auto optimizer = make_named(kKinds[0]);
   std::vector<Param> params = example();
   params[1].grad = at::ones({3, 7});
   const at::Tensor before = params[0].value.clone();
@@ -131,7 +131,7 @@ TEST(Optimizer, AParameterWithoutGradientIsLeftAlone) {
 }
 
 TEST(Optimizer, NewOptionsKeepTheState) {
-  const auto optimizer = make(kKinds[0]);
+  const auto optimizer = make_named(kKinds[0]);
   std::vector<Param> params = example();
   train(*optimizer, params, 0, 2);
   optimizer->configure(JsonObject{{"lr", 0.5}});
@@ -154,7 +154,7 @@ TEST(Optimizer, AStepThatOneParameterCannotTakeChangesNone) {
 }
 
 TEST(Optimizer, MomentumSwitchedOnLaterStartsWithTheGradient) {
-  const auto optimizer = make(kKinds[3]);
+  const auto optimizer = make_named(kKinds[3]);
   Param param{"p", at::zeros({4}), at::ones({4})};
   optimizer->configure(JsonObject{{"weight_decay", 0}});
   optimizer->step({&param, 1}, 1.0);
@@ -167,7 +167,7 @@ TEST(Optimizer, MomentumSwitchedOnLaterStartsWithTheGradient) {
 
 // A refused step: the text is as expected, and neither values nor state change.
 void expect_refused(const std::vector<Param>& bad, double lr, double scale, const char* text) {
-  const auto optimizer = make(kKinds[0]);
+  const auto optimizer = make_named(kKinds[0]);
   std::vector<Param> good = {{"good", at::ones({2}), at::ones({2})}};
   optimizer->step(good, 0.1);
   const at::Tensor value = good[0].value.clone();
@@ -221,11 +221,11 @@ TEST(Optimizer, AStepThatLeavesTheFiniteNumbersIsRefusedAndChangesNothing) {
   EXPECT_EQ(sgd->num_steps(), 0);
 }
 
-// Of ordinary size: known from the largest gradient alone.
+// Norms of ordinary size: the largest gradient shows it.
 TEST(Optimizer, TryingAStepFirstChangesNoBit) {
   for (const Kind& kind : kKinds) {
     std::vector<Param> tried = example(), untried = example();
-    const auto one = make(kind), other = make(kind);
+    const auto one = make_named(kind), other = make_named(kind);
     for (uint64_t step = 0; step < 3; ++step) {
       set_gradients(tried, step);
       set_gradients(untried, step);
@@ -258,7 +258,7 @@ TEST(Optimizer, AnUpdateThatThrowsIsNoStep) {
 }
 
 TEST(Optimizer, StateOfAnotherShapeIsRefusedAtTheStep) {
-  const auto optimizer = make(kKinds[0]);
+  const auto optimizer = make_named(kKinds[0]);
   const Param before{"p", at::ones({2}), at::ones({2})}, after{"p", at::ones({3}), at::ones({3})};
   optimizer->step({&before, 1}, 0.1);
   EXPECT_EQ(invalid_of([&] { optimizer->step({&after, 1}, 0.1); }),
@@ -266,7 +266,7 @@ TEST(Optimizer, StateOfAnotherShapeIsRefusedAtTheStep) {
 }
 
 TEST(Optimizer, ARefusedStateChangesNothing) {
-  const auto optimizer = make(kKinds[0]);
+  const auto optimizer = make_named(kKinds[0]);
   std::vector<Param> params = example();
   train(*optimizer, params, 0, 1);
   State state = optimizer->state();

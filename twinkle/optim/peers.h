@@ -1,4 +1,4 @@
-// What several ranks tell each other in a step of which each has some parameters' gradients and
+// Messages between ranks in a step of which each has some parameters' gradients and
 // state, or a part of each. As it is: one rank, which has all.
 #pragma once
 #include <cstddef>

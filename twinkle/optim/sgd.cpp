@@ -77,7 +77,7 @@ class Sgd : public Optimizer {
     const float rate = narrow(of.lr, "lr"), momentum = narrow(o.momentum, "momentum");
     const double decay = of.decay ? o.weight_decay : 0;
     const float l2 = narrow(decay, "weight_decay");
-    narrow(of.lr * decay, "lr * weight_decay");  // what a weight is multiplied with in the end
+    narrow(of.lr * decay, "lr * weight_decay");  // factor of a weight in the end
     return {
         .scale = narrow(o.maximize ? -of.grad_scale : of.grad_scale, "grad_scale"),
         .l2 = l2,

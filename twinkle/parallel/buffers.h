@@ -16,7 +16,7 @@ class Buffers {
   void give(at::Tensor buffer) noexcept;
 
  private:
-  // Of a layer in use and one that is asked for. The embedding's goes back to the system.
+  // Buffers of a layer in use and of a requested one. The embedding's goes back to the system.
   static constexpr size_t kMost = 2;
   std::vector<at::Tensor> free_;
 };

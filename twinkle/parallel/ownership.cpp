@@ -30,7 +30,7 @@ Ownership::Ownership(model::Decoder& decoder, int num_ranks, int fsdp)
 }
 
 Run Ownership::run(const Piece& piece, int rank) const {
-  const int64_t holders = num_ranks_ / piece.num_parts;  // of each part
+  const int64_t holders = num_ranks_ / piece.num_parts;  // ranks that hold each part
   const int64_t share = (piece.part + holders - 1) / holders;
   const Run part{rank % piece.num_parts * piece.part, (rank % piece.num_parts + 1) * piece.part};
   const int64_t begin = part.begin + rank / piece.num_parts * share;

@@ -1,4 +1,4 @@
-// Which rank keeps which elements of the weights while all of them are trained: of N data ranks
+// The elements of the weights that each rank keeps while all of them are trained: of N data ranks
 // each has a run of every weight, and with it 1/N of the gradients, of the float32 weights that are
 // stepped and of the optimizer's state. A piece's matrices lie one after the other, as in Shards,
 // in `fsdp` equal parts, each of which is cut over the ranks that hold it. Norms and biases are
@@ -34,9 +34,9 @@ class Ownership {
   int fsdp() const { return fsdp_; }
   // By their numbers; those of norms and biases are the last.
   const std::vector<Piece>& pieces() const { return pieces_; }
-  // Of the piece's elements.
+  // A rank's run of the piece's elements.
   Run run(const Piece& piece, int rank) const;
-  // Of each weight's elements, in the decoder's order.
+  // A rank's run of each weight's elements, in the decoder's order.
   std::vector<Run> runs(int rank) const;
 
  private:

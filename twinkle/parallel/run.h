@@ -12,7 +12,7 @@ struct Run {
   int64_t begin = 0, end = 0;
 
   int64_t size() const { return end - begin; }
-  // What is in both; empty runs begin anywhere.
+  // The common part of both; empty runs begin anywhere.
   Run in(const Run& other) const {
     const int64_t first = std::max(begin, other.begin);
     return {first, std::max(first, std::min(end, other.end))};

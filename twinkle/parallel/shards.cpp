@@ -120,7 +120,7 @@ void Shards::use(size_t number, std::optional<size_t> next) {
   show(found->second);
 }
 
-// What was asked for was not needed.
+// The requested piece was not needed.
 void Shards::end_ahead() {
   if (!ahead_) return;
   wait(*ahead_);
@@ -201,7 +201,7 @@ void Shards::gather() {
     {
       Lock lock(mutex_);
       while (jobs_.empty() && !closing_) lock.wait(asked_);
-      if (jobs_.empty()) return;  // what was asked for, others have asked for, too
+      if (jobs_.empty()) return;  // the other ranks have requested the same
       job = std::move(jobs_.front());
       jobs_.pop_front();
     }

@@ -43,8 +43,8 @@ class Shards : public model::Borders {
     int64_t first = 0;
     bool is_part = false;  // other ranks keep the others
   };
-  // Of every matrix, by its name, while no piece is in use. New values are written there: what was
-  // gathered ahead, which has the old ones, is forgotten. All ranks call it.
+  // The part of every matrix, by its name, while no piece is in use. New values are written there:
+  // what was gathered ahead, which has the old ones, is forgotten. All ranks call it.
   std::map<std::string, Held> held();
 
   // This rank has failed by itself: those that wait for its parts are woken.
@@ -57,11 +57,11 @@ class Shards : public model::Borders {
   struct Matrix {
     std::string name;
     std::vector<int64_t> shape;
-    Run at;  // of the piece's elements
+    Run at;  // run of the piece's elements
   };
   struct Piece {
     std::vector<Matrix> matrices;
-    c10::Storage storage;  // of all matrices' tensors; no address while the piece is away
+    c10::Storage storage;  // memory of all matrices' tensors; no address while the piece is away
     at::ScalarType type = at::kFloat;
     int64_t count = 0;  // elements
     int64_t part = 0;   // elements of each rank; the last may hold fewer that mean something
@@ -88,7 +88,7 @@ class Shards : public model::Borders {
   mesh::Comm& comm_;
   const int64_t gathered_bytes_;
   std::map<size_t, Piece> pieces_;  // that have matrices
-  int64_t whole_bytes_ = 0;         // of norms and biases
+  int64_t whole_bytes_ = 0;         // bytes of norms and biases
   Buffers buffers_;
   std::optional<size_t> ahead_;  // asked for, and not yet used
 

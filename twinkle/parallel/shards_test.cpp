@@ -144,7 +144,7 @@ int64_t sent_by_a_pass(const std::string& path, mesh::Comm& comm, int64_t gather
   Shards shards(counted, gathered);
   Rank rank(path, at::kFloat, shards);
   const auto pass = [&](uint64_t seed) { trains ? rank.train(seed) : rank.forward(seed); };
-  pass(1);  // what stays is gathered once
+  pass(1);  // pieces that stay are gathered once
   const int64_t before = counted.sent().all_to_all;
   pass(2);
   return counted.sent().all_to_all - before;
@@ -206,7 +206,7 @@ struct SecondGather : mesh::CountingComm {
     CountingComm::gather_into(all, x);
     if (++num_gathers == 2) seen.set_value();
   }
-  int num_gathers = 0;  // of the thread that gathers alone
+  int num_gathers = 0;  // by only the thread that gathers
   std::promise<void> seen;
 };
 
@@ -305,7 +305,7 @@ TEST(Shards, ReadAndHoldARanksPartOfTheFilesAlone) {
   int64_t all = 0, read = 0, peak = 0;
   {
     Shards shards(*comms[1], 0);
-    ::malloc_trim(0);  // what the model was made in is not to be used again unseen
+    ::malloc_trim(0);  // the memory of the making is not to be used again unseen
     std::ofstream("/proc/self/clear_refs") << "5";  // the peak begins anew
     const auto held = [] { return of_process("/proc/self/status", "VmHWM", 1024); };
     const auto chars = [] { return of_process("/proc/self/io", "rchar", 1); };

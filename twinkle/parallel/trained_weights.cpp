@@ -86,7 +86,7 @@ void TrainedWeights::add(const Piece& piece) {
   }
 }
 
-// What no rank has computed a gradient of is left alone by a step, as on one rank.
+// A step does not change weights without a gradient on any rank, as on one rank.
 void TrainedWeights::agree_on_zeros() {
   const auto n = static_cast<size_t>(comm_.size()), num_weights = added_.size();
   at::Tensor mine = at::empty({std::ssize(added_)}, at::kChar);
@@ -103,7 +103,7 @@ void TrainedWeights::agree_on_zeros() {
 
 // ---- values
 
-// What this rank keeps of the weights, by name; of those that are not there, all.
+// The parts of the weights that this rank keeps, by name; of those that are not there, all.
 TrainedWeights::Held TrainedWeights::held() const { return shards_ ? shards_->held() : Held(); }
 
 // Where the elements `run` of a member lie here.
@@ -152,7 +152,7 @@ void TrainedWeights::share(const Piece& piece, const Held& held) {
   }
   const at::Tensor all =
       num_receivers == 1 ? chunk : comm_.all_to_all(chunk.repeat({num_receivers}), to, from);
-  int64_t first = 0;  // of a rank's values
+  int64_t first = 0;  // first of a rank's elements
   for (int r = 0; r < n; ++r) {
     if (!hold_alike(r, me)) continue;
     const Run theirs = ownership_.run(piece, r);

@@ -31,8 +31,8 @@ class TrainedWeights {
 
   int rank() const { return comm_.rank(); }
   int num_ranks() const { return comm_.size(); }
-  const std::vector<Run>& runs() const { return runs_; }  // of each weight, this rank's
-  // Of each weight, in the decoder's order, this rank's run [elements], float32: the values, and
+  const std::vector<Run>& runs() const { return runs_; }  // each weight's run on this rank
+  // This rank's run of each weight, in the decoder's order, [elements], float32: the values, and
   // the sums of passes since zero_grads(), which are undefined where they are zero on all ranks.
   const std::vector<at::Tensor>& masters() const { return masters_; }
   const std::vector<at::Tensor>& grads() const { return grads_; }
@@ -64,7 +64,7 @@ class TrainedWeights {
   Shards* const shards_;
   const std::vector<Run> runs_;
   std::vector<at::Tensor> masters_, grads_;
-  std::vector<char> added_;    // of each weight: this rank has had a gradient in this pass
+  std::vector<char> added_;    // for each weight: this rank has had a gradient in this pass
   std::vector<size_t> fresh_;  // weights whose sum was zero before this pass
 };
 

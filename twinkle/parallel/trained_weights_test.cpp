@@ -19,12 +19,12 @@
 namespace twinkle::parallel {
 namespace {
 
-constexpr int64_t kAll = int64_t{1} << 40;
+constexpr int64_t kAtOnce = int64_t{1} << 40;
 
 using Sizes = std::vector<std::pair<int, int>>;  // ranks, and those that share the base
 
 JsonObject config_of(bool tied) {
-  JsonObject config = model::tiny_config("qwen2");  // whose sizes are no whole lines, with biases
+  JsonObject config = model::tiny_config("qwen2");  // its sizes are no whole lines, with biases
   config["tie_word_embeddings"] = tied;
   return config;
 }
@@ -75,7 +75,7 @@ TEST(TrainedWeights, AddUpWhatRanksComputeAndTellTheirValues) {
     const std::vector<at::Tensor> want = alone.grads();
     for (const auto& size : Sizes{{2, 1}, {4, 1}, {2, 2}, {4, 2}, {4, 4}}) {
       const int n = size.first, fsdp = size.second;
-      for (const int64_t gathered : {int64_t{0}, int64_t{40'000}, kAll}) {
+      for (const int64_t gathered : {int64_t{0}, int64_t{40'000}, kAtOnce}) {
         auto data = mesh::thread_comms(n);
         std::vector<std::unique_ptr<mesh::Comm>> base;
         while (std::ssize(base) < n)

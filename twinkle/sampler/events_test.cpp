@@ -156,7 +156,7 @@ int run_through(Sampler& sampler, const std::vector<Request>& requests, const De
   return thrown;
 }
 
-void expect_same(const std::vector<Completion>& got, const std::vector<Completion>& want) {
+void expect_same_events(const std::vector<Completion>& got, const std::vector<Completion>& want) {
   ASSERT_EQ(got.size(), want.size());
   for (size_t s = 0; s < want.size(); ++s) {
     EXPECT_EQ(got[s].tokens, want[s].tokens) << s;
@@ -186,7 +186,7 @@ TEST(Sampler, AStepThatThrowsLosesNoTokensWhicheverTokenItWas) {
     const auto outcomes = sampler.take_outcomes();
     ASSERT_EQ(outcomes.size(), requests.size());
     for (const Outcome& outcome : outcomes)
-      expect_same(outcome.completions, expected[static_cast<size_t>(outcome.ticket)]);
+      expect_same_events(outcome.completions, expected[static_cast<size_t>(outcome.ticket)]);
   }
 }
 
@@ -206,7 +206,7 @@ TEST(Sampler, ADecodeThatThrowsFailsItsRequestAlone) {
   for (const Outcome& outcome : outcomes) {
     EXPECT_EQ(outcome.error, outcome.ticket == 0 ? "no such token" : "");
     if (outcome.ticket > 0)
-      expect_same(outcome.completions, expected[static_cast<size_t>(outcome.ticket)]);
+      expect_same_events(outcome.completions, expected[static_cast<size_t>(outcome.ticket)]);
   }
 }
 

@@ -156,7 +156,7 @@ BodyLimit limit_of(const Route& route, const Head& head, int64_t max_body_bytes)
 }
 
 // As the SDK sends it, or as Prometheus does.
-std::string key_of(const Head& head) {
+std::string key_in(const Head& head) {
   const std::string bearer = head.header("authorization");
   const bool is_bearer = bearer.starts_with("Bearer ") && head.header("x-api-key").empty();
   return is_bearer ? bearer.substr(7) : head.header("x-api-key");
@@ -164,7 +164,7 @@ std::string key_of(const Head& head) {
 
 // Who asks, or its refusal, before anything of the request is read or written down.
 std::variant<Caller, Response> enter(const Route& route, const Head& head, Services& services) {
-  auto out = services.access.enter(key_of(head), route.scope);
+  auto out = services.access.enter(key_in(head), route.scope);
   const auto* caller = std::get_if<Caller>(&out);
   if (caller && caller->revoked_at && route.touches != kPromise) return revoked(*caller);
   return out;
@@ -409,7 +409,7 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
   const auto refuse = [&](Response response) {
     pause_polls(pattern, response);
     services.metrics.count(std::string(pattern), response.status);
-    const Caller who = services.access.whose(key_of(head));
+    const Caller who = services.access.whose(key_in(head));
     admit({.max_body_bytes = -1,
            .refused = std::move(response),
            .tenant = who.owner,

@@ -1,4 +1,4 @@
-// Which process has a folder to itself: a file `lock` in it, which the kernel lets go of with the
+// Reserves a folder for one process: a file `lock` in it, which the kernel lets go of with the
 // process, however that ends.
 #pragma once
 #include <filesystem>

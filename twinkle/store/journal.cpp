@@ -104,7 +104,7 @@ const Journal::Report& Journal::open(const Visitor& replay) {
   path_ = segments.back().path;
   require_system(file_.get() >= 0, "open", path_);
   report_ = {.next = end.next, .cut_bytes = end.torn, .cut_file = end.torn > 0 ? path_ : ""};
-  // What a killed process wrote may never have been synced.
+  // Bytes of a killed process may never have been synced.
   const bool cut = end.torn == 0 || ::ftruncate(file_.get(), end.bytes) == 0;
   require_system(cut && ::fdatasync(file_.get()) == 0, "cut or sync", path_);
   end_ = synced_end_ = end.bytes;
@@ -347,9 +347,9 @@ void Journal::refuse(const char* action, int error, std::span<Pending> records) 
   }
 }
 
-// What was written, and told so, and is in no sync: of pages whose sync has failed the system says
-// that they are on the disk, and the next sync would leave them out. Some systems drop such pages:
-// what is read then is what the disk had before, and no record.
+// Bytes that were written and acknowledged, and are in no sync: of pages whose sync has failed the
+// system says that they are on the disk, and the next sync would leave them out. Some systems drop
+// such pages: what is read then is what the disk had before, and no record.
 bool Journal::write_again() {
   uint64_t sequence = synced_next_;
   std::string bytes;

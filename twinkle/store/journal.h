@@ -27,7 +27,7 @@ namespace twinkle::store {
 // which a loss of power does.
 enum class Durability { kProcess, kDisk };
 
-// What becomes of a record that the disk refuses: its caller is told, or it is kept, and written
+// The fate of a record that the disk refuses: its caller is told, or it is kept, and written
 // when the disk takes it, before all that is appended behind it.
 enum class Refusal { kTold, kKept };
 
@@ -61,10 +61,10 @@ class Journal {
   // records by the writing thread, which waits for it; must not throw.
   using OnWritten = std::function<void(uint64_t sequence, std::exception_ptr error)>;
 
-  // What opening found.
+  // The findings of opening.
   struct Report {
     uint64_t next = 1;      // the sequence that the next record gets
-    int64_t cut_bytes = 0;  // of a torn tail; 0: none
+    int64_t cut_bytes = 0;  // bytes of a torn tail; 0: none
     std::filesystem::path cut_file;
   };
 

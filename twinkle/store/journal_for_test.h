@@ -32,7 +32,7 @@ struct Opened {
   std::unique_ptr<Journal> journal;
 };
 
-// What was called back, which a test waits for.
+// The callbacks, which a test waits for.
 class Calls {
  public:
   Journal::OnWritten one() {

@@ -26,7 +26,7 @@ std::atomic<bool> sync_waits = false;  // until it is false again
 
 namespace {
 
-// What a disk has of one file, where the system takes pages whose sync has failed for written.
+// The bytes of one file on a disk, where the system takes pages whose sync has failed for written.
 struct Disk {
   std::mutex mutex;
   bool counts = false;

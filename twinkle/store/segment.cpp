@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kDigits = 20;
 constexpr std::string_view kSuffix = ".journal";
-constexpr size_t kFixed = kHeaderBytes - 8;  // of a record's length
+constexpr size_t kFixed = kHeaderBytes - 8;  // included in a record's length
 
 template <class T>
 void put(char* out, T value) {

@@ -33,7 +33,7 @@ TEST(Segment, KnowsARecordOfWhichAByteOfTheLengthIsDamaged) {
         }
       }
       std::string bytes = whole;
-      bytes[9] = static_cast<char>(bytes[9] ^ 1);  // of its sequence
+      bytes[9] = static_cast<char>(bytes[9] ^ 1);  // in its sequence
       EXPECT_FALSE(is_length_damaged(bytes, crc32c));
     }
   }

@@ -1,4 +1,4 @@
-// What every rank tells the others when a sync begins. One build writes and reads it.
+// Every rank's greeting when a sync begins. One build writes and reads it.
 #pragma once
 #include <string>
 #include <vector>
@@ -11,15 +11,15 @@ namespace twinkle::sync {
 struct Hello {
   std::string error;         // why this rank cannot take part; empty: it does
   bool sends = false;        // it has called send(), not receive()
-  int64_t bucket_bytes = 0;  // of Options
+  int64_t bucket_bytes = 0;  // from Options
   int32_t num_senders = 0;
   uint64_t meeting = 0;     // a number of the first rank's own, which no other meeting has
   bool knows_base = false;  // its base model is the one that was compared at the last sync
   Manifest base;
-  // Of senders alone.
+  // Only for senders.
   bool trains_base = false;  // all weights of the base model are trained
   std::string adapter_name;
-  std::string lora_json;  // of the adapter; empty: there is none
+  std::string lora_json;  // config of the adapter; empty: there is none
   Manifest adapter;
 
   static constexpr auto fields() {

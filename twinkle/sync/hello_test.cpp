@@ -1,4 +1,4 @@
-// What ranks tell each other when a sync begins: its bytes, and who does not fit.
+// Greetings of ranks when a sync begins: their bytes, and who does not fit.
 #include "twinkle/sync/hello.h"
 
 #include <gtest/gtest.h>
@@ -94,7 +94,7 @@ TEST(Hello, AndWhatFollowsAreTheBytesOfTheFormulas) {
       EXPECT_EQ(told.sent().send - before, rank == 0 ? sync.num_bytes : 0);
       for (const auto& [length, sent] : told.texts)
         EXPECT_EQ(sent, kSamplers * (kFrame + std::max<int64_t>(0, length - kInFrame)));
-      // Behind it whether ranks are at work, a byte or none, and of the first sync checksums.
+      // After it, whether ranks are at work, a byte or none, and of the first sync checksums.
       std::erase_if(told.texts, [](const Telling::Text& text) { return text.length <= 1; });
       ASSERT_EQ(told.texts.size(), i == 0 ? 2u : 1u);
       EXPECT_EQ(told.texts[0].length, hello);

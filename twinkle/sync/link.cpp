@@ -45,7 +45,7 @@ std::vector<Weight> room_for(const std::vector<Weight>& like) {
   return out;
 }
 
-// Of an adapter as a sender tells it: float32.
+// The tensors of an adapter as a sender lists them: float32.
 std::vector<Weight> room_for(const Manifest& adapter) {
   model::WeightMemory memory;
   std::vector<Weight> out;
@@ -89,7 +89,7 @@ auto started(const Call& call) {
   });
 }
 
-// What a rank that is still at work tells the others, and how often: well within the timeouts of
+// The sign of life of a rank that is still at work, and its interval: well within the timeouts of
 // groups, which are of a second and more.
 constexpr const char* kAtWork = "\x01";
 constexpr const char* kToldBefore = "\x02";  // its hello, while others are at work
@@ -100,7 +100,7 @@ uint64_t drawn_number() {
   return (uint64_t{source()} << 32) | source();
 }
 
-// What the others have been told is an Error, whatever it was.
+// The others have received an Error, whatever it was.
 [[noreturn]] void throw_told(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -113,12 +113,12 @@ uint64_t drawn_number() {
 
 }  // namespace
 
-// What this rank has, as read from its engine.
+// The weights of this rank, as read from its engine.
 struct Link::Mine {
   Hello hello;
   uint64_t base_version = 0;
-  std::vector<Weight> base;     // of a receiver: sizes and types, without values
-  std::vector<Weight> adapter;  // of a sender: copies, which the engine may go on from
+  std::vector<Weight> base;     // for a receiver: sizes and types, without values
+  std::vector<Weight> adapter;  // a sender's copies, which the engine may go on from
 };
 
 Link::Link(std::unique_ptr<mesh::Comm> comm, const Options& options)

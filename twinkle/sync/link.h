@@ -31,7 +31,7 @@ struct Synced {
   int64_t num_bytes = 0;     // that this rank has sent or received
   bool has_base = false;     // all weights of the base model have travelled
   std::string adapter_name;  // as the sender has it
-  std::string tenant;        // of a receiver: whose samples have the new weights
+  std::string tenant;        // for a receiver: the tenant whose samples have the new weights
 };
 
 class Link {

@@ -38,7 +38,7 @@ void expect_same_samples(const Sharing& senders, const Sharing& receivers) {
   Engine alone(options_of(model));
   const Create create{.tenant = "me", .lora_json = kLora, .seed = 3};
   alone.run<Done>(create);
-  std::array<Texts, 2> truth;  // of each step
+  std::array<Texts, 2> truth;  // texts of each step
   const auto step = [](Engine& engine, std::vector<engine::Example> sequences) {
     engine.run<engine::ForwardResult>(
         engine::ForwardBackward{.tenant = "me", .sequences = std::move(sequences)});

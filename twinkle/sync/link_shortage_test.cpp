@@ -43,7 +43,7 @@ class ThenShort : public mesh::CountingComm {
   int num_told_ = 0;
 };
 
-// Of a sync in which `rank` runs short: false, where it had enough.
+// The outcome of a sync in which `rank` runs short: false, if it had enough.
 bool ends_the_link(int rank, int64_t spared, Engine& trainer, Engine& sampler) {
   auto comms = mesh::thread_comms(2, 5);
   auto& own = comms[static_cast<size_t>(rank)];

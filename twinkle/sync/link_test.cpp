@@ -20,7 +20,7 @@
 namespace twinkle::sync {
 namespace {
 
-// Of rank 0 what "me" trains, an adapter or, "", all weights; of rank 1 what samples it then.
+// Rank 0: what "me" trains, an adapter or, "", all weights; of rank 1 what samples it then.
 Synced exchange(Link& link, int rank, Engine& trainer, Engine& sampler,
                 const std::string& adapter = "default") {
   return rank == 0 ? link.send(trainer, "me", adapter) : link.receive(sampler, "frozen");
@@ -31,7 +31,7 @@ void expect_same_samples(const std::string& lora_json, const Options& options, i
   const model::TinyModel model;
   Engine trainer(options_of(model));
   trainer.run<Done>(Create{.tenant = "me", .lora_json = lora_json, .seed = 3});
-  std::array<Texts, 3> truth;  // of each step
+  std::array<Texts, 3> truth;  // texts of each step
   int64_t num_bytes = 0;
   on_ranks(1 + num_samplers, options, [&](Link& link, int rank) {
     std::optional<Engine> sampler;
@@ -134,7 +134,7 @@ TEST(Link, AnAdapterBringsItsBaseWhereTheSamplerHasAnother) {
   EXPECT_EQ(sampled(sampler, tenant), sampled(trainer, "me"));
 }
 
-// Which may lie where the last one lay.
+// It may lie where the last one lay.
 TEST(Link, ANewEngineIsKnownFromTheOneInItsPlace) {
   const model::TinyModel model;
   const ScratchDir other;
@@ -393,7 +393,7 @@ TEST(Link, ARankThatIsInterruptedBetweenItsMessagesEndsTheOthersWhichWaitForThem
   EXPECT_EQ(others, "sync: rank 0: its script was interrupted; start all ranks again");
 }
 
-// Of three ranks two have switched, or have nothing to switch, and wait for the third, whose sample
+// Two of three ranks have switched, or have nothing to switch, and wait for the third, whose sample
 // goes on until they have been told.
 TEST(Link, RanksThatWaitForASwitchAreToldThatItsRankHasLeft) {
   const model::TinyModel model;

@@ -17,7 +17,7 @@ std::string text_of(const Entry& entry) {
 
 using ByName = std::map<std::string_view, const Entry*>;
 
-// Of all ranks of a side; they are alike where they have the same tensor.
+// The manifests of all ranks of a side; they are alike where they have the same tensor.
 ByName by_name(const std::vector<Manifest>& ranks, size_t first, size_t last) {
   ByName out;
   for (size_t r = first; r < last; ++r) {

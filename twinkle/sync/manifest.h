@@ -21,7 +21,7 @@ struct Slice {
 
 struct Entry {
   std::string name;
-  std::vector<int64_t> shape;  // of the whole tensor
+  std::vector<int64_t> shape;  // shape of the whole tensor
   std::string dtype;           // "bfloat16", "float32", ...
   int64_t element_size = 0;    // bytes
   std::vector<Slice> slices;   // that this rank holds, or wants; in order, none in another

@@ -1,6 +1,6 @@
-// Which elements go from which rank to which, in which messages. Every rank computes the same plan
-// from all ranks' manifests, so that sender and receiver of a message agree on its size without a
-// word. Values; knows no tensors.
+// The messages of a sync: which elements go from which rank to which. Every rank computes the same
+// plan from all ranks' manifests, so that sender and receiver of a message agree on its size
+// without a word. Values; knows no tensors.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -32,7 +32,7 @@ struct Plan {
   };
   std::vector<Tensor> tensors;
   std::vector<Bucket> buckets;  // every rank sends and receives its own in this order
-  int64_t num_bytes = 0;        // of all
+  int64_t num_bytes = 0;        // bytes of all
 };
 
 struct Sizes {
@@ -42,9 +42,9 @@ struct Sizes {
   int64_t alone_bytes = int64_t{128} << 10;
 };
 
-// Of manifests that require_same_tensors takes. Every slice that a receiver wants comes once, from
-// the sender that has it and has been given fewest bytes. Error kInvalid: elements that no sender
-// holds; bucket_bytes below 1.
+// The plan for manifests that require_same_tensors takes. Every slice that a receiver wants comes
+// once, from the sender that has it and has been given fewest bytes. Error kInvalid: elements that
+// no sender holds; bucket_bytes below 1.
 Plan plan(const std::vector<Manifest>& ranks, int num_senders, const Sizes& sizes);
 
 }  // namespace twinkle::sync

@@ -77,7 +77,7 @@ World drawn_world(Draw& draw) {
   return out;
 }
 
-// What element `i` of a tensor is, whoever holds it.
+// The value of element `i` of a tensor, whoever holds it.
 at::Tensor values_of(const Entry& entry) {
   std::vector<at::Tensor> parts;
   for (const Slice& s : entry.slices)
@@ -180,7 +180,7 @@ TEST(Plan, TellsByChecksumsOfWhatItWouldSendWhetherReceiversHaveIt) {
       const at::Tensor last = local.values[-1];
       const at::Tensor before = last.clone();
       last.add_(1);
-      // Of senders that hold the same one alone is asked.
+      // Only one of the senders that hold the same sends.
       if (r >= 2) {
         EXPECT_FALSE(equal()) << r;
       }

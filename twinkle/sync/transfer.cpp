@@ -33,7 +33,7 @@ class Transfers {
  private:
   struct Flight {
     const Bucket& bucket;
-    at::Tensor bytes;  // what is on its way
+    at::Tensor bytes;  // bytes on their way
     bool is_copied;    // to be copied out of `bytes`, where this rank receives
     std::unique_ptr<mesh::Transfer> transfer;
   };

@@ -90,7 +90,7 @@ def test_who_is_late_is_warned_of_once_and_only_while_one_waits(monkeypatch):
             time.sleep(0.01)
         time.sleep(0.1)  # in which it would be said again
     assert said == ["infra: rank 1 is late"] and set(threading.enumerate()) <= threads
-    with ranks.waits_at(watch, "a sync"):  # they were warned about
+    with ranks.waits_at(watch, "a sync"):  # a warning has named it
         time.sleep(0.1)
     assert len(said) == 1
 

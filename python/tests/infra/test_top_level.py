@@ -38,6 +38,33 @@ def test_a_module_loads_what_it_uses_and_no_more(name):
     assert out.stdout.strip() == "[]"
 
 
+FIRST_IMPORTS = """
+import importlib, sys
+from pathlib import Path
+import torch, twinkle
+
+root, kept = Path(twinkle.__file__).parent, set(sys.modules)
+for path in sorted(root.rglob("*.py")):
+    name = ".".join(["twinkle", *path.relative_to(root).with_suffix("").parts])
+    for other in [each for each in sys.modules if each.startswith("twinkle.")]:
+        if other not in kept:
+            del sys.modules[other]
+    try:
+        importlib.import_module(name.removesuffix(".__init__"))
+    except twinkle.NotAvailableError:
+        pass  # a package of later versions
+    except ImportError as error:
+        print(f"{name}: {error}")
+print("all")
+"""
+
+
+def test_every_module_can_be_the_first_that_is_imported():
+    """So no two need each other."""
+    out = subprocess.run([sys.executable, "-c", FIRST_IMPORTS], capture_output=True, text=True)
+    assert out.stdout == "all\n", out.stdout + out.stderr
+
+
 @pytest.mark.parametrize("name", sorted(set(twinkle.__all__)))
 def test_every_export_exists(name):
     assert getattr(twinkle, name) is not None

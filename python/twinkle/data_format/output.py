@@ -29,7 +29,7 @@ class ModelOutput(TypedDict, total=False):
     logps: Any  # [batch, longest] float32, log p(label), 0 where the label is -100
     entropies: Any  # the same shape
     values: Any
-    num_tokens: float  # number of labels that are not -100
+    num_tokens: float  # labels that are not -100
     temperature: float  # that logps belong to, of forward and forward_only
     aux_loss: float  # for routed experts, without its coefficient, with router_aux_loss_coef
     embeddings: Any  # [batch, width] float32 of L2 norm 1, with task='embedding'

@@ -9,7 +9,7 @@ from twinkle.errors import require
 
 DEFAULT_MAX_TOKENS = 2048
 MAX_TOP_LOGPROBS = 128
-MAX_SAMPLES = 65536  # samples of one prompt
+MAX_SAMPLES = 65536  # for one prompt
 
 
 def _number(name, value, *, least, most=None, above=False, integer=False, none=False):

@@ -13,7 +13,7 @@ from twinkle.remote import remote_class
 from twinkle.remote.how import at_once
 
 _INT64_MAX = 2**63 - 1
-_SHORT = reprlib.Repr()  # order of rows, which may be millions
+_SHORT = reprlib.Repr()  # for rows, which may be millions
 _SHORT.maxother = 200
 # Arguments of torch's DataLoader: rows are in memory, so there is nothing for workers to do.
 _INERT = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "timeout")

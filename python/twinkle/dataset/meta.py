@@ -11,7 +11,7 @@ from twinkle.errors import require
 
 @dataclass
 class DatasetMeta:
-    """Which rows to load.
+    """The rows to load.
 
     dataset_id: a .jsonl, .json, .csv, .txt (a row {'text': line} for every line), .parquet, .arrow
     or .lance file (.JSONL is .jsonl), a directory of them, ms://owner/name, hf://owner/name, or

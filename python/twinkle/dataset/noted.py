@@ -13,7 +13,7 @@ class NotedDataset(Dataset):
     def __init__(self, dataset_meta=None, **kwargs):
         self._work = {}  # source: what is done to each of its rows, in order
         self._all_work = []  # every row after those
-        self._order = None  # shares of the sources; None: not mixed
+        self._order = None  # order of the sources; None: not mixed
         super().__init__(dataset_meta, **kwargs)
 
     def __repr__(self):

@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from twinkle.core import core
 from twinkle.errors import InvalidError, NotAvailableError, TwinkleError, require
-from twinkle.platform import Platform, environment_number, find_node_ip
+from twinkle.platform import Platform, find_node_ip, timeout_seconds
 
 _ENGINE = ("door", "control", "data", "saves")  # one for each thread of an engine that talks
 _BASE = "base"  # of the ranks along fsdp, which share the base's weights
@@ -40,12 +40,6 @@ def _first_meeting_s(timeout):
     if os.environ.get("TWINKLE_MODE") == "ray":
         return _LATER_MEETINGS * timeout
     return max(timeout, _FIRST_MEETING_S)
-
-
-def timeout_seconds():
-    """How long a rank may be silent: TWINKLE_DIST_TIMEOUT_SECONDS, 60 without. InvalidError: it is
-    no number from 1 to 86400."""
-    return environment_number("TWINKLE_DIST_TIMEOUT_SECONDS", 60.0, 1, 86_400)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ class Loss:
     # True: it gets a call's sequences all at once, as the engine's own losses do, so that
     # micro_batch_size leaves its numbers as they are
     whole_batch = False
-    # Of several ranks: names of the arguments with an entry for each sequence of a rank's, or each
+    # For several ranks: names of the arguments with an entry for each sequence of a rank's, or each
     # pair, which are put one rank's after the other's. None: lengths tell. It is of the __call__
     # that its class has: a subclass with another one says it anew
     row_arguments = None

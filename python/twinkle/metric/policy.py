@@ -54,7 +54,7 @@ class GRPOMetric(Metric):
         """inputs: labels [B, L]; outputs: logps and, if they are there, entropies [B, L];
         old_logps and advantages as the loss got them."""
         del kwargs
-        if outputs.get("logps") is None:  # for embeddings
+        if outputs.get("logps") is None:  # embeddings have none
             return
         mask, old, advantages = self._read(inputs, old_logps, advantages)
         if not mask.any():

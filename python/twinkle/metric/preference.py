@@ -33,7 +33,7 @@ class DPOMetric(Metric):
 
     def accumulate(self, inputs, outputs, **kwargs):
         """inputs: labels [B, L]; outputs: logps [B, L]; kwargs: the reference, as for DPOLoss."""
-        if outputs.get("logps") is None:  # for embeddings
+        if outputs.get("logps") is None:  # embeddings have none
             return
         sums, ref_sums = _read(inputs, outputs["logps"], kwargs)
         self._add("logps", "", sums)

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from twinkle import checks
 from twinkle.device_mesh import DeviceMesh
-from twinkle.engine.group import timeout_seconds
 from twinkle.errors import InternalError, InvalidError, NotAvailableError, require
 from twinkle.logger import get_logger
-from twinkle.platform import Platform, environment_number
+from twinkle.platform import Platform, environment_number, timeout_seconds
 from twinkle.remote.gone import why_gone
 from twinkle.remote.group import WorkerGroup
 from twinkle.remote.proxy import Proxy

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from twinkle import checks
-from twinkle.engine.group import timeout_seconds
 from twinkle.errors import InternalError, InvalidError, TwinkleError, require
 from twinkle.logger import get_logger
+from twinkle.platform import timeout_seconds
 from twinkle.remote.gone import ANEW, not_arrived, why_gone
 from twinkle.remote.lazy import EarlierCallError, going_to
 from twinkle.remote.messages import REFER, SEND, Call, Failure, Outcome

@@ -53,9 +53,9 @@ class EngineArgs:
     seed: int | None
     precision: str  # the engine's mixed_precision
     logprobs_mode: str | None
-    adapters: bool  # whether adapter_path may be given
-    routed_experts: bool  # whether every sample has them
-    options: dict = field(default_factory=dict)  # of an engine of the sampler's own
+    adapters: bool  # true: adapter_path may be given
+    routed_experts: bool  # true: every sample has them
+    options: dict = field(default_factory=dict)  # for an engine of the sampler's own
 
     def check_logprobs(self, params):
         """InvalidError: params under which the engine's log-probabilities, which are of the whole

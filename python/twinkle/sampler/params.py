@@ -10,7 +10,7 @@ _INT32_MAX = 2**31 - 1
 
 
 def as_given(given, named):
-    """What a call may be about, before it is known whether its parameters can be: computes, whether
+    """The subject of a call, before it is known whether its parameters can be: computes, whether
     the engine is asked; draws, whether seeds are."""
     fields = named if given is None else given
     if not isinstance(fields, dict):

@@ -120,7 +120,7 @@ class TorchSampler(ReceivesWeights, Sampler):
             "model's",
         )
         self._tenants = _no_tenants()
-        self._lock = threading.RLock()  # of _tenants and _calls
+        self._lock = threading.RLock()  # guards _tenants and _calls
         self._calls = 0
         # Samplers may share an engine, and tenants' names are its: on every rank the same.
         self._name = next(_numbers)
@@ -258,7 +258,7 @@ class TorchSampler(ReceivesWeights, Sampler):
 
     def _delete_stale(self):
         for tenant in self._tenants.stale:  # if an interrupt ends this, all of them once more
-            self.engine.delete(tenant=tenant)  # behind the samples that others have begun
+            self.engine.delete(tenant=tenant)  # after the samples that others have begun
         self._tenants.stale = ()
 
     # ---- sampling
@@ -358,12 +358,14 @@ class TorchSampler(ReceivesWeights, Sampler):
             queue.put(None)
 
     def _with_others(self, given, make):
-        """What make() gives, (features, prompts, ...), once all ranks that take part have theirs,
-        and how many prompts those before this one have. given: as_given()'s."""
+        """The result of make(), (features, prompts, ...), once all ranks that take part have
+        theirs, and how many prompts those before this one have. given: as_given()'s."""
         begin, ranks = first_row(), Ranks()  # known where the call was cut
         if self._model is not None and given.computes:  # the engine takes prompts of all its ranks
             ranks = self._model._ranks
-        elif begin is None and given.draws:  # what draws nothing one may ask alone for
+        elif (
+            begin is None and given.draws
+        ):  # the others draw nothing, and one rank may ask for itself
             ranks = ranks_of(self.device_mesh)
 
         def mine():
@@ -385,8 +387,8 @@ class TorchSampler(ReceivesWeights, Sampler):
         return features, prompts
 
     def _request(self, prompts, params, weights, begin):
-        """What the engine's sample takes. weights: _weights()'s; begin: prompts of the ranks before
-        this one."""
+        """The arguments of the engine's sample. weights: _weights()'s; begin: prompts of the ranks
+        before this one."""
         tenant = self._tenant(*weights)
         self._calls += 1
         run = current_run().seed if self._args.seed is None else self._args.seed

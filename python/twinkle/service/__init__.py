@@ -39,7 +39,7 @@ class Service:
         self._told = deque(maxlen=20)  # the program's own lines on standard error
         self._last = deque(maxlen=20)  # and what else is there, as of a loader or a kill
         self._is_up = False
-        self._lock = threading.Lock()  # either of these two
+        self._lock = threading.Lock()  # guards these two
         self._process = subprocess.Popen(
             [*(sys.executable, "-P", "-m", "twinkle", "serve", "--until-stdin-ends"), *arguments],
             stdin=subprocess.PIPE,

@@ -62,7 +62,7 @@ MTP = {  # names in the checkpoints of qwen3_next and qwen3_5
     "mtp.layers.0.mlp.experts.0.up_proj.weight": torch.ones(24, 64),
 }
 UNREAD = MTP | {"model.visual.patch_embed.proj.weight": torch.ones(8, 3, 2, 4, 4)}
-MARGIN = 5e-5  # distance of every choice of experts from a tie: float32 moves scores by 1e-6
+MARGIN = 5e-5  # least distance of a choice of experts from a tie: float32 moves scores by 1e-6
 MLA = MOE | {
     "num_key_value_heads": 4,
     "n_routed_experts": 8,
@@ -99,7 +99,7 @@ PREDICTORS = {  # the layer behind the last one, of deepseek_v3 and of glm4_moe
 
 @dataclass
 class Family:
-    config: type  # fields of the twin
+    config: type  # class of the twin's config
     fields: dict
     tensors: object = same  # (the twin's by name, its config) -> the family's by name
     hub: object = None  # the twin's config.json -> the family's; None: it is the same
@@ -109,7 +109,7 @@ class Family:
 
 
 FAMILIES = {
-    # Of the first three test_logprobs.py and its neighbours draw many more.
+    # test_logprobs.py and its neighbours draw many more of the first three.
     "llama": Family(transformers.LlamaConfig, {"rope_parameters": ROPE, "attention_bias": True}),
     "qwen2": Family(
         transformers.Qwen2Config,

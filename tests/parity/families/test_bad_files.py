@@ -77,7 +77,7 @@ def test_a_missing_and_a_surplus_expert_are_refused(name, tmp_path):
         if ".layers.1." in key and ".experts." in key
     }
     key, value = min(experts.items())
-    if value.dim() == 3:  # tensors of all experts
+    if value.dim() == 3:  # holds all experts
         for other in (value[:-1], torch.cat([value, value[:1]])):
             folder = changed(name, tmp_path, {key: other})
             expect_refusal(

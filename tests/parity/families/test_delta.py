@@ -21,7 +21,7 @@ from parity.test_gradients import adapted, check
 
 NESTED = ["qwen3_5", "qwen3_5_moe"]
 ALL = [*NESTED, "qwen3_next"]
-VISION = {  # part of the tensor that recipes.UNREAD has of it; transformers draws the others
+VISION = {  # the tensor that recipes.UNREAD has of it; transformers draws the others
     "depth": 1,
     "hidden_size": 8,
     "intermediate_size": 16,

@@ -24,7 +24,7 @@ NATIVE = [name for name in ALL if not families.FAMILIES[name].alien]
 VARIANTS = [name for name, family in families.VARIANTS.items() if not family.alien]
 DENSE = [name for name in ALL if name not in families.ROUTED]  # test_experts.py has the others'
 ALIEN = ["chatglm", "internlm2", "qwen3_5", "deepseek"]
-BF16 = ["qwen2_moe", "qwen3_5_moe", "deepseek_v2"]  # one of each kind that is routed
+BF16 = ["qwen2_moe", "qwen3_5_moe", "deepseek_v2"]  # one of each kind with routed experts
 DRAWN = ("llama", "qwen2", "qwen3")  # test_logprobs.py has many of them
 # Families whose few rows here are one draw: test_bfloat16.py has 768.
 FEW = ("gemma2", "gemma3")

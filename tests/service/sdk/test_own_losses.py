@@ -7,7 +7,7 @@ import pytest
 from service.clients import ADAM, datum, norm_of, tinker, trainer
 
 CHOSEN, REJECTED = [1, 93, 198, 204, 75, 282], [1, 93, 198, 49, 14]
-REPLIES = [0, 0, 1, 1, 1], [0, 0, 1, 1]  # of the targets, those of the reply
+REPLIES = [0, 0, 1, 1, 1], [0, 0, 1, 1]  # the reply's part of the targets
 
 
 def pair(name=None, **more):

@@ -32,7 +32,7 @@ def clipped(lp, q):
     return min(max(math.exp(lp - q), 0.8), 1.2)
 
 
-SAMPLED = {  # of a row's log p, the sampler's and the advantage
+SAMPLED = {  # a row's log p, the sampler's and the advantage
     "importance_sampling": lambda lp, q, a: -math.exp(lp - q) * a,
     "ppo": lambda lp, q, a: -min(math.exp(lp - q) * a, clipped(lp, q) * a),
     "cispo": lambda lp, q, a: -clipped(lp, q) * lp * a,
@@ -56,7 +56,7 @@ def test_losses_of_sampled_rows_are_their_formulas_forwards_and_with_gradients(s
 
 
 ADVANTAGES = [(-0.5) ** t for t in range(10)]
-ROWS = [TOKENS, [5, *TOKENS[1:]]]  # of two prompts
+ROWS = [TOKENS, [5, *TOKENS[1:]]]  # for two prompts
 
 
 def sampled_near(client, gaps, **inputs):
@@ -157,7 +157,7 @@ def test_a_custom_loss_that_is_no_number_is_refused_by_name_and_no_step_is_made(
 
     with pytest.raises(tinker.UnprocessableEntityError, match=r"weights holds -?nan at 0"):
         client.forward_backward_custom([datum()], custom).result()
-    with pytest.raises(RuntimeError, match="previous request failed"):  # of this very client
+    with pytest.raises(RuntimeError, match="previous request failed"):  # this very client
         client.optim_step(ADAM).result()
 
 
@@ -214,7 +214,7 @@ def test_samplers_agree_with_the_trainer(service):
     greedy = types.SamplingParams(max_tokens=6, temperature=0.0)
     first, second = unnamed.sample(prompt, 2, greedy).result().sequences
     assert first.tokens == second.tokens
-    steps(client, 2)  # what was published stays what it was
+    steps(client, 2)  # a published version stays as it was
     assert unnamed.sample(prompt, 1, greedy).result().sequences[0].tokens == first.tokens
 
 

@@ -1,4 +1,4 @@
-"""What the real SDK does again, or in another order than asked: it is done once, and in order."""
+"""Requests that the real SDK repeats, or sends in another order: it is done once, and in order."""
 
 import json
 import time
@@ -91,7 +91,7 @@ def test_training_beyond_what_a_tenant_may_have_open_comes_again(tight, relay, r
     client = trainer(relayed).result()
     wire = Wire(tight.url, "tml-relayed")
     run = wire.run()
-    for seq_id in (2, 3, 4):  # which wait for the first
+    for seq_id in (2, 3, 4):  # they wait for the first
         assert wire.step(run, seq_id).status == 200
     passed = client.forward_backward([datum()], "cross_entropy")
     stepped = client.optim_step(ADAM)

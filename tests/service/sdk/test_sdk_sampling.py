@@ -8,7 +8,7 @@ import pytest
 import torch
 from service.clients import TOKENS, datum, loss_of, steps, tinker, trainer, types
 
-PROMPT, LEARNED = TOKENS[:1], TOKENS[1:]  # which ends with the model's own end
+PROMPT, LEARNED = TOKENS[:1], TOKENS[1:]  # it ends with the model's own end
 
 
 @pytest.fixture(scope="module")

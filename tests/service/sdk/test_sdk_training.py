@@ -1,4 +1,4 @@
-"""What training requests of the real SDK mean where the wire leaves it open."""
+"""Meanings of the real SDK's training requests where the wire leaves them open."""
 
 import math
 from datetime import UTC, datetime
@@ -83,7 +83,7 @@ def test_of_two_saves_of_one_name_in_flight_the_second_is_refused(service):
 
 
 def folder_of(server, path):
-    """Of the checkpoint tinker://RUN/KIND/NAME."""
+    """Files of the checkpoint tinker://RUN/KIND/NAME."""
     return Path(server.state) / "checkpoints" / path.removeprefix("tinker://")
 
 

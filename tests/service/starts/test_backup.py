@@ -15,7 +15,7 @@ JOURNAL_BYTES = 8000  # so that records give way to a state all the time
 
 
 def told_of(what, folder):
-    """What a copy says when it is done."""
+    """The line of a copy that is done."""
     sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
     bytes_ = sum(sizes)
     size = f"{bytes_ / 1e3:.1f} kB" if bytes_ < 1e6 else f"{bytes_ / 1e6:.1f} MB"
@@ -36,7 +36,7 @@ class Client:
             "tiny", rank=4, seed=seed
         )
         self.run = self.training.get_info().model_id
-        self.steps = 0  # whose save was told
+        self.steps = 0  # its save was answered
 
     def work(self, is_over):
         while not is_over.is_set():
@@ -55,7 +55,7 @@ def save_restored(wire, run, seq_id):
         told = wire.result(wire.ok("save_weights", body))
         if isinstance(told, dict) and told.get("path", "").endswith("/restored"):
             return seq_id
-        seq_id += 1  # of a request that is in the backup
+        seq_id += 1  # the request is in the backup
 
 
 def steps_of(server, client, state, again, before):

@@ -10,7 +10,7 @@ JOURNAL_BYTES = "6000"  # so that a state takes the place of what published them
 
 
 def said(sampler):
-    """What it draws of one prompt, with the log-probabilities."""
+    """Its draws for one prompt, with the log-probabilities."""
     params = types.SamplingParams(max_tokens=12, seed=3, temperature=1.0, stop=[])
     drawn = sampler.sample(types.ModelInput.from_ints([1, 5, 9]), 2, params).result()
     return [(each.tokens, each.logprobs) for each in drawn.sequences]
@@ -34,7 +34,7 @@ def test_each_published_version_says_after_kills_what_it_said_before(
     for _ in range(3):
         steps(client, 2)
         samplers.append(client.save_weights_and_get_sampling_client().result())
-    steps(client, 2)  # of which no version tells
+    steps(client, 2)  # no version has it
     before = [said(sampler) for sampler in samplers]
     assert before[0] != before[1] != before[2] != before[0]
     if JOURNAL_BYTES in options:

@@ -66,7 +66,7 @@ def test_what_came_after_a_backup_is_not_known_and_is_nobody_elses(serve, copy, 
     steps(client, 1)
     path = client.save_state("later").result().path
     sampler = client.save_weights_and_get_sampling_client().result()
-    later = trainer(service).result()  # of a session that is in the backup
+    later = trainer(service).result()  # a session in the backup
     another = tinker.ServiceClient(base_url=relay.url, api_key="tml-came-later")
     alone = trainer(another).result()
     relay.before = lambda route, _: route != "retrieve_future" or may_poll.wait(60)
@@ -76,7 +76,7 @@ def test_what_came_after_a_backup_is_not_known_and_is_nobody_elses(serve, copy, 
     wait_until(lambda: len(relay.of("forward_backward")) > num_sent)
     assert relay.of("forward_backward")[-1].status == 200
     restore(server)
-    for key in ("tml-went-on", "tml-other"):  # whose work must not be taken for theirs
+    for key in ("tml-went-on", "tml-other"):  # its work must not be taken for theirs
         steps(trainer(server.client(key)).result(), 2)
     may_poll.set()
 
@@ -95,7 +95,7 @@ def test_what_came_after_a_backup_is_not_known_and_is_nobody_elses(serve, copy, 
         answer = wire.post("retrieve_future", {"request_id": request_id})
         assert answer.status == 404
         assert f"'{request_id}' is not known" in answer.detail
-    # What is in the backup goes on from there.
+    # Everything in the backup continues from there.
     assert isinstance(wire.result({"request_id": f"{before}:1"}), bytes)
     assert wire.result(wire.step(before, 3).json())["metrics"]["step"] == 2
     relay.close()

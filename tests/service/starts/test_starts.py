@@ -135,7 +135,7 @@ def test_a_tenant_is_told_of_its_checkpoints_and_the_log_of_the_servers_files(
         sampler = wire.ok("create_sampling_session", body)["sampling_session_id"]
         folder = state / "checkpoints" / run
         adapter = folder / "sampler_weights/a/adapter_model.safetensors"
-        with no_room(server, adapter.stat().st_size // 2):  # which the journal is shorter than
+        with no_room(server, adapter.stat().st_size // 2):  # the journal is shorter than that
             ack = saved(wire, run, 2, "c")
             full = wire.result(ack, "server")["error"]
         shutil.rmtree(folder / "sampler_weights/a")
@@ -168,7 +168,7 @@ def test_a_state_without_its_journal_or_a_snapshot_is_refused_and_kept(
     a_batch(wire, run, 1)
     wire.result(wire.step(run, 2).json())
     snapshot = state / "snapshots" / run / "2"
-    record = f"{run}/2".encode()  # behind the folder, which no start needs without it
+    record = f"{run}/2".encode()  # after the folder, which no start needs without it
     wait_until(lambda: any(record in f.read_bytes() for f in (state / "journal").glob("*.journal")))
     assert snapshot.exists()
     assert server.stop() == 0
@@ -289,13 +289,13 @@ def test_a_sample_without_a_seed_gets_the_same_tokens_where_a_kill_came_before_i
     assert open_promises(wire) == 2, "they ended before the copy; make them longer"
     undisturbed = [wire.result(first), wire.result(second)]
     assert undisturbed[0] != undisturbed[1], "each has a chance of its own"
-    # What a kill at that moment leaves.
+    # The state that a kill at that moment leaves.
     after = Wire(make("killed").url, timeout=60)
     assert [after.result(first), after.result(second)] == undisturbed
 
 
 def another_processor():
-    """What makes this one give the bits of an older one."""
+    """Turns this one's bits into those of another."""
     torch = pytest.importorskip("torch")
     return "avx2" if torch.backends.cpu.get_cpu_capability() == "AVX512" else "default"
 

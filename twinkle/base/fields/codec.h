@@ -144,7 +144,7 @@ class ByteReader {
     }
   }
 
-  // What ByteWriter::sized has written.
+  // Reads the result of ByteWriter::sized.
   template <class T>
   void item(T& v) {
     ByteReader part = sized();
@@ -155,7 +155,7 @@ class ByteReader {
     require(in_.empty(), Code::kInvalid, what_, " have ", in_.size(), " more behind their end");
   }
 
-  static constexpr int64_t kNode = 48;  // of a map's tree, beside its value
+  static constexpr int64_t kNode = 48;  // bytes of a map's tree, besides its value
 
  private:
   std::span<const char> bytes(uint64_t n) {

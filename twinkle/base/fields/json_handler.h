@@ -1,4 +1,4 @@
-// What Boost.JSON's parser calls while it reads a document, with hooks that take everything and do
+// Called by Boost.JSON's parser while it reads a document, with hooks that take everything and do
 // nothing: a handler derives from this, and has of its own those that it needs. It is for one
 // basic_parser<Handler>, which calls a handler's own type. A hook that answers false ends the
 // parsing, by the failure that it sets; long texts come in parts, of which on_string and on_key get

@@ -98,7 +98,7 @@ bool AnyOption::allows(const Json& value) const {
     case OptionKind::kFlag:
       return value.is_bool();
     case OptionKind::kInteger:
-      if (value.is_uint64())  // of others none is so large
+      if (value.is_uint64())  // no other kind is so large
         return limits.most == kAnyBits;
       return value.is_int64() && is_within(static_cast<double>(value.get_int64()), limits);
     case OptionKind::kNumber:

@@ -31,7 +31,7 @@
 
 namespace twinkle {
 
-// What a value may be, besides of its type.
+// Limits of a value, besides its type.
 struct Limits {
   static constexpr double kNone = std::numeric_limits<double>::infinity();
   double least = -kNone, most = kNone;          // numbers, which are finite
@@ -93,7 +93,7 @@ std::string told(const Json& value);
 // and `shown` is how the caller wrote the value.
 void set_option(const AnyOption& option, const Json& value, std::string_view what,
                 const std::string& shown);
-// What a text of a command line or a file says; null: it is none of the option's kind.
+// The value of a text of a command line or a file; null: it is none of the option's kind.
 Json value_of(const AnyOption& option, const std::string& text);
 // "1048576", "1024KiB", "1 MiB" (powers of 1024: KiB, MiB, GiB, TiB; of 1000: KB, MB, GB, TB).
 // Nothing: it is no whole number of bytes, or more than an int64_t has.

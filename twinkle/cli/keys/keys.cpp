@@ -28,8 +28,8 @@ namespace {
 struct KeysOptions {
   std::string state = "twinkle-state", tenant, expires, id;
   std::vector<std::string> scopes = {"train", "sample"};
-  // Of the tenant's quota, or, of the first and the third, of the key that is made: those that were
-  // given.
+  // Options of the tenant's quota, or, of the first and the third, of the key that is made: those
+  // that were given.
   std::optional<double> weight, compute_seconds_per_minute;
   std::optional<int32_t> priority;
   std::optional<int64_t> tokens_per_minute, max_runs, max_adapters, max_disk;
@@ -129,7 +129,7 @@ struct Changed {
       after = quota;
     };
   }
-  // What changed from what to what, by the names of the file.
+  // The changes, from what to what, by the names of the file.
   JsonObject told() const {
     JsonObject out;
     const JsonObject from = JsonOf::of(before).as_object(), to = JsonOf::of(after).as_object();
@@ -151,8 +151,7 @@ void note_created(const KeysOptions& o, const store::Key& key, const Changed& ch
   store::append_audit(o.state, line);
 }
 
-// Of a state's first key: whether the server that runs there asks for keys, the state does not
-// tell.
+// A state's first key: the state does not say whether the server that runs there asks for keys.
 void warn_of_open_server(const std::string& state) {
   const auto process = store::holder_of(std::filesystem::path(state) / server::kJournal);
   if (process)
@@ -326,7 +325,7 @@ void add_standing(CLI::App& command, KeysOptions& o, const std::string& of,
       ->check(number(OptionKind::kInteger, between(Int::min(), Int::max())));
 }
 
-// Of the tenant, whichever of its keys is used.
+// The quota of the tenant, whichever of its keys is used.
 void add_quota(CLI::App& command, KeysOptions& o) {
   const CLI::Validator amount = number(OptionKind::kInteger, at_least(0));
   command

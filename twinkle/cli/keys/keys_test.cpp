@@ -20,7 +20,7 @@ namespace {
 
 class KeysCommand : public testing::Test {
  protected:
-  // What it prints on standard output. Errors pass.
+  // Its standard output. Errors pass.
   std::string run(std::vector<std::string> arguments) {
     CLI::App app("", "twinkle");
     Action action;

@@ -21,7 +21,8 @@ constexpr const char* kHead =
     "`--no-...`, a list `name` also\n`--names`. Bytes may have a unit on a command line and in a "
     "file: `64MiB` (KiB, MiB, GiB, TiB: powers of 1024), `2GB` (KB,\nMB, GB, TB: of 1000).\n";
 
-// What an option does, and from "[...]" at its end what happens without it, where that is no value.
+// The effect of an option, and from "[...]" at its end what happens without it, where that is no
+// value.
 std::pair<std::string_view, std::string_view> parts_of(std::string_view help) {
   const size_t open = help.rfind(" [");
   if (!help.ends_with(']') || open == std::string_view::npos) return {help, ""};

@@ -42,7 +42,7 @@ struct Private {
   ~Private() { ::umask(before); }
 };
 
-// What runs changes while it is copied.
+// A running server changes the state while it is copied.
 void require_rests(const std::string& folder) {
   const auto process = store::holder_of(std::filesystem::path(folder) / server::kJournal);
   require(!process, Code::kConflict, "cli: ", folder,

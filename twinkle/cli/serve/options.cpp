@@ -22,21 +22,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
-int64_t value_of(const ServeOptions& o, std::string_view name) {
+int64_t option_value(const ServeOptions& o, std::string_view name) {
   const auto all = options_of(o);
   return std::ranges::find(all, name, &AnyOption::name)->get().to_number<int64_t>();
 }
 
 // With what need not have been given to be so.
 std::string told_value(const ServeOptions& o, const char* name) {
-  const int64_t value = value_of(o, name);
-  return std::to_string(value) + (value == value_of(ServeOptions(), name) ? " (its default)" : "");
+  const int64_t value = option_value(o, name);
+  return std::to_string(value) +
+         (value == option_value(ServeOptions(), name) ? " (its default)" : "");
 }
 
-// What one may have, and what all may have together.
+// Limits of one, and of all together.
 void require_at_most(const ServeOptions& o, const char* name, const char* name_of_most) {
-  require(value_of(o, name) <= value_of(o, name_of_most), Code::kInvalid, "cli: ", name, " is ",
-          told_value(o, name), ", it must be at most ", name_of_most, ", ",
+  require(option_value(o, name) <= option_value(o, name_of_most), Code::kInvalid, "cli: ", name,
+          " is ", told_value(o, name), ", it must be at most ", name_of_most, ", ",
           told_value(o, name_of_most), ": lower ", name, ", or raise ", name_of_most);
 }
 
@@ -104,7 +105,7 @@ void add_serve_options(CLI::App& command, ServeOptions& options) {
     const char* const group = found == groups.end() ? "Service" : found->second;
     add_option(command, one)->group(is_served(one.name) ? group : "");
   }
-  command.get_option("--auth")->default_str("");  // which each start finds
+  command.get_option("--auth")->default_str("");  // each start detects it
 }
 
 bool is_served(std::string_view name) { return name != "value_head" && name != "gathered_bytes"; }
@@ -155,7 +156,7 @@ std::string check_service(const ServeOptions& o) {
       {.address = o.http.address});  // on a free port: its own may be a running server's
   engine::device_named(o.engine.model.device);
   const std::string path = model_path(o.engine.model.path, Download::kWithoutWeights);
-  std::optional<Checkpoint> checkpoint;  // of a hub's model there are no weights
+  std::optional<Checkpoint> checkpoint;  // a hub's model has no weights here
   if (is_there(o.engine.model.path)) checkpoint = Checkpoint::open(path);
   const Json config = checkpoint ? checkpoint->config() : read_json(fs::path(path) / "config.json");
   const model::DecoderSpec spec = model::spec_of(config, path);

@@ -1,4 +1,4 @@
-// What `twinkle serve` is told, and what can be said of it before weights are loaded.
+// The options of `twinkle serve`, and checks of them before weights are loaded.
 #pragma once
 #include <string>
 #include <string_view>
@@ -62,7 +62,7 @@ struct ServeOptions {
 // Adds them in the groups of --help; those that no service can have are taken, to be refused by
 // name, and are not told.
 void add_serve_options(CLI::App& command, ServeOptions& options);
-// Whether a service can have this option of the engine.
+// True if a service can have this option of the engine.
 bool is_served(std::string_view name);
 
 // Under which clients ask for a model where no name is given: its id, and what others know it by.
@@ -76,12 +76,12 @@ std::string default_auth(const ServeOptions& options);
 // everybody is let in.
 void check_options(const ServeOptions& options);
 
-// What would be served. Errors as of check_options; and those of a model whose files, config.json
-// or tokenizer cannot be read, of a device that is not here, or of check_state (state.h). Loads no
-// weights; downloads a hub's model without them.
+// The model that would be served. Errors as of check_options; and those of a model whose files,
+// config.json or tokenizer cannot be read, of a device that is not here, or of check_state
+// (state.h). Loads no weights; downloads a hub's model without them.
 std::string check_service(const ServeOptions& options);
 
-// What client/config answers: in which pieces the SDK sends a batch, and whether it compresses
+// The answer of client/config: in which pieces the SDK sends a batch, and whether it compresses
 // them.
 JsonObject client_flags(const ServeOptions& options);
 

@@ -1,4 +1,5 @@
-// What a start would find wrong with the folder of its state, told without changing anything in it.
+// Reports what a start would find wrong with the folder of its state, without changing anything in
+// it.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -19,12 +20,12 @@ void check_park_directory(const std::string& directory);
 std::string identity_of(const std::string& family, int64_t num_parameters,
                         const std::string& config);
 
-// What tells weights from others of the same config, in whatever files they are, without reading
+// Distinguishes weights from others of the same config, in whatever files they are, without reading
 // them all: a CRC-32C in decimal digits over each tensor's name, shape, and parts of its bytes.
 // Errors as of StoredTensor::read.
 std::string crc_of_weights(const Checkpoint& checkpoint);
 
-// What a server of this model would find: "", or who has the state open now. Reads the journal.
+// The finding of a server of this model: "", or who has the state open now. Reads the journal.
 // Errors of a start: of keys that are asked for and cannot be read, a damaged journal, one that
 // holds nothing of runs that are there, a missing snapshot, another model or other weights of it,
 // or other arithmetic, unless that is accepted. Not the number of the model's parameters, which

@@ -126,7 +126,7 @@ bool is_named(const CLI::Option& option, const std::string& key) {
   });
 }
 
-std::vector<CLI::Option*> options_of(CLI::App& command) {
+std::vector<CLI::Option*> options_in(CLI::App& command) {
   auto all = command.get_options();
   std::erase_if(all, [](const CLI::Option* option) { return yaml_key(*option).empty(); });
   return all;
@@ -134,12 +134,12 @@ std::vector<CLI::Option*> options_of(CLI::App& command) {
 
 [[noreturn]] void refuse_key(CLI::App& command, const std::string& key, const std::string& where) {
   std::vector<std::string> names;
-  for (const CLI::Option* option : options_of(command))
+  for (const CLI::Option* option : options_in(command))
     if (!option->get_group().empty()) names.push_back(yaml_key(*option));
   refuse_name(key, names, where, "key of `twinkle " + command.get_name() + "`");
 }
 
-// What is said of an option, of the key that the file has in its place.
+// An error about an option, in terms of the key that the file has for it.
 std::string of_key(std::string text, const CLI::Option& option, const std::string& key) {
   for (const std::string& name : option.get_lnames()) {
     const std::string flag = "--" + name;
@@ -170,7 +170,7 @@ void read_yaml(CLI::App& command, const std::filesystem::path& file) {
   for (Entry& entry : entries_of(read_file(file, "cli", kMaxBytes), name)) {
     std::ranges::replace(entry.key, '-', '_');
     const std::string where = at(name, entry.line);
-    const auto all = options_of(command);
+    const auto all = options_in(command);
     const auto found = std::ranges::find_if(
         all, [&](const CLI::Option* option) { return is_named(*option, entry.key); });
     if (found == all.end()) refuse_key(command, entry.key, where);

@@ -16,7 +16,7 @@ struct TrainingFiles {
   bool overwrite = false;    // an earlier run's output may be replaced
   bool resume = false;       // continue from the checkpoint in `output`
   std::string validation;    // a file of rows whose loss is measured; empty: none
-  std::string preprocessor;  // of data and validation; empty: none
+  std::string preprocessor;  // for data and validation; empty: none
 
   static constexpr auto fields() {
     using F = TrainingFiles;
@@ -78,7 +78,7 @@ struct TrainingOptions {
   TrainingFiles files;
   Recipe recipe;
   engine::EngineOptions engine;   // but model and device
-  std::string command_to_resume;  // what the user types to resume after an interrupt
+  std::string command_to_resume;  // the command that resumes after an interrupt
 };
 
 // Trains and saves; progress goes to standard error. Error kInvalid: data, model or output that

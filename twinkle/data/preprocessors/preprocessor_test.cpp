@@ -11,7 +11,7 @@ Row run(std::string_view name, const Row& row, const JsonObject& arguments = {})
   return make_preprocessor(name, arguments)(row);
 }
 
-std::string error_of(std::string_view name, const Row& row, const JsonObject& arguments = {}) {
+std::string row_error(std::string_view name, const Row& row, const JsonObject& arguments = {}) {
   return twinkle::error_of([&] { run(name, row, arguments); });
 }
 
@@ -36,9 +36,9 @@ TEST(Preprocessor, Gsm8kKeepsTheNumberAfterTheMark) {
   EXPECT_EQ(full.at("messages").as_array()[0], Json(message("system", "s")));
   EXPECT_EQ(full.at("messages").as_array()[2],
             Json(message("assistant", "a <<1+1=2>>\n####  -1,234.5 \n")));
-  EXPECT_EQ(error_of("GSM8KProcessor", {{"question", "q"}, {"answer", "2"}}),
+  EXPECT_EQ(row_error("GSM8KProcessor", {{"question", "q"}, {"answer", "2"}}),
             "data: field 'answer' has no '####', after which its number must come");
-  EXPECT_EQ(error_of("GSM8KProcessor", {{"question", "q"}, {"answer", "2 #### "}}),
+  EXPECT_EQ(row_error("GSM8KProcessor", {{"question", "q"}, {"answer", "2 #### "}}),
             "data: field 'answer' has nothing after its '####'");
 }
 
@@ -66,12 +66,12 @@ TEST(Preprocessor, ShareGptTurnsBecomeMessages) {
                 .at("messages"),
             Json({message("user", "a"), message("assistant", "b")}));
   EXPECT_EQ(
-      error_of("ShareGPTProcessor", {{"text", "a"}}),
+      row_error("ShareGPTProcessor", {{"text", "a"}}),
       "data: field 'conversations' is missing or not a list of turns with 'from' and 'value'");
-  EXPECT_EQ(error_of("ShareGPTProcessor", {{"conversations", JsonArray{1}}}),
+  EXPECT_EQ(row_error("ShareGPTProcessor", {{"conversations", JsonArray{1}}}),
             "data: field 'conversations' holds 1, expected an object with 'from' and 'value'");
-  EXPECT_EQ(error_of("ShareGPTProcessor",
-                     {{"conversations", parsed(R"([{"from": "bot", "value": "a"}])")}}),
+  EXPECT_EQ(row_error("ShareGPTProcessor",
+                      {{"conversations", parsed(R"([{"from": "bot", "value": "a"}])")}}),
             "data: field 'from' of a turn is 'bot', expected human, user, gpt, assistant, model, "
             "system or tool");
 }
@@ -90,7 +90,7 @@ TEST(Preprocessor, PromptsAndCompletionsAreFoundByTheirUsualNamesOrThoseThatAreG
                      {"completion", JsonArray{message("assistant", "b")}}};
   EXPECT_EQ(run(name, lists).at("messages"), exchange);
   EXPECT_EQ(run(name, lists, {{"system", "s"}}).at("messages").as_array().size(), 3u);
-  EXPECT_EQ(error_of(name, {{"text", "a"}}), "data: field 'prompt' is missing; the row has text");
+  EXPECT_EQ(row_error(name, {{"text", "a"}}), "data: field 'prompt' is missing; the row has text");
 }
 
 TEST(Preprocessor, CompetitionMathIsAnExchangeOrAPromptWithItsSolutionKept) {
@@ -107,12 +107,12 @@ TEST(Preprocessor, CountdownKeepsTargetAndNumbersAsPairs) {
   EXPECT_EQ(row.at("user_data"), parsed(R"([["target", 7], ["nums", [3, 4]]])"));
   const std::string prompt(row.at("messages").as_array()[1].at("content").as_string());
   EXPECT_NE(prompt.find("makes 7 from the numbers [3, 4]"), prompt.npos);
-  EXPECT_EQ(error_of("CountdownProcessor", {{"target", 7}}), "data: field 'nums' is missing");
-  EXPECT_EQ(error_of("CountdownProcessor", {{"nums", 3}, {"target", 7}}),
+  EXPECT_EQ(row_error("CountdownProcessor", {{"target", 7}}), "data: field 'nums' is missing");
+  EXPECT_EQ(row_error("CountdownProcessor", {{"nums", 3}, {"target", 7}}),
             "data: field 'nums' is 3, expected a list of numbers");
-  EXPECT_EQ(error_of("CountdownProcessor", {{"nums", JsonArray{"x"}}, {"target", 7}}),
+  EXPECT_EQ(row_error("CountdownProcessor", {{"nums", JsonArray{"x"}}, {"target", 7}}),
             "data: field 'nums' holds \"x\", expected numbers");
-  EXPECT_EQ(error_of("CountdownProcessor", {{"nums", {3}}, {"target", "7"}}),
+  EXPECT_EQ(row_error("CountdownProcessor", {{"nums", {3}}, {"target", "7"}}),
             "data: field 'target' is \"7\", expected a number");
 }
 
@@ -127,20 +127,20 @@ TEST(Preprocessor, EmojiDpoMakesTwoTrajectories) {
 }
 
 TEST(Preprocessor, ErrorsNameTheFieldTheArgumentAndTheKnownNames) {
-  EXPECT_EQ(error_of("AlpacaProcessor", {{"query", "q"}}),
+  EXPECT_EQ(row_error("AlpacaProcessor", {{"query", "q"}}),
             "data: field 'instruction' is missing; the row has query");
-  EXPECT_EQ(error_of("AlpacaProcessor", {{"instruction", 5}}),
+  EXPECT_EQ(row_error("AlpacaProcessor", {{"instruction", 5}}),
             "data: field 'instruction' is 5, expected a string");
-  EXPECT_EQ(error_of("GSM8KProcessor", {}, {{"sytem", "s"}}),
+  EXPECT_EQ(row_error("GSM8KProcessor", {}, {{"sytem", "s"}}),
             "data: GSM8KProcessor has no argument 'sytem'; it has system, add_assistant");
-  EXPECT_EQ(error_of("AlpacaProcessor", {}, {{"x", "s"}}),
+  EXPECT_EQ(row_error("AlpacaProcessor", {}, {{"x", "s"}}),
             "data: AlpacaProcessor has no argument 'x'; it has none");
-  EXPECT_EQ(error_of("GSM8KProcessor", {}, {{"add_assistant", 1}}),
+  EXPECT_EQ(row_error("GSM8KProcessor", {}, {{"add_assistant", 1}}),
             "data: GSM8KProcessor argument 'add_assistant' is 1, expected true or false");
-  EXPECT_EQ(error_of("GSM8KProcessor", {}, {{"system", 1}}),
+  EXPECT_EQ(row_error("GSM8KProcessor", {}, {{"system", 1}}),
             "data: GSM8KProcessor argument 'system' is 1, expected a string");
   EXPECT_EQ(
-      error_of("Nope", {}),
+      row_error("Nope", {}),
       "data: there is no preprocessor 'Nope'; there are AlpacaProcessor, CompetitionMathProcessor, "
       "CompetitionMathGRPOProcessor, CountdownProcessor, EmojiDPOProcessor, GSM8KProcessor, "
       "PromptCompletionProcessor, SelfCognitionProcessor, ShareGPTProcessor");

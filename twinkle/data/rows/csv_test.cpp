@@ -11,7 +11,7 @@
 namespace twinkle::data {
 namespace {
 
-std::string error_of(const std::string& text) {
+std::string csv_error(const std::string& text) {
   return twinkle::error_of([&] { parse_csv(text, "f.csv"); });
 }
 
@@ -40,26 +40,27 @@ TEST(Csv, TypesAColumnOnlyWhereNothingIsLost) {
 }
 
 TEST(Csv, ErrorsNameTheLineAndTheCause) {
-  EXPECT_EQ(error_of("a,b\n\"x\ny\",1\nz\n"), "data: f.csv line 4: 1 cells, the header names 2");
-  EXPECT_EQ(error_of("a\nx\"y\n"),
+  EXPECT_EQ(csv_error("a,b\n\"x\ny\",1\nz\n"), "data: f.csv line 4: 1 cells, the header names 2");
+  EXPECT_EQ(csv_error("a\nx\"y\n"),
             "data: f.csv line 2: a quote inside a cell that is not quoted; quote the "
             "cell and write the quote twice");
-  EXPECT_EQ(error_of("a\n\"x\"y\n"),
+  EXPECT_EQ(csv_error("a\n\"x\"y\n"),
             "data: f.csv line 2: text after a closing quote; inside a quoted cell a "
             "quote is written twice");
-  EXPECT_EQ(error_of("a\nz\n\"x\ny\n"), "data: f.csv line 3: a quote is opened and never closed");
-  EXPECT_EQ(error_of("a,a\n"), "data: f.csv line 1: two columns are named 'a'");
-  EXPECT_EQ(error_of("a\nx\n\xC3(\n"), "data: f.csv line 3: invalid UTF-8; save the file as UTF-8");
-  EXPECT_EQ(error_of("\n\n"), "data: f.csv is empty, its first line must name the columns");
+  EXPECT_EQ(csv_error("a\nz\n\"x\ny\n"), "data: f.csv line 3: a quote is opened and never closed");
+  EXPECT_EQ(csv_error("a,a\n"), "data: f.csv line 1: two columns are named 'a'");
+  EXPECT_EQ(csv_error("a\nx\n\xC3(\n"),
+            "data: f.csv line 3: invalid UTF-8; save the file as UTF-8");
+  EXPECT_EQ(csv_error("\n\n"), "data: f.csv is empty, its first line must name the columns");
   EXPECT_THROW(read_csv_rows("/nowhere.csv"), Error);
 }
 
 TEST(Csv, RefusesMalformedUtf8AndTakesTheRest) {
   for (const char* bad : {"\x80", "\xC0\x80", "\xE0\x80\x80", "\xED\xA0\x80", "\xF4\x90\x80\x80",
                           "\xF5", "\xE2\x82"}) {
-    EXPECT_NE(error_of(std::string("a\n") + bad), "no error");
+    EXPECT_NE(csv_error(std::string("a\n") + bad), "no error");
   }
-  EXPECT_EQ(error_of("a\n\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\n"), "no error");
+  EXPECT_EQ(csv_error("a\n\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\n"), "no error");
 }
 
 }  // namespace

@@ -14,23 +14,23 @@
 namespace twinkle::data {
 namespace {
 
-std::filesystem::path write(const std::string& name, const std::string& text) {
+std::filesystem::path rows_file(const std::string& name, const std::string& text) {
   const auto file = std::filesystem::path(testing::TempDir()) / ("json_rows_test_" + name);
   std::ofstream(file, std::ios::binary) << text;
   return file;
 }
 
 TEST(JsonRows, ABrokenLineIsNamedWithItsNumberColumnAndCause) {
-  const auto file = write("broken.jsonl", "{\"a\": 1}\n\n{\"a\": }\n{\"a\"\n");
+  const auto file = rows_file("broken.jsonl", "{\"a\": 1}\n\n{\"a\": }\n{\"a\"\n");
   EXPECT_EQ(error_of([&] { read_jsonl_rows(file); }),
             "data: " + file.string() + " line 3 column 7: syntax error");
-  const auto cut = write("cut.jsonl", "{\"a\": 1}\n{\"a\": 1");
+  const auto cut = rows_file("cut.jsonl", "{\"a\": 1}\n{\"a\": 1");
   EXPECT_EQ(error_of([&] { read_jsonl_rows(cut); }),
             "data: " + cut.string() + " line 2 column 8: incomplete JSON");
-  const auto array = write("array.jsonl", "[1]\n");
+  const auto array = rows_file("array.jsonl", "[1]\n");
   EXPECT_EQ(error_of([&] { read_jsonl_rows(array); }),
             "data: " + array.string() + " line 1: the row is an array, it must be an object");
-  const auto extra = write("extra.jsonl", "{} {}\n");
+  const auto extra = rows_file("extra.jsonl", "{} {}\n");
   EXPECT_EQ(error_of([&] { read_jsonl_rows(extra); }),
             "data: " + extra.string() + " line 1 column 4: extra data after the value");
   EXPECT_EQ(error_of([] { read_jsonl_rows("/nowhere"); }), "data: cannot open /nowhere");
@@ -38,7 +38,7 @@ TEST(JsonRows, ABrokenLineIsNamedWithItsNumberColumnAndCause) {
 
 TEST(JsonRows, ABadElementOfAnArrayIsNamedWithItsLineAndIndex) {
   const auto error = [](const std::string& name, const std::string& text) {
-    const auto file = write(name, text);
+    const auto file = rows_file(name, text);
     const std::string said = error_of([&] { read_json_rows(file); });
     const std::string begin = "data: " + file.string();
     EXPECT_EQ(said.find(begin), 0u) << said;
@@ -62,23 +62,23 @@ TEST(JsonRows, ABadElementOfAnArrayIsNamedWithItsLineAndIndex) {
 
 TEST(JsonRows, EveryRowOfAnArrayKnowsTheLineThatItBeginsIn) {
   const Table table = read_json_rows(
-      write("where.json", "\xEF\xBB\xBF[ {\"a\": 1}, {\n\"a\": 2}\n,{\"a\": 3},\r\n\r\n{}]"));
+      rows_file("where.json", "\xEF\xBB\xBF[ {\"a\": 1}, {\n\"a\": 2}\n,{\"a\": 3},\r\n\r\n{}]"));
   EXPECT_EQ(table.lines, (std::vector<int64_t>{1, 1, 3, 5}));
   EXPECT_EQ(table.places, (std::vector<int64_t>{0, 1, 2, 3}));
-  EXPECT_TRUE(read_json_rows(write("columns.json", "{\"a\": [1]}")).lines.empty());
+  EXPECT_TRUE(read_json_rows(rows_file("columns.json", "{\"a\": [1]}")).lines.empty());
 }
 
 TEST(JsonRows, NumbersOutOfRangeAreNamedAsTheyAreWritten) {
   const std::string number = " is beyond the range of a double, 1.8e308; write it as a string";
   const std::string integer = " is beyond 64 bits; write it as a string";
-  const auto lines = write("large.jsonl", "{\"a\": 1e308}\n{\"a\": [-1E+999, 2]}\n");
+  const auto lines = rows_file("large.jsonl", "{\"a\": 1e308}\n{\"a\": [-1E+999, 2]}\n");
   EXPECT_EQ(error_of([&] { read_jsonl_rows(lines); }),
             "data: " + lines.string() + " line 2 column 8: the number -1E+999" + number);
-  const auto array = write("large.json", "[{\"a\": 1},\n {\"a\":\n 18446744073709551616}]");
+  const auto array = rows_file("large.json", "[{\"a\": 1},\n {\"a\":\n 18446744073709551616}]");
   EXPECT_EQ(error_of([&] { read_json_rows(array); }),
             "data: " + array.string() +
                 " line 3 column 2, row 1: the integer 18446744073709551616" + integer);
-  const auto columns = write("columns.json", "{\"a\": [-9223372036854775809]}");
+  const auto columns = rows_file("columns.json", "{\"a\": [-9223372036854775809]}");
   EXPECT_EQ(
       error_of([&] { read_json_rows(columns); }),
       "data: " + columns.string() + " line 1 column 8: the integer -9223372036854775809" + integer);
@@ -106,36 +106,36 @@ TEST(JsonRows, TheLargestNumbersAndTheSmallestAreKept) {
 
 TEST(JsonRows, ColumnsBecomeRowsAndRaggedOnesAreRefused) {
   const Table table =
-      read_json_rows(write("columns.json", "{\"a\": [1, 2],\n \"b\": [\"x\", null]}"));
+      read_json_rows(rows_file("columns.json", "{\"a\": [1, 2],\n \"b\": [\"x\", null]}"));
   ASSERT_EQ(table.rows.size(), 2u);
   EXPECT_EQ(table.rows[1], (Row{{"a", 2}, {"b", nullptr}}));
-  const auto ragged = write("ragged.json", "{\"a\": [1], \"b\": []}");
+  const auto ragged = rows_file("ragged.json", "{\"a\": [1], \"b\": []}");
   EXPECT_EQ(error_of([&] { read_json_rows(ragged); }),
             "data: " + ragged.string() + ": column 'b' has 0 rows, the first column has 1");
-  const auto scalar = write("scalar.json", "{\"a\": 1}");
+  const auto scalar = rows_file("scalar.json", "{\"a\": 1}");
   EXPECT_EQ(error_of([&] { read_json_rows(scalar); }),
             "data: " + scalar.string() +
                 ": column 'a' is a number; a JSON file holds an array of rows or an "
                 "object of columns");
-  const auto text = write("text.json", "\"a\"");
+  const auto text = rows_file("text.json", "\"a\"");
   EXPECT_EQ(error_of([&] { read_json_rows(text); }),
             "data: " + text.string() +
                 " holds a string; a JSON file holds an array of rows or an object of columns");
-  const auto empty = write("empty.json", " \n");
+  const auto empty = rows_file("empty.json", " \n");
   EXPECT_EQ(error_of([&] { read_json_rows(empty); }),
             "data: " + empty.string() + " is empty, it must hold a JSON array of rows");
 }
 
 TEST(JsonRows, AJsonFileMayHoldLinesAndAnEmptyArrayHasNoRows) {
-  EXPECT_EQ(read_json_rows(write("lines.json", "{\"a\": 1}\n{\"a\": 2}\n")).rows.size(), 2u);
-  EXPECT_EQ(read_json_rows(write("none.json", "[ ]")).rows.size(), 0u);
+  EXPECT_EQ(read_json_rows(rows_file("lines.json", "{\"a\": 1}\n{\"a\": 2}\n")).rows.size(), 2u);
+  EXPECT_EQ(read_json_rows(rows_file("none.json", "[ ]")).rows.size(), 0u);
 }
 
 TEST(JsonRows, StreamingInSmallBlocksReadsEveryLineOnce) {
   std::string text = "\xEF\xBB\xBF";
   for (int i = 0; i < 500; ++i)
     text += "{\"i\": " + std::to_string(i) + "}\r\n" + (i % 7 ? "" : "\n");
-  const auto file = write("stream.jsonl", text);
+  const auto file = rows_file("stream.jsonl", text);
   for (const size_t block : {1u, 7u, 64u, 100000u}) {
     Table table{.name = "f", .unit = "line"};
     JsonlReader reader(file, block);
@@ -160,7 +160,7 @@ TEST(JsonRows, DoublesAreReadExactly) {
 // A search of the whole line for each block would take minutes.
 TEST(JsonlReader, ALineOfManyBlocksIsSearchedOnce) {
   const std::filesystem::path file =
-      write("long.jsonl", "{\"a\": \"" + std::string(1 << 20, 'x') + "\"}\n");
+      rows_file("long.jsonl", "{\"a\": \"" + std::string(1 << 20, 'x') + "\"}\n");
   JsonlReader reader(file, 4);
   Table table;
   const auto begin = std::chrono::steady_clock::now();

@@ -1,6 +1,6 @@
-// What operations leave to be done off the dispatcher's thread, one after the other in the order in
-// which they left it: a thread that begins with the first of them. The dispatcher's thread, but for
-// `on_end`.
+// Work that operations leave for another thread than the dispatcher's, one after the other in the
+// order in which they left it: a thread that begins with the first of them. The dispatcher's
+// thread, but for `on_end`.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -30,7 +30,7 @@ class Background {
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
-  // What throws, for want of memory or of a thread, has added nothing.
+  // A call that throws, for want of memory or of a thread, has added nothing.
   void add(int64_t id, Rest rest);
   // Those that have ended since the last call, in their order. Takes no memory.
   Jobs take_ended();

@@ -49,11 +49,11 @@ TEST_F(SavesOffTheThread, ItsTenantAndOthersGoOnWhileASaveIsWrittenAndItHoldsWha
   open();
   create("me");
   create("other");
-  submit(work("me", 1)).get();
+  submit(pass_of("me", 1)).get();
   Future saved = submit(save("me"));
   writing_.wait();
   submit(Step{"me"}).get();
-  submit(work("other", 2)).get();
+  submit(pass_of("other", 2)).get();
   submit(sampled("me", 3)).get();
   EXPECT_FALSE(has_ended(saved));
   EXPECT_EQ(dispatcher_->stats().tenants.at("me").num_queued, 1);
@@ -70,12 +70,12 @@ TEST_F(SavesOffTheThread, ItsTenantAndOthersGoOnWhileASaveIsWrittenAndItHoldsWha
 TEST_F(SavesOffTheThread, WhatReadsAFolderThatIsBeingWrittenWaitsForItAndNobodyElseDoes) {
   open();
   create("me");
-  submit(work("me", 1)).get();
+  submit(pass_of("me", 1)).get();
   Future saved = submit(save("me"));
   writing_.wait();
   Future made = submit(Create{.tenant = "copy", .directory = save("me").directory});
   Future stopped = submit(Create{.tenant = "never", .directory = save("me").directory});
-  submit(work("me", 1)).get();
+  submit(pass_of("me", 1)).get();
   create("other");
   EXPECT_FALSE(has_ended(made));
   EXPECT_TRUE(dispatcher_->cancel(stopped.id));
@@ -88,9 +88,9 @@ TEST_F(SavesOffTheThread, WhatReadsAFolderThatIsBeingWrittenWaitsForItAndNobodyE
 TEST_F(SavesOffTheThread, WhatReadsItsFolderWaitsAlsoWhereBothCouldBeginInOneTurn) {
   open();
   create("me");
-  submit(work("me", 1)).get();
+  submit(pass_of("me", 1)).get();
   is_busy_ = true;
-  Future batch = submit(work("other", 1));
+  Future batch = submit(pass_of("other", 1));
   while (executor_.num_batches < 2) std::this_thread::yield();
   Future saved = submit(save("me"));
   Future made = submit(Create{.tenant = "copy", .directory = save("me").directory});
@@ -114,7 +114,7 @@ TEST_F(SavesOffTheThread, OutcomesAreToldOnTheEnginesThreadInTheOrderOfTheEnds) 
     on_done.push_back([&told, i](const Outcome&) { told.push_back(i); });
   dispatcher_->submit(std::move(accepted), std::move(on_done));
   writing_.wait();
-  submit(ZeroGrad{"me"}).get();  // behind the step
+  submit(ZeroGrad{"me"}).get();  // after the step
   let_go();
   while (dispatcher_->stats().num_queued > 0) std::this_thread::yield();
   submit(ZeroGrad{"me"}).get();
@@ -136,7 +136,7 @@ TEST_F(SavesOffTheThread, ADiskThatRefusesFailsThatSaveAlone) {
 TEST_F(SavesOffTheThread, ItsTenantMayGoAndComeAgainMeanwhile) {
   open();
   create("me");
-  submit(work("me", 1)).get();
+  submit(pass_of("me", 1)).get();
   Future saved = submit(save("me"));
   writing_.wait();
   submit(Delete{"me"}).get();

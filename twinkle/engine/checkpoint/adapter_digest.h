@@ -1,5 +1,5 @@
-// Which adapter a training state was saved with: trainer_state.json has a digest of the adapter's
-// file, whose own bytes are the same whoever saves it. Any thread.
+// The adapter that a training state was saved with: trainer_state.json has a digest of the
+// adapter's file, whose own bytes are the same whoever saves it. Any thread.
 #pragma once
 #include <filesystem>
 #include <string>

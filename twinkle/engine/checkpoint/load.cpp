@@ -24,7 +24,7 @@ void require_same_model(const model::DecoderSpec& ours, const model::DecoderSpec
           " is of another model: its ", different);
 }
 
-// Of what never learns, which no load brings in.
+// Compares the weights that never learn, which no load replaces.
 void require_same_constants(const Checkpoint& given, const BaseModel& base) {
   std::vector<std::string> constants;
   std::ranges::copy_if(base.kept, std::back_inserter(constants),

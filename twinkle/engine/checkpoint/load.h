@@ -19,18 +19,19 @@
 namespace twinkle::engine {
 
 struct Loaded {
-  std::optional<lora::SavedAdapter> adapter;  // of an adapter's tenant
-  // Of a full-parameter tenant, in the model's order; of several ranks, this one's runs of them.
+  std::optional<lora::SavedAdapter> adapter;  // for an adapter's tenant
+  // Weights of a full-parameter tenant, in the model's order; of several ranks, this one's runs of
+  // them.
   std::vector<at::Tensor> weights;
   std::optional<TrainingState> training;  // when it was asked for
 };
 
-int64_t num_bytes(const Loaded& loaded);  // of all its tensors
+int64_t num_bytes(const Loaded& loaded);  // bytes of all its tensors
 
 // The tenant that a checkpoint must fit.
 struct TenantShape {
   Mode mode = Mode::kFull;
-  PeftConfig adapter = {};  // of kLora
+  PeftConfig adapter = {};  // for kLora
 
   bool operator==(const TenantShape&) const = default;
 };

@@ -17,20 +17,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kLora =
+constexpr const char* kOfParts =
     R"({"r": 4, "lora_dropout": 0.2, "target_modules": ["q_proj", "v_proj", "down_proj"]})";
 
-ForwardBackward batch(uint64_t seed) {
+ForwardBackward parts_batch(uint64_t seed) {
   ForwardBackward out{.tenant = "a"};
   for (uint64_t i = 0; i < 6; ++i) out.sequences.push_back(drawn(10 * seed + i, 3 + i, 41));
   return out;
 }
 
-// What is left of a step, a step, and a part of the next one.
+// The rest of a step, a step, and a part of the next one.
 void train(Engine& engine, uint64_t stage, const Part& part) {
-  engine.run<ForwardResult>(sliced(batch(2 * stage), part));
+  engine.run<ForwardResult>(sliced(parts_batch(2 * stage), part));
   engine.run<StepResult>(Step{.tenant = "a", .options = R"({"lr": 0.02})", .max_grad_norm = 0.5});
-  engine.run<ForwardResult>(sliced(batch(2 * stage + 1), part));
+  engine.run<ForwardResult>(sliced(parts_batch(2 * stage + 1), part));
 }
 
 std::string text(const State& s) {
@@ -88,7 +88,7 @@ TEST(Parts, OfOneMeshAreLoadedByAnyOtherAndTrainingGoesOnAsOnOneRank) {
   const ScratchDir scratch;
   const EngineOptions options{.model = {.path = model.path()}};
   Engine one(options);
-  one.run<Done>(Create{.tenant = "a", .lora_json = kLora, .seed = 5});
+  one.run<Done>(Create{.tenant = "a", .lora_json = kOfParts, .seed = 5});
   fs::path saved;
   uint64_t stage = 0;
   for (const Mesh of : {Mesh{2, 1}, Mesh{1, 1}, Mesh{4, 1}, Mesh{2, 2}, Mesh{1, 1}, Mesh{1, 4},
@@ -100,7 +100,7 @@ TEST(Parts, OfOneMeshAreLoadedByAnyOtherAndTrainingGoesOnAsOnOneRank) {
     one.run<SaveResult>(save_to(whole));
     const std::string expected = text(state_of(one, "a"));
     const auto life = [&](Engine& engine, int rank) {
-      engine.run<Done>(Create{.tenant = "a", .lora_json = kLora, .seed = 5});
+      engine.run<Done>(Create{.tenant = "a", .lora_json = kOfParts, .seed = 5});
       if (!saved.empty())
         engine.run<LoadResult>(
             Load{.tenant = "a", .directory = saved.string(), .optimizer = true, .exact = true});
@@ -129,14 +129,14 @@ TEST(Parts, ThatAreMissingOrDamagedAreNamedAndChangeNothing) {
   const EngineOptions options{.model = {.path = model.path()}};
   const fs::path folder = scratch / "saved", later = scratch / "later";
   on_ranks({2}, options, [&](Engine& engine, int rank, const auto&) {
-    engine.run<Done>(Create{.tenant = "a", .lora_json = kLora});
+    engine.run<Done>(Create{.tenant = "a", .lora_json = kOfParts});
     train(engine, 1, part_of_rank(rank, 2));
     engine.run<SaveResult>(save_to(folder));
     train(engine, 2, part_of_rank(rank, 2));
     engine.run<SaveResult>(save_to(later));
   });
   Engine engine(options);
-  engine.run<Done>(Create{.tenant = "a", .lora_json = kLora, .seed = 9});
+  engine.run<Done>(Create{.tenant = "a", .lora_json = kOfParts, .seed = 9});
   const State before = state_of(engine, "a");
   const auto refusal = [&] {
     const std::string why = error_of([&] {

@@ -185,8 +185,8 @@ TensorView matrix_of(const TensorView& weight, size_t index, size_t num, const s
           .owner = weight.owner};
 }
 
-// What a model's files hold: the weights in parts or not, as the base's files have them, and what
-// the decoder does not read.
+// The contents of a model's files: the weights in parts or not, as the base's files have them, and
+// what the decoder does not read.
 struct Stored {
   std::vector<TensorView> weights;
   std::vector<StoredTensor> kept;
@@ -206,7 +206,7 @@ Stored stored_form(const std::vector<TensorView>& weights, const BaseModel& base
       out.weights.push_back(matrix_of(weight, i, parts.size(), parts[i]));
   }
   for (const std::string& name : base.kept) {
-    const StoredTensor& kept = files.at(name);  // of FP8 in the type of the weights, as those are
+    const StoredTensor& kept = files.at(name);  // FP8 is in the type of the weights, as those are
     const bool narrows = kept.dequantised && base.dtype == at::kBFloat16;
     out.kept.push_back(narrows ? in_bf16(kept) : kept);
   }
@@ -225,7 +225,7 @@ constexpr const char* kCarried[] = {
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
     "generation_config.json",
-    // of the parts that are kept and not read
+    // files of the parts that are kept and not read
     "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"};
 
 bool is_code(const std::string& name) { return name.ends_with(".py"); }
@@ -235,7 +235,7 @@ bool is_file(const fs::path& path) {
   return fs::is_regular_file(path, ignored);
 }
 
-// Whether both are files of the same bytes.
+// True if both are files of the same bytes.
 bool is_copy(const fs::path& file, const fs::path& of) {
   std::error_code ignored;
   return is_file(file) && is_file(of) &&
@@ -442,7 +442,7 @@ SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carr
     write_file_atomically(target.staging() / "config.json", pretty(config), Commits::kWithFolder);
     if (!held.as_is) copy_code(base.directory, target.staging());
   }
-  // What is to be gone on from is no model of its own, and there are many of its kind.
+  // A state to resume from is no model of its own, and there are many of them.
   if (!held.as_is) carried.write(base.directory, target.staging());
   if (with_training) write_training(held, training, target.staging(), writers);
   target.commit();

@@ -31,10 +31,11 @@ struct BaseModel {
   Json config;                         // its config.json
   JsonObject arithmetic;               // arithmetic_of this engine
   model::DecoderSpec spec;             // as its config.json says
-  at::ScalarType dtype = at::kFloat;   // of the weights here
+  at::ScalarType dtype = at::kFloat;   // the weights' type here
   std::vector<NamedShape> weights;     // in the decoder's order
   std::vector<std::string> kept = {};  // Decoder::kept
-  std::vector<parallel::Run> runs;     // of each, that this rank trains; empty: all, it is alone
+  std::vector<parallel::Run>
+      runs;  // the part of each that this rank trains; empty: all, it is alone
   Json mesh = JsonObject{{"dp", 1}, {"fsdp", 1}};  // data ranks
   std::vector<lora::LinearShape> linears;          // that adapters may target
 };
@@ -59,28 +60,28 @@ class CarriedFiles {
   std::optional<std::vector<std::pair<std::string, std::string>>> files_ GUARDED_BY(mutex_);
 };
 
-// Of these files, where they can be read. Any thread.
+// The bytes of these files, if they can be read. Any thread.
 int64_t carried_bytes(const std::filesystem::path& base);
 
-// What a Save writes, as it was when it began.
+// The data that a Save writes, as it was when it began.
 struct HeldSave {
   std::string directory;
   int64_t max_shard_bytes = 0;
   bool as_is = false;               // weights that no forward can use are kept, too
-  lora::AdapterRef pin;             // of an adapter: the pool changes a copy meanwhile
-  PeftConfig config;                // of the same
+  lora::AdapterRef pin;             // an adapter's factors: the pool changes a copy meanwhile
+  PeftConfig config;                // the same adapter's
   std::optional<PeftConfig> own;    // its own one, where `config` is of another form
   std::vector<PeftEntry> entries;   // they borrow the pin's memory
-  std::vector<TensorView> weights;  // of a model: they borrow the decoder's memory on a CPU
+  std::vector<TensorView> weights;  // a model's weights: they borrow the decoder's memory on a CPU
   Json training;                    // null: not asked for
   std::vector<TensorView>
-      tensors;  // of the training state: they share its memory, or borrow it ...
+      tensors;  // tensors of the training state: they share its memory, or borrow it ...
   std::shared_ptr<std::byte> copy;  // ... from this copy, which an adapter's are in
   std::string extra;
-  int rank = 0, num_ranks = 1;  // of those that have a part of the tensors each; 0 has the rest
+  int rank = 0, num_ranks = 1;  // among those that have a part of the tensors each; 0 has the rest
   bool in_runs = false;         // each has a run of every tensor
 
-  int64_t num_bytes() const;  // of all tensors
+  int64_t num_bytes() const;  // bytes of all tensors
 };
 
 struct HeldModel {

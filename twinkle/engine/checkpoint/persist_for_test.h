@@ -55,7 +55,7 @@ class Persist : public testing::TestWithParam<bool> {
     state.as_object()["training"].as_object()[field] = value;
     write_text(file("trainer_state.json"), pretty(state));
   }
-  // Of training.safetensors, by name.
+  // The tensors of training.safetensors, by name.
   using Tensors = std::map<std::string, at::Tensor>;
   void edit_tensors(const std::function<void(Tensors&)>& edit) const {
     Tensors tensors;

@@ -385,7 +385,7 @@ TEST(PersistErrors, ASaveOfAnotherBaseTakesThePlaceOfOneWithCodeThatItsAutoMapNa
 
 TEST(PersistErrors, AUsersScriptStaysThoughTheBaseHasOneOfItsName) {
   JsonObject config = coded("modeling_tiny");
-  config["_name_or_path"] = "train.v2";  // which names no module
+  config["_name_or_path"] = "train.v2";  // it names no module
   const model::TinyModel model(config);
   write_text(fs::path(model.path()) / "modeling_tiny.py", "a\n");
   write_text(fs::path(model.path()) / "train.py", "the base's\n");

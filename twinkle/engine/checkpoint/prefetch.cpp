@@ -162,7 +162,7 @@ std::shared_ptr<Prepared> Prefetch::prepare(const Operation& operation, const Re
   if (!op) return nullptr;
   auto out = std::make_shared<Prefetched>();
   const auto save = [&] {
-    std::error_code ignored;  // of a working directory that is gone: the Save finds it, too
+    std::error_code ignored;  // the working directory is gone: the Save finds it, too
     std::string name = std::filesystem::absolute(op->directory, ignored).string();
     const Lock lock(state_->mutex);
     return state_->saves.insert(std::move(name));

@@ -29,12 +29,12 @@ Loaded take(Prepared* prepared, const TenantShape& tenant, Read&& read) {
   return std::move(found->loaded);
 }
 
-// What all names of a folder have in common.
+// The form that all names of a folder have in common.
 std::string resolved_name(const std::string& directory);
 
 class Prefetch {
  public:
-  explicit Prefetch(const BaseModel& base);  // which outlives it
+  explicit Prefetch(const BaseModel& base);  // it outlives this
 
   // As Executor::prepare. run() reads for itself in a folder that a queued Save is still to write,
   // and for a tenant that is not known yet. An adapter's bytes are reserved. All weights of the

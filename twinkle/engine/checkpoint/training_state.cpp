@@ -57,7 +57,7 @@ void require_its_adapter(const Json& state, const fs::path& file) {
 
 std::vector<StoredTensor> tensors_in(const fs::path& file) {
   if (file.filename() == kTrainingTensors) return SafetensorsFile(file).tensors();
-  const Checkpoint parts = Checkpoint::open(file);  // which are of one save
+  const Checkpoint parts = Checkpoint::open(file);  // they are of one save
   std::vector<StoredTensor> out;
   for (const std::string& name : parts.names()) out.push_back(parts.at(name));
   return out;
@@ -79,10 +79,10 @@ std::optional<parallel::Run> run_in(const std::string& name) {
   return is_run ? std::optional(out) : std::nullopt;
 }
 
-class Reader {
+class StateReader {
  public:
   // `tensors_file`: of one rank, or the index of several.
-  Reader(const fs::path& tensors_file, const TrainingShape& shape, const std::string& tenant)
+  StateReader(const fs::path& tensors_file, const TrainingShape& shape, const std::string& tenant)
       : shape_(shape),
         tenant_(tenant),
         fields_file_(tensors_file.parent_path() / kTrainingFields),
@@ -184,10 +184,10 @@ class Reader {
             shape_text(view.shape), ", expected ", shape_text(shape));
   }
 
-  // Of a parameter's tensor what is asked for.
+  // The part of a parameter's tensor that is asked for.
   at::Tensor read(const Tensor& tensor, size_t param) const {
     const bool in_runs = !shape_.runs.empty();
-    // Of a tied head, which comes after all of them, the embedding's.
+    // A tied head, which comes after all of them, has the embedding's.
     if (param >= shape_.params.size()) param = 0;
     const std::vector<int64_t>& shape = shape_.params[param].shape;
     const int64_t count = num_elements(shape).value_or(0);
@@ -250,7 +250,7 @@ class Reader {
     optim::State state{saved, {}};
     const Json* steps = find(saved, "steps");
     std::set<std::string> wanted;
-    // Which buffers there are depends on the options: SGD has one with momentum alone.
+    // The options decide the buffers: SGD has one only with momentum.
     for (size_t i = 0; steps && steps->is_object() && i < shape_.params.size(); ++i) {
       const std::string& param = shape_.params[i].name;
       if (!steps->get_object().contains(param)) continue;
@@ -321,7 +321,7 @@ TrainingState read_training(const fs::path& directory, const TrainingShape& shap
           ": field 'training' is missing or not an object");
   const bool in_parts = get<int64_t>(state, "num_ranks") > 1;
   const char* const tensors = in_parts ? kTrainingIndex : kTrainingTensors;
-  const Reader reader(directory / tensors, shape, tenant);
+  const StateReader reader(directory / tensors, shape, tenant);
   if (reserve) reserve(reader.num_bytes());
   TrainingState out = reader.read(*fields);
   out.extra = get_or<std::string>(state, "extra", "");

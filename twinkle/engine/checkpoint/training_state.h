@@ -24,8 +24,9 @@ inline constexpr const char* kTrainingPart = "training-";  // how a part's name 
 // The name of a save, in the metadata of its index and of each part: they are of one.
 inline constexpr const char* kSave = "save";
 inline constexpr const char* kTrainingFields = "trainer_state.json";
-inline constexpr int64_t kMaxCount = int64_t{1} << 53;  // of any count; more than any run counts
-inline constexpr int64_t kCheckpointVersion = 5;        // the only one that is read
+inline constexpr int64_t kMaxCount = int64_t{1}
+                                     << 53;       // limit of any count; more than any run counts
+inline constexpr int64_t kCheckpointVersion = 5;  // the only one that is read
 
 std::string training_part(int rank, int num_ranks);  // the name of its file
 // The name of a run of a tensor.
@@ -42,7 +43,7 @@ struct TrainingShape {
   // Their sums: as the parameters, and one more of a tied head.
   std::vector<NamedShape> gradients;
   bool masters = false;  // float32 weights that steps are taken from
-  // Of each parameter the elements that are read, [elements]; empty: all, in its shape.
+  // The elements of each parameter that are read, [elements]; empty: all, in its shape.
   std::vector<parallel::Run> runs;
   // The data ranks' numbers along the axes, where results depend on them; else null.
   Json mesh;

@@ -1,4 +1,4 @@
-// What trainer_state.json and training.safetensors may hold.
+// Contents of trainer_state.json and training.safetensors.
 #include "twinkle/engine/checkpoint/training_state.h"
 
 #include "twinkle/engine/checkpoint/persist_for_test.h"

@@ -31,13 +31,13 @@ inline EngineOptions in_float32(const model::TinyModel& model) {
   return {.model = {.path = model.path(), .mixed_precision = "no"}};
 }
 
-// What a rank is told, and its state.
+// A rank's orders, and its state.
 struct Told {
   std::vector<double> numbers;
-  std::vector<std::vector<float>> logps;  // of its own sequences
+  std::vector<std::vector<float>> logps;  // for its own sequences
   std::vector<NamedTensor> tensors;
   std::vector<int32_t> tokens;
-  std::string bits;  // of all of it
+  std::string bits;  // for all of it
 };
 
 // One rank of a mesh, or the only one.

@@ -1,4 +1,4 @@
-// What ranks that train all weights have saved, and what other meshes make of it.
+// Saves of ranks that train all weights, and loads on other meshes.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -20,7 +20,7 @@ std::map<std::string, NamedTensor> by_name(const Told& told) {
   return out;
 }
 
-Save save_to(const fs::path& folder) {
+Save save_all_to(const fs::path& folder) {
   return {.tenant = "a", .directory = folder.string(), .optimizer = true, .gradients = true};
 }
 
@@ -50,7 +50,7 @@ TEST(AllWeightsSaved, OnOneMeshHaveEqualValuesOnAnyOther) {
         rank.inspect();
         const Told here = rank.told();
         learn_on(rank, stage);
-        rank.run(save_to(folder));
+        rank.run(save_all_to(folder));
         rank.inspect();
         loaded[rank.index()] = here;
       });
@@ -84,7 +84,7 @@ TEST(AllWeightsSaved, GoOnAsWithoutTheSaveOnTheSameMesh) {
     const std::vector<Told> want = on_mesh(mesh, options, [&](Rank& rank) {
       rank.create();
       learn_on(rank, 1);
-      rank.run(save_to(folder));
+      rank.run(save_all_to(folder));
       rest(rank);
     });
     const std::vector<Told> got = on_mesh(mesh, options, [&](Rank& rank) {
@@ -119,7 +119,7 @@ TEST(AllWeightsSaved, AreInPartsOfOneSize) {
     on_mesh(mesh, options, [&](Rank& rank) {
       rank.create();
       learn_on(rank, 1);
-      rank.run(save_to(folder));
+      rank.run(save_all_to(folder));
     });
     std::vector<int64_t> bytes;
     for (int r = 0; r < mesh.size(); ++r) {
@@ -127,7 +127,7 @@ TEST(AllWeightsSaved, AreInPartsOfOneSize) {
           folder / (mesh.size() == 1 ? kTrainingTensors : training_part(r, mesh.size())));
       bytes.push_back(0);
       for (const StoredTensor& tensor : part.tensors()) {
-        // Of a tied head one rank keeps two sums.
+        // One rank keeps two sums of a tied head.
         if (tensor.name != std::string("grad/") + kHeadWeight) bytes.back() += tensor.num_bytes();
       }
     }
@@ -149,7 +149,7 @@ TEST(AllWeightsSaved, ThatOneRankFindsDamagedAreTheErrorOfAllAndChangeNothing) {
   on_mesh({2, 2}, options, [&](Rank& rank) {
     rank.create();
     learn_on(rank, 1);
-    rank.run(save_to(folder));
+    rank.run(save_all_to(folder));
   });
   const auto is_refused = [&](const std::string& file, const std::string& text,
                               const std::string& why_not) {

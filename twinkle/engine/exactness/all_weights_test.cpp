@@ -16,7 +16,7 @@ namespace twinkle::engine {
 namespace {
 
 // Two steps of two batches each, clipped, one of momentum, and what is left behind it.
-void train(Rank& rank) {
+void train_rank(Rank& rank) {
   rank.create();
   for (uint64_t i = 0; i < 2; ++i) {
     rank.learn(2 * i);
@@ -80,12 +80,12 @@ TEST_P(AllWeights, AreTrainedWithin1e4OfOneRankAndTheSameBitsAgain) {
       SCOPED_TRACE(family + (tied ? " tied" : ""));
       const model::TinyModel model(config_of(family, tied));
       const EngineOptions options = in_float32(model);
-      const Told one = on_mesh({1, 1}, options, train)[0];
-      const std::vector<Told> got = on_mesh(GetParam(), options, train);
+      const Told one = on_mesh({1, 1}, options, train_rank)[0];
+      const std::vector<Told> got = on_mesh(GetParam(), options, train_rank);
       expect_near(got, one);
       if (testing::Test::HasFailure()) return;
       if (family != "llama") continue;
-      const std::vector<Told> again = on_mesh(GetParam(), options, train);
+      const std::vector<Told> again = on_mesh(GetParam(), options, train_rank);
       for (size_t r = 0; r < got.size(); ++r) EXPECT_EQ(again[r].bits, got[r].bits) << r;
     }
   }
@@ -138,7 +138,7 @@ TEST(AllWeightsOf, BFloat16AreTheSameBitsOnEveryRankAndAgain) {
   const model::TinyModel model(config_of("llama", true));
   const EngineOptions options{.model = {.path = model.path(), .mixed_precision = "bf16"}};
   const auto all = [](Rank& rank) {
-    train(rank);
+    train_rank(rank);
     rank.score(9);
   };
   for (const Mesh& mesh : {Mesh{2, 1}, Mesh{2, 2}}) {
@@ -156,9 +156,9 @@ TEST(AllWeightsOf, ExpertsAreTrainedWithin1e4OfOneRank) {
   for (const std::string family : {"qwen3_moe", "gpt_oss"}) {
     SCOPED_TRACE(family);
     const model::TinyModel model(model::tiny_family(family));
-    const Told one = on_mesh({1, 1}, in_float32(model), train)[0];
+    const Told one = on_mesh({1, 1}, in_float32(model), train_rank)[0];
     for (const Mesh& mesh : {Mesh{2, 1}, Mesh{1, 2}, Mesh{2, 2}})
-      expect_near(on_mesh(mesh, in_float32(model), train), one);
+      expect_near(on_mesh(mesh, in_float32(model), train_rank), one);
   }
 }
 
@@ -219,9 +219,9 @@ TEST_P(AllWeights, StayAsTheyWereWhenAnOperationFails) {
 
 // ---- what is sent
 
-// Of the model below: what its matrices have, in whole lines of every rank.
-constexpr int64_t kHeadFloats = 48 * 16;
-constexpr int64_t kLayerFloats = 2 * 16 * 16 + 2 * 8 * 16 + 3 * 24 * 16;
+// Elements of the model below: those of its matrices, in whole lines of every rank.
+constexpr int64_t kFloatsOfHead = 48 * 16;
+constexpr int64_t kFloatsOfLayer = 2 * 16 * 16 + 2 * 8 * 16 + 3 * 24 * 16;
 
 // Elements that ranks add up and hold: 16 to a line, all of whole lines.
 struct Sizes {
@@ -258,7 +258,7 @@ TEST(AllWeightsSend, TheBytesOfTheFormula) {
       of_step[static_cast<size_t>(r)] = sent.data.all_to_all - before;
       // Each piece twice in a pass, but for what stays: once, for ever.
       int64_t pieces = 0;
-      for (const int64_t floats : {kHeadFloats, kLayerFloats, kLayerFloats})
+      for (const int64_t floats : {kFloatsOfHead, kFloatsOfLayer, kFloatsOfLayer})
         pieces += (mesh.fsdp - 1) * 4 * floats / mesh.fsdp;
       EXPECT_EQ(of_first, mesh.gathered_bytes > 0 ? pieces : 2 * pieces);
       EXPECT_EQ(base_since(), 0) << "a step";

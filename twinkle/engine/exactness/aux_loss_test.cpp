@@ -26,15 +26,15 @@ ForwardBackward balanced(const std::string& tenant, const std::string& loss, dou
 
 class AuxLossOnEngine : public RoutedOnEngine {};
 
-struct Numbers {
+struct AuxNumbers {
   ForwardResult result;
   uint64_t gradients = 0;
-  bool operator==(const Numbers&) const = default;
+  bool operator==(const AuxNumbers&) const = default;
 };
 
-Numbers numbers(Engine& engine, std::vector<Operation> operations) {
+AuxNumbers numbers(Engine& engine, std::vector<Operation> operations) {
   auto futures = engine.submit(std::move(operations));
-  Numbers out{.result = std::get<ForwardResult>(futures[0].get())};
+  AuxNumbers out{.result = std::get<ForwardResult>(futures[0].get())};
   for (size_t i = 1; i < futures.size(); ++i) futures[i].get();
   out.gradients = engine.run<InspectResult>(Inspect{"a"}).gradients;
   return out;
@@ -47,7 +47,7 @@ TEST_F(AuxLossOnEngine, GradientsHaveTheSameBitsHoweverTheyAreComputedAndWhoever
   for (const auto& [precision, loss] : kinds) {
     SCOPED_TRACE(loss);
     const Operation mine = balanced("a", loss, 0.05);
-    const Numbers want = numbers(*engine(4096, 0, precision), {mine});
+    const AuxNumbers want = numbers(*engine(4096, 0, precision), {mine});
     EXPECT_GT(want.result.aux_loss, 0);
     for (const double coefficient : {0.3, 0.0}) {
       const Operation other = balanced("b", "CrossEntropyLoss", coefficient);
@@ -62,19 +62,19 @@ TEST_F(AuxLossOnEngine, GradientsHaveTheSameBitsHoweverTheyAreComputedAndWhoever
 
 TEST_F(AuxLossOnEngine, RanksThatShareAPassHaveTheBitsOfOne) {
   const ForwardBackward op = balanced("a", "CrossEntropyLoss", 0.05);
-  const Numbers want = numbers(*engine(), {op});
+  const AuxNumbers want = numbers(*engine(), {op});
   const EngineOptions options{.model = {.path = model_.path(), .mixed_precision = "no"}};
   on_ranks({.dp = 2}, options, [&](Engine& of_rank, int rank, const mesh::SentBytes&) {
     create(of_rank);
-    const Numbers got = numbers(of_rank, {sliced(op, rank == 0 ? Part{0, 1} : Part{1, 3})});
+    const AuxNumbers got = numbers(of_rank, {sliced(op, rank == 0 ? Part{0, 1} : Part{1, 3})});
     EXPECT_EQ(got.result.aux_loss, want.result.aux_loss);
     EXPECT_EQ(got.gradients, want.gradients);
   });
 }
 
 TEST_F(AuxLossOnEngine, ItChangesGradientsAlone) {
-  Numbers with = numbers(*engine(), {balanced("a", "CrossEntropyLoss", 0.05)});
-  const Numbers without = numbers(*engine(), {balanced("a", "CrossEntropyLoss", 0)});
+  AuxNumbers with = numbers(*engine(), {balanced("a", "CrossEntropyLoss", 0.05)});
+  const AuxNumbers without = numbers(*engine(), {balanced("a", "CrossEntropyLoss", 0)});
   EXPECT_EQ(without.result.aux_loss, 0);
   EXPECT_NE(with.gradients, without.gradients);
   with.result.aux_loss = 0;

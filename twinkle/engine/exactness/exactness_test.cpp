@@ -15,20 +15,20 @@ namespace twinkle::engine {
 namespace {
 
 constexpr int kSteps = 20;
-constexpr size_t kWidth = 48, kInWholeTiles = 64;  // of the tiny model, and of the other one
+constexpr size_t kTinyWidth = 48, kInWholeTiles = 64;  // for the tiny model, and for the other one
 
-// What makes one tenant unlike another; drawn from its index.
+// The differences between tenants; drawn from its index.
 struct Person {
   std::string name;
   uint64_t seed;
   std::string lora, optimizer, options, loss, loss_options;
   int micro_batches;
   double max_grad_norm;
-  size_t width;         // of the model
+  size_t width;         // width of the model
   bool through_logits;  // learns by gradients of all logits
 };
 
-Person person(uint64_t i, size_t width = kWidth) {
+Person person(uint64_t i, size_t width = kTinyWidth) {
   static const std::vector<std::string> targets{
       R"("all-linear")", R"(["q_proj", "v_proj"])", R"(["down_proj"])",
       R"(["gate_proj", "up_proj", "o_proj"])", R"(".*layers\\.1.*")"};
@@ -52,7 +52,7 @@ Person person(uint64_t i, size_t width = kWidth) {
   p.micro_batches = 1 + static_cast<int>(i % 3);
   p.max_grad_norm = i % 2 ? 0.5 : 0.0;
   p.width = width;
-  p.through_logits = i % 8 == 5;  // of those with a LinearLoss
+  p.through_logits = i % 8 == 5;  // this one has a LinearLoss
   return p;
 }
 
@@ -121,7 +121,7 @@ std::deque<Operation> life_of(const Person& p) {
   return out;
 }
 
-using Outcomes = std::vector<std::string>;
+using Lines = std::vector<std::string>;
 
 struct Setting {
   std::string model, precision;
@@ -145,10 +145,10 @@ EngineOptions options_of(const Setting& run) {
 }
 
 // Some of its operations meet each other in batches, drawn from its index and the budget.
-Outcomes alone(const Setting& run, const Person& p) {
+Lines alone(const Setting& run, const Person& p) {
   const Threads threads(run.threads);
   Engine engine(options_of(run), in_letters);
-  Outcomes out;
+  Lines out;
   std::vector<Future> waiting;
   for (const Operation& op : life_of(p)) {
     waiting.push_back(engine.submit(op));
@@ -163,11 +163,11 @@ Outcomes alone(const Setting& run, const Person& p) {
 // All lives at once: who submits next, and how many operations at a time, is drawn from `seed`.
 // `meddle` sees every future just after its submission.
 using Meddle = std::function<void(Engine&, size_t who, const Future&)>;
-std::vector<Outcomes> together(const Setting& run, std::vector<std::deque<Operation>> lives,
-                               uint64_t seed, const Meddle& meddle = {}) {
+std::vector<Lines> together(const Setting& run, std::vector<std::deque<Operation>> lives,
+                            uint64_t seed, const Meddle& meddle = {}) {
   const Threads threads(run.threads);
   Engine engine(options_of(run), in_letters);
-  std::vector<Outcomes> out(lives.size());
+  std::vector<Lines> out(lives.size());
   std::deque<std::pair<size_t, Future>> waiting;
   for (uint64_t turn = 0;; ++turn) {
     std::vector<size_t> left;
@@ -198,7 +198,7 @@ std::vector<Outcomes> together(const Setting& run, std::vector<std::deque<Operat
   }
 }
 
-std::vector<std::deque<Operation>> sixteen(size_t width = kWidth) {
+std::vector<std::deque<Operation>> sixteen(size_t width = kTinyWidth) {
   std::vector<std::deque<Operation>> out;
   for (uint64_t i = 0; i < 16; ++i) out.push_back(life_of(person(i, width)));
   return out;
@@ -332,7 +332,7 @@ TEST_P(Exactness, NeighboursThatRunOutOfMemoryChangeNoBit) {
   const Threads threads(run.threads);
   Engine engine(options_of(run), in_letters);
   auto lives = sixteen();
-  std::vector<Outcomes> scarce(lives.size());
+  std::vector<Lines> scarce(lives.size());
   std::map<size_t, int> failed;  // by kind of operation
   int spared = 0;                // who went on while another failed
   for (uint64_t turn = 0;; ++turn) {
@@ -377,7 +377,7 @@ TEST(Exactness, FullTrainingHasTheSameBitsWithOneThreadAndTwoAndAnyBudget) {
     for (const std::string precision : {"bf16", "no"}) {
       Person p = person(who, kInWholeTiles);
       p.lora.clear();
-      const Outcomes first = alone({model.path(), precision, 1, 4096}, p);
+      const Lines first = alone({model.path(), precision, 1, 4096}, p);
       EXPECT_EQ(alone({model.path(), precision, 2, 16}, p), first) << precision << who;
     }
   }

@@ -9,11 +9,11 @@
 namespace twinkle::engine {
 namespace {
 
-constexpr uint64_t kSchedules = 60;
-constexpr size_t kTenants = 3;
+constexpr uint64_t kFamilySchedules = 60;
+constexpr size_t kFamilyTenants = 3;
 
 // Two layers of the sizes that schedules are drawn for, with the family's fields besides.
-JsonObject config_of(const std::string& family) {
+JsonObject family_config(const std::string& family) {
   JsonObject c = smallest_config(family);
   for (const auto& [key, value] : model::tiny_family(family)) {
     if (!c.contains(key)) c[key] = value;
@@ -27,7 +27,7 @@ JsonObject config_of(const std::string& family) {
   return c;
 }
 
-EngineOptions options_of(const model::TinyModel& model, uint64_t seed) {
+EngineOptions family_options(const model::TinyModel& model, uint64_t seed) {
   uint64_t key = key_of(seed, "options");
   return {.model = {.path = model.path(), .mixed_precision = draw(key, 2) ? "bf16" : "no"},
           .scheduling = {.token_budget = 1 + static_cast<int64_t>(draw(key, 40))},
@@ -38,7 +38,8 @@ EngineOptions options_of(const model::TinyModel& model, uint64_t seed) {
 
 std::vector<Owned> schedule_of(const std::string& family, uint64_t seed,
                                const std::string& folder) {
-  std::vector<Owned> out = some_schedule(seed, folder, kTenants, 12 + key_of(seed, "length") % 24);
+  std::vector<Owned> out =
+      some_schedule(seed, folder, kFamilyTenants, 12 + key_of(seed, "length") % 24);
   for (Owned& item : out) {
     auto* create = std::get_if<Create>(&item.operation);
     if (!create || create->lora_json.empty()) continue;
@@ -53,21 +54,21 @@ std::vector<Owned> schedule_of(const std::string& family, uint64_t seed,
 class FamilySchedules : public testing::TestWithParam<std::string> {};
 
 TEST_P(FamilySchedules, GiveEachTenantWhatASerialReferenceGivesIt) {
-  const model::TinyModel model(config_of(GetParam()));
+  const model::TinyModel model(family_config(GetParam()));
   int operations = 0, errors = 0;
   size_t heard = 0, pinned = 0;
-  for (uint64_t seed = 1; seed <= kSchedules; ++seed) {
+  for (uint64_t seed = 1; seed <= kFamilySchedules; ++seed) {
     const ScratchDir scratch, parked;
     const std::string folder = scratch.path().string();
-    EngineOptions options = options_of(model, seed);
+    EngineOptions options = family_options(model, seed);
     options.parking.directory = parked.path().string();
     Engine engine(options, in_letters);
     const Outcomes got = at_once(engine, schedule_of(GetParam(), seed, folder), folder, seed);
 
-    options = options_of(model, seed);
+    options = family_options(model, seed);
     options.scheduling.token_budget = 4096;
     options.sampler = {.kv_tokens = 4096, .max_sequences = 64, .prefill_tokens = 512};
-    for (size_t t = 0; t < kTenants; ++t) {
+    for (size_t t = 0; t < kFamilyTenants; ++t) {
       const ScratchDir own;
       Engine alone(options, in_letters);
       const std::string there = own.path().string();
@@ -80,10 +81,10 @@ TEST_P(FamilySchedules, GiveEachTenantWhatASerialReferenceGivesIt) {
     heard += got.num_heard;
     pinned += got.num_pinned;
   }
-  EXPECT_GT(operations, 20 * static_cast<int>(kSchedules));
+  EXPECT_GT(operations, 20 * static_cast<int>(kFamilySchedules));
   EXPECT_LT(errors, operations / 2);
-  EXPECT_GT(heard, 3 * kSchedules);
-  EXPECT_GT(pinned, kSchedules / 8);
+  EXPECT_GT(heard, 3 * kFamilySchedules);
+  EXPECT_GT(pinned, kFamilySchedules / 8);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FamilySchedules,

@@ -11,7 +11,7 @@ namespace twinkle::engine {
 namespace {
 
 constexpr size_t kTenants = 5;
-using Outcomes = std::vector<std::string>;
+using Lines = std::vector<std::string>;
 
 std::string name_of(size_t i) { return "t" + std::to_string(i); }
 
@@ -85,9 +85,9 @@ class HeadAdapters : public testing::TestWithParam<std::tuple<std::string, bool>
             .scheduling = {.token_budget = budget},
             .sampler = {.kv_tokens = 2048}};
   }
-  Outcomes alone(size_t i, const EngineOptions& o) const {
+  Lines alone(size_t i, const EngineOptions& o) const {
     Engine engine(o, in_letters);
-    Outcomes out;
+    Lines out;
     for (const Operation& op : life_of(i)) {
       Future future = engine.submit(op);
       out.push_back(outcome_of(future));
@@ -101,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(TiedOrNot, HeadAdapters,
                          testing::Combine(testing::Values("no", "bf16"), testing::Bool()));
 
 TEST_P(HeadAdapters, GiveEachTenantTheBitsThatItHasAlone) {
-  std::vector<Outcomes> got(kTenants);
+  std::vector<Lines> got(kTenants);
   {
     Engine engine(options(64), in_letters);
     std::vector<std::vector<Future>> futures(kTenants);

@@ -40,23 +40,24 @@ std::vector<int32_t> settled(std::vector<int32_t> given, const std::vector<int32
 
 class RouteReplay : public RoutedOnEngine {};
 
-Forward told(std::vector<Example> of) {
+Forward scored(std::vector<Example> of) {
   return {.tenant = "a", .sequences = std::move(of), .routed_experts = true};
 }
 
-struct Numbers {
+struct ReplayNumbers {
   ForwardResult told, learned;
   uint64_t gradients = 0;
-  bool operator==(const Numbers&) const = default;
+  bool operator==(const ReplayNumbers&) const = default;
 };
 
 struct Ask {
   std::vector<Example> sequences = {};
-  double coefficient = 0;  // of the auxiliary loss
+  double coefficient = 0;  // coefficient of the auxiliary loss
 };
 
-// Of a forward and a forward_backward, each in one pass with another tenant's forward_backward.
-Numbers numbers(Engine& engine, const Ask& mine, const Ask& theirs = {}) {
+// Results of a forward and a forward_backward, each in one pass with another tenant's
+// forward_backward.
+ReplayNumbers numbers(Engine& engine, const Ask& mine, const Ask& theirs = {}) {
   const auto learning = [](const std::string& tenant, const Ask& of) {
     return ForwardBackward{
         .tenant = tenant, .sequences = of.sequences, .router_aux_loss_coef = of.coefficient};
@@ -68,13 +69,13 @@ Numbers numbers(Engine& engine, const Ask& mine, const Ask& theirs = {}) {
     if (futures.size() > 1) futures[1].get();
     return std::get<ForwardResult>(futures[0].get());
   };
-  Numbers out{.told = result(told(mine.sequences)), .learned = result(learning("a", mine))};
+  ReplayNumbers out{.told = result(scored(mine.sequences)), .learned = result(learning("a", mine))};
   out.gradients = engine.run<InspectResult>(Inspect{"a"}).gradients;
   return out;
 }
 
 TEST_F(RouteReplay, OfWhatTheRoutersChoseHasTheBitsOfTheirChoice) {
-  const Numbers own = numbers(*engine(), {sequences()});
+  const ReplayNumbers own = numbers(*engine(), {sequences()});
   std::vector<Example> again = sequences();
   for (size_t s = 0; s < again.size(); ++s) {
     again[s].routed_experts = own.told.routed_experts[s];
@@ -85,11 +86,12 @@ TEST_F(RouteReplay, OfWhatTheRoutersChoseHasTheBitsOfTheirChoice) {
 }
 
 TEST_F(RouteReplay, OfOthersGoesWhereTheySayAndLeavesTheRestToTheRouters) {
-  const Numbers own = numbers(*engine(), {sequences()}), other = numbers(*engine(), {routed(1)});
+  const ReplayNumbers own = numbers(*engine(), {sequences()}),
+                      other = numbers(*engine(), {routed(1)});
   EXPECT_NE(other.gradients, own.gradients);
   EXPECT_NE(other.told.logps, own.told.logps);
   EXPECT_EQ(other.told.logps, other.learned.logps);
-  // Of the first layer, whose inputs are the same in both.
+  // Routes of the first layer, whose inputs are the same in both.
   const std::vector<int32_t>&chose = own.told.routed_experts[0],
         &went = other.told.routed_experts[0];
   const std::vector<int32_t> want = settled(routed(1)[0].routed_experts, chose);
@@ -100,18 +102,18 @@ TEST_F(RouteReplay, OfOthersGoesWhereTheySayAndLeavesTheRestToTheRouters) {
 TEST_F(RouteReplay, HasTheSameBitsHoweverTheBatchIsCutAndWhoeverSharesIt) {
   const Ask both{routed(1), 0.05}, neither{sequences()};
   for (const Ask& mine : {both, neither}) {
-    const Numbers want = numbers(*engine(), mine);
+    const ReplayNumbers want = numbers(*engine(), mine);
     EXPECT_EQ(want.learned.aux_loss > 0, mine.coefficient > 0);
     for (const Ask& theirs : {neither, Ask{routed(2), 0.3}})
       EXPECT_TRUE(numbers(*engine(), mine, theirs) == want);
     EXPECT_TRUE(numbers(*engine(20), mine) == want);
     EXPECT_TRUE(numbers(*engine(20, 1), mine) == want);
   }
-  const Numbers want = numbers(*engine(), {routed(1)});
+  const ReplayNumbers want = numbers(*engine(), {routed(1)});
   on_ranks({.dp = 2}, options(), [&](Engine& of_rank, int rank, const mesh::SentBytes&) {
     create(of_rank);
     const Part part = rank == 0 ? Part{0, 2} : Part{2, 3};
-    const Numbers got = numbers(of_rank, {slice(routed(1), part)});
+    const ReplayNumbers got = numbers(of_rank, {slice(routed(1), part)});
     EXPECT_EQ(got.gradients, want.gradients);
     EXPECT_EQ(got.told.routed_experts, slice(want.told.routed_experts, part));
     EXPECT_EQ(got.told.logps, slice(want.told.logps, part));
@@ -142,7 +144,7 @@ TEST_F(RouteReplay, ASampleTellsWhereItsTokensWent) {
         EXPECT_TRUE(before.completions[p][i].routed_experts.empty());
         Example whole{.input_ids = asks.prompts[p]};
         whole.input_ids.insert(whole.input_ids.end(), c.tokens.begin(), c.tokens.end() - 1);
-        EXPECT_EQ(made.run<ForwardResult>(told({whole})).routed_experts[0], c.routed_experts);
+        EXPECT_EQ(made.run<ForwardResult>(scored({whole})).routed_experts[0], c.routed_experts);
       }
     }
     on_ranks({.dp = 2}, of, [&](Engine& of_rank, int rank, const mesh::SentBytes&) {
@@ -157,7 +159,7 @@ TEST_F(RouteReplay, ASampleTellsWhereItsTokensWent) {
 TEST_F(RouteReplay, WhatCannotBeIsRefusedByItsPlace) {
   const auto made = engine();
   const auto refusal = [&](const auto& change) {
-    Forward op = told(routed(1));
+    Forward op = scored(routed(1));
     change(op.sequences[1].routed_experts);
     return error_of([&] { made->run<ForwardResult>(op); });
   };
@@ -166,7 +168,7 @@ TEST_F(RouteReplay, WhatCannotBeIsRefusedByItsPlace) {
             place +
                 " has 27 entries, it must have 2 for each token and layer with experts (7 x 2 x "
                 "2)");
-  EXPECT_EQ(refusal([](auto& ids) { ids[6] = 6; }),  // which leaves the row's other at -1
+  EXPECT_EQ(refusal([](auto& ids) { ids[6] = 6; }),  // it leaves the row's other at -1
             place +
                 " of token 1 in layer 2 has expert -1, the model's are 0 to 5; where the router "
                 "is to choose, all of a token's are -1");
@@ -183,7 +185,7 @@ TEST(RouteReplayOfAModelWithoutExperts, IsRefused) {
   const model::TinyModel model;
   Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});
   engine.run<Done>(Create{.tenant = "a", .frozen = true});
-  Forward op = told(sequences());
+  Forward op = scored(sequences());
   const auto refusal = [&] { return error_of([&] { engine.run<ForwardResult>(op); }); };
   EXPECT_EQ(refusal(),
             "engine: forward: routed_experts is asked for, but the model has no routed experts; "

@@ -10,13 +10,13 @@
 
 namespace twinkle::engine {
 
-// What a rank sends. base: to those that share its base; nothing where each holds all of it.
+// Bytes that a rank sends. base: to those that share its base; nothing where each holds all of it.
 struct Channels {
   const mesh::SentBytes &door, &control, &data, &saves, &base;
 };
 
 inline constexpr int64_t kFrame = 256, kInFrame = 248;
-// Of so many bytes, to each other rank.
+// A message of so many bytes, to each other rank.
 inline int64_t framed(int64_t bytes) { return kFrame + std::max<int64_t>(0, bytes - kInFrame); }
 
 // Runs `script` of every rank in a thread of its own.

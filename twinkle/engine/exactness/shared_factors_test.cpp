@@ -13,7 +13,7 @@ namespace {
 constexpr const char* kShares =
     R"({"r": 3, "target_modules": "all-linear", "share_expert_factors": true})";
 
-JsonObject routed_config() {
+JsonObject shared_config() {
   JsonObject c = smallest_config("qwen3_moe");
   c["num_experts"] = 4;
   c["num_experts_per_tok"] = 2;
@@ -42,12 +42,12 @@ class SharedFactors : public testing::Test {
   }
   std::string folder(const char* name) const { return (scratch_ / name).string(); }
 
-  const model::TinyModel model_{routed_config()};
+  const model::TinyModel model_{shared_config()};
   const ScratchDir scratch_;
   Engine engine_;
 };
 
-// Of the stack that an expert's factor is of, as the first expert's.
+// The name of the stack that an expert's factor belongs to, as the first expert's.
 std::string of_first(std::string name) {
   const size_t at = name.find(".experts.") + 9;
   return name.replace(at, name.find('.', at) - at, "0");

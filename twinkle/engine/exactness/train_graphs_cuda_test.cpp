@@ -16,10 +16,11 @@
 namespace twinkle::engine {
 namespace {
 
-constexpr const char* kPlain =
+constexpr const char* kPlainKeys =
     R"({"r": 3, "lora_alpha": 9, "target_modules": ["k_proj", "down_proj"]})";
-constexpr const char* kOther = R"({"r": 8, "target_modules": ["k_proj"]})";
-constexpr const char* kDropped = R"({"r": 2, "lora_dropout": 0.2, "target_modules": ["k_proj"]})";
+constexpr const char* kOtherKeys = R"({"r": 8, "target_modules": ["k_proj"]})";
+constexpr const char* kDroppedKeys =
+    R"({"r": 2, "lora_dropout": 0.2, "target_modules": ["k_proj"]})";
 
 class TrainGraphsOfEngine : public testing::TestWithParam<std::string> {
  protected:
@@ -80,8 +81,8 @@ class TrainGraphsOfEngine : public testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(Precisions, TrainGraphsOfEngine, testing::Values("no", "bf16"));
 
 TEST_P(TrainGraphsOfEngine, StepsOfTwoTenantsAreReplayed) {
-  create("a", kPlain);
-  create("b", kOther);
+  create("a", kPlainKeys);
+  create("b", kOtherKeys);
   int64_t num = 0;
   for (int i = 0; i < 6; ++i) {
     num += replays({learn("a"), learn("b")});
@@ -92,7 +93,7 @@ TEST_P(TrainGraphsOfEngine, StepsOfTwoTenantsAreReplayed) {
 }
 
 TEST_P(TrainGraphsOfEngine, NothingThatATenantDoesIsMissedByAReplay) {
-  create("a", kPlain);
+  create("a", kPlainKeys);
   EXPECT_EQ(replays_of("a", 3), 1);
   replays({step("a")});
   EXPECT_EQ(replays_of("a", 2), 2) << "sums that begin, and go on";
@@ -119,8 +120,8 @@ TEST_P(TrainGraphsOfEngine, NothingThatATenantDoesIsMissedByAReplay) {
 }
 
 TEST_P(TrainGraphsOfEngine, VersionsSamplesDropoutAndNewTenantsHaveTheirOwnWeights) {
-  create("a", kPlain);
-  create("b", kDropped);
+  create("a", kPlainKeys);
+  create("b", kDroppedKeys);
   const Sample sample{.tenant = "a",
                       .prompts = {{5, 9, 11, 3}},
                       .params = {{.max_tokens = 3, .seed = 2, .ignore_eos = true}}};
@@ -137,8 +138,8 @@ TEST_P(TrainGraphsOfEngine, VersionsSamplesDropoutAndNewTenantsHaveTheirOwnWeigh
   EXPECT_EQ(replays_of("a", 1), 1);
   EXPECT_EQ(replays_of("b", 4), 0);
   replays({Delete{"a"}});
-  create("c", kPlain, /*seed=*/6);
-  create("a", kPlain, /*seed=*/7);
+  create("c", kPlainKeys, /*seed=*/6);
+  create("a", kPlainKeys, /*seed=*/7);
   for (const char* tenant : {"c", "a"}) EXPECT_EQ(replays_of(tenant, 3), 1) << tenant;
 }
 
@@ -150,13 +151,13 @@ class ParkedTrainGraphs : public TrainGraphsOfEngine {
 INSTANTIATE_TEST_SUITE_P(Precisions, ParkedTrainGraphs, testing::Values("no"));
 
 TEST_P(ParkedTrainGraphs, ATenantThatComesBackIsRecordedAnew) {
-  create("a", kPlain);
+  create("a", kPlainKeys);
   EXPECT_EQ(replays_of("a", 1), 0);
   const auto learn_alone = [&] { with_->run<ForwardResult>(learn("a")); };
   const int64_t before = with_->num_replayed_passes();
   for (int i = 0; i < 3; ++i) learn_alone();
   EXPECT_EQ(with_->num_replayed_passes() - before, 2);
-  with_->run<Done>(Create{.tenant = "b", .lora_json = kOther, .seed = 5});
+  with_->run<Done>(Create{.tenant = "b", .lora_json = kOtherKeys, .seed = 5});
   EXPECT_EQ(with_->parking().num_parked, 1);
   for (int i = 0; i < 2; ++i) learn_alone();
   EXPECT_EQ(with_->num_replayed_passes() - before, 2);
@@ -165,12 +166,12 @@ TEST_P(ParkedTrainGraphs, ATenantThatComesBackIsRecordedAnew) {
 }
 
 // Throws in every backward pass that is not replayed.
-class Failing : public nn::Delta {
+class FailingDelta : public nn::Delta {
  public:
-  explicit Failing(nn::Linear& linear) : linear_(linear), inner_(linear.delta) {
+  explicit FailingDelta(nn::Linear& linear) : linear_(linear), inner_(linear.delta) {
     linear.delta = this;
   }
-  ~Failing() override { linear_.delta = inner_; }
+  ~FailingDelta() override { linear_.delta = inner_; }
 
   std::vector<at::Tensor> forward(const at::Tensor& x, const nn::Rows& rows,
                                   at::Tensor& y) override {
@@ -215,7 +216,7 @@ TEST(TrainGraphsOfTraining, APassThatFailsBeginsAgainOnceWithoutTheMemoryOfRecor
   EXPECT_EQ(graphs.num_replays(), 1);
   const uint64_t before = tenant.inspect(false).gradients;
   {
-    const Failing failing(*decoder.linears().at(0).linear);
+    const FailingDelta failing(*decoder.linears().at(0).linear);
     const BatchOutcome first = run(seldom), second = run(seldom);
     ASSERT_EQ(first.rewound.size(), 1u);
     EXPECT_TRUE(first.rewound[0].alone);

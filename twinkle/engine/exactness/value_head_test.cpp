@@ -35,7 +35,7 @@ ForwardBackward to_learn() {
   return op;
 }
 
-void train(Engine& engine) {
+void train_head(Engine& engine) {
   engine.run<ForwardResult>(to_learn());
   engine.run<StepResult>(Step{.tenant = "me", .options = R"({"lr": 0.01})"});
 }
@@ -55,7 +55,7 @@ TEST_P(ValueHead, BeginsAtZeroLearnsAndIsZeroAgainForTheNextTenant) {
   engine.run<Done>(Create{.tenant = "me"});
   for (const auto& row : values(engine))
     EXPECT_TRUE(std::ranges::all_of(row, [](float v) { return v == 0; }));
-  train(engine);
+  train_head(engine);
   const auto learnt = values(engine);
   EXPECT_EQ(learnt[2].size(), 30u);
   EXPECT_NE(learnt[2][0], 0);
@@ -68,7 +68,7 @@ TEST_P(ValueHead, ValuesAndGradientsHaveTheSameBitsHoweverABatchIsCut) {
   Engine whole(options(model_.path(), GetParam())), cut(options(model_.path(), GetParam(), 8));
   for (Engine* engine : {&whole, &cut}) {
     engine->run<Done>(Create{.tenant = "me"});
-    for (int step = 0; step < 3; ++step) train(*engine);
+    for (int step = 0; step < 3; ++step) train_head(*engine);
     engine->run<ForwardResult>(to_learn());
   }
   EXPECT_EQ(values(whole), values(cut));
@@ -79,11 +79,11 @@ TEST_P(ValueHead, ASavedOneComesBackIntoANewEngineAndIntoItsOwn) {
   const ScratchDir scratch;
   Engine engine(options(model_.path(), GetParam()));
   engine.run<Done>(Create{.tenant = "me"});
-  train(engine);
+  train_head(engine);
   const auto saved = values(engine);
   const State state = state_of(engine, "me");
   engine.run<SaveResult>(Save{"me", scratch / "critic", true});
-  train(engine);
+  train_head(engine);
   EXPECT_NE(values(engine), saved);
   engine.run<LoadResult>(Load{"me", scratch / "critic", true});
   EXPECT_EQ(values(engine), saved);
@@ -91,7 +91,7 @@ TEST_P(ValueHead, ASavedOneComesBackIntoANewEngineAndIntoItsOwn) {
   Engine again(options(scratch / "critic", GetParam()));
   again.run<Done>(Create{.tenant = "me"});
   EXPECT_EQ(values(again), saved);
-  train(again);
+  train_head(again);
   again.run<Done>(Delete{"me"});
   again.run<Done>(Create{.tenant = "me", .frozen = true});
   EXPECT_EQ(values(again), saved) << "what the files hold";

@@ -8,7 +8,7 @@ namespace {
 
 // As some_schedule, but that most of what learns has a loss of the whole operation. Some can't be:
 // an odd number of replies, or one that is weighed.
-std::vector<Owned> schedule_of(uint64_t seed, const std::string& folder) {
+std::vector<Owned> losses_schedule(uint64_t seed, const std::string& folder) {
   std::vector<Owned> out = some_schedule(seed, folder, 3, 30);
   uint64_t key = key_of(seed, "losses");
   for (Owned& owned : out) {
@@ -41,7 +41,7 @@ TEST(KeptPasses, GiveEachTenantWhatASerialReferenceGivesItWithinAnyLimit) {
       options.model.activation_bytes = limit;
       const ScratchDir scratch;
       const std::string folder = scratch.path().string();
-      const std::vector<Owned> schedule = schedule_of(seed, folder);
+      const std::vector<Owned> schedule = losses_schedule(seed, folder);
       Outcomes got;
       {
         const ScratchDir parked;
@@ -58,7 +58,7 @@ TEST(KeptPasses, GiveEachTenantWhatASerialReferenceGivesItWithinAnyLimit) {
         const ScratchDir fresh;
         const std::string place = fresh.path().string();
         Engine engine(reference, in_letters);
-        const auto want = one_by_one(engine, t, schedule_of(seed, place), place, got.cancelled);
+        const auto want = one_by_one(engine, t, losses_schedule(seed, place), place, got.cancelled);
         ASSERT_EQ(got.of[t], want) << "seed " << seed << ", tenant " << t << ", limit " << limit;
       }
     }

@@ -110,7 +110,7 @@ void check_learns(const std::vector<Example>& sequences) {
       "the template, and at what max_length cuts off");
 }
 
-// Of a token in a layer: all -1, or each expert once. `sorted`: ascending.
+// The experts of a token in a layer: all -1, or each expert once. `sorted`: ascending.
 bool is_route(std::span<const int32_t> sorted, int64_t num_experts) {
   if (sorted.back() == -1 && sorted.front() == -1) return true;
   return sorted.front() >= 0 && sorted.back() < num_experts &&
@@ -177,7 +177,7 @@ void check_num_targets(const Example& s, size_t index, const loss::Loss* loss) {
 
 constexpr double kVector = sizeof(std::vector<float>);
 
-// Of where a token went.
+// Bytes of where a token went.
 double route_bytes(const model::DecoderSpec& spec) {
   const std::vector<size_t> layers = spec.routed_layers();
   if (layers.empty()) return 0;

@@ -52,9 +52,9 @@ void require_states_fit(int64_t sequences, double bytes, double cache, at::Devic
           " MiB; lower it");
 }
 
-// Of copies that wait for the next Save. Larger ones go back to the system.
+// Bytes of copies that wait for the next Save. Larger ones go back to the system.
 constexpr int64_t kMaxKeptBytes = int64_t{256} << 20;
-// Of Saves that have begun: the next one waits for a slow disk, rather than hold more.
+// Bytes of Saves that have begun: the next one waits for a slow disk, rather than hold more.
 constexpr int64_t kMaxWritingBytes = int64_t{256} << 20;
 
 void require_share(double share, double weights, double cache, at::Device device) {
@@ -98,7 +98,7 @@ DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders
   read_together(comms.data, [&] { make(options, comms, device); });
 }
 
-// Of what this rank alone may find in its files, or lack, the others are told.
+// The other ranks learn what only this rank may find in its files, or lack.
 void DecoderExecutor::make(const EngineOptions& options, const Comms& comms, at::Device device) {
   const ModelOptions& o = options.model;
   const at::ScalarType dtype = base_.dtype;
@@ -227,13 +227,13 @@ bool DecoderExecutor::waits(const Operation& operation) {
   return std::holds_alternative<Save>(operation) && writing_bytes_ >= kMaxWritingBytes;
 }
 
-// Of one rank: nothing.
+// One rank: nothing.
 void DecoderExecutor::give_up(const std::exception& error) {
   split_.give_up(text_of(error));
   if (shards_) shards_->give_up(text_of(error));
 }
 
-// What ranks do together a rank alone can't leave: the others would wait for it.
+// A rank can't leave a common call: the others would wait for it.
 template <class F>
 auto DecoderExecutor::together(F&& work) {
   try {
@@ -296,7 +296,7 @@ Result DecoderExecutor::run(const Operation& operation, Prepared* prepared) {
   return result;
 }
 
-// What prepare() has read, or what is read now.
+// The files that prepare() has read, or that are read now.
 template <class Read>
 Loaded DecoderExecutor::taken(Prepared* prepared, const TenantShape& shape, Read&& read) {
   Loaded out = take(prepared, shape, read);
@@ -304,15 +304,15 @@ Loaded DecoderExecutor::taken(Prepared* prepared, const TenantShape& shape, Read
   return out;
 }
 
-// What one rank finds in its folder, or reads otherwise than another, all throw.
+// All ranks throw if one finds an error in its folder, or reads otherwise than another.
 template <class Read>
 Loaded DecoderExecutor::taken_together(Prepared* prepared, const TenantShape& shape,
                                        const std::string& folder, Read&& read) {
   return read_alike(split_.comm(), folder, [&] { return taken(prepared, shape, read); });
 }
 
-// What other threads have read and this one has freed stays in their heaps, and so do small tensors
-// that were parked. Not at every load: it takes time in proportion to the heaps.
+// Memory that other threads have filled and this one has freed stays in their heaps, and so do
+// small tensors that were parked. Not at every load: it takes time in proportion to the heaps.
 void DecoderExecutor::trim_heaps() {
   constexpr int64_t kMaxUntrimmed = int64_t{64} << 20;
   if (untrimmed_bytes_ < kMaxUntrimmed) return;
@@ -411,7 +411,8 @@ void DecoderExecutor::create(const Create& op, Prepared* prepared) {
 
 void DecoderExecutor::remove(const Delete& op, Prepared* prepared) {
   Tenant& gone = look_up(op.tenant);  // it may stay parked
-  Loaded base;  // of the model before a full-parameter tenant, complete before anything changes
+  Loaded base;  // the model's before a full-parameter tenant, complete before anything
+                // changes
   if (gone.mode() == Mode::kFull)
     base = taken_together(prepared, {.mode = Mode::kFull}, base_.directory.string(),
                           [&] { return read_base(op, base_); });
@@ -471,7 +472,7 @@ Result DecoderExecutor::commit(int64_t id) {
   if (!training_->has(id)) return sampling_->commit(id);
   const Tenant& who = training_->tenant(id);
   Result result = training_->commit(id);
-  parking_.count(who);  // whose experts have joined the gradients that they share
+  parking_.count(who);  // its experts have joined the gradients that they share
   return result;
 }
 
@@ -482,7 +483,7 @@ void DecoderExecutor::undo(int64_t id) {
   }
   const Tenant& who = training_->tenant(id);
   training_->undo(id);
-  parking_.count(who);  // whose gradients are those of before
+  parking_.count(who);  // its gradients are those of before
 }
 
 }  // namespace twinkle::engine

@@ -22,7 +22,7 @@
 
 namespace twinkle::engine {
 
-// Of a group's ranks; outlive who is given them.
+// Channels of a group's ranks; outlive who is given them.
 struct Comms {
   mesh::Comm& data = mesh::null_comm();  // that run the same calls and share each pass
   mesh::Comm* base = nullptr;            // that share the base's weights; null: each has all
@@ -85,17 +85,17 @@ class DecoderExecutor : public Executor {
   void end_round();  // after anything that may change the size of adapters' state
 
   BaseModel base_;
-  KeptMemory copies_;  // of Saves
+  KeptMemory copies_;  // for Saves
   CarriedFiles carried_;
   std::multiset<std::string> writing_;  // folders of Saves that have begun
   int64_t writing_bytes_ = 0;           // that they hold
-  int64_t num_models_written_ = 0;      // of the same: their weights must not change
+  int64_t num_models_written_ = 0;      // among those: their weights must not change
   Prefetch prefetch_{base_};
   const Decoders decoders_;
   ModelInfo model_info_;
   std::unique_ptr<parallel::Shards> shards_;  // null: this rank has all of the base
   std::unique_ptr<model::Decoder> decoder_;
-  std::unique_ptr<parallel::Ownership> ownership_;  // of all weights in training; null: one rank
+  std::unique_ptr<parallel::Ownership> ownership_;  // for all weights in training; null: one rank
   std::unique_ptr<lora::Pool> pool_;
   std::map<std::string, std::unique_ptr<Tenant>> tenants_;
   Parking parking_;
@@ -105,7 +105,7 @@ class DecoderExecutor : public Executor {
   std::unique_ptr<Sampling> sampling_;
   Shelf shelf_;
   int64_t untrimmed_bytes_ = 0;  // read or parked since the last trim
-  int num_threads_ = 1;          // of torch, for which exactness was proven
+  int num_threads_ = 1;          // torch's setting, for which exactness was proven
 };
 
 }  // namespace twinkle::engine

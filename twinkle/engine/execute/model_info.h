@@ -17,8 +17,8 @@ struct ModelInfo {
   std::vector<int32_t> eos_ids;
   std::string bf16_products;   // kernels::linear_bf16_best()
   std::string arithmetic;      // JSON of arithmetic_of
-  AdapterSizes adapter_sizes;  // of all linears and the head
-  int64_t carried_bytes = 0;   // of the tokenizer's files, which a checkpoint has
+  AdapterSizes adapter_sizes;  // for all linears and the head
+  int64_t carried_bytes = 0;   // bytes of the tokenizer's files, which a checkpoint has
 };
 
 // "bf16" or "no". Error kInvalid: neither.

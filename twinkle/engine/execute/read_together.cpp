@@ -70,7 +70,7 @@ std::string digest_of(const Loaded& loaded, const fs::path& folder) {
   if (loaded.adapter) {
     add(digest, *loaded.adapter);
   } else {
-    digest.add(digest_of_files(folder));  // of all bytes a rank reads its part alone
+    digest.add(digest_of_files(folder));  // a rank reads only its part of all bytes
     const fs::path state = folder / "trainer_state.json";
     if (is_there(state)) digest.add(read_file(state));
   }
@@ -78,9 +78,9 @@ std::string digest_of(const Loaded& loaded, const fs::path& folder) {
   return std::to_string(digest.value());
 }
 
-// What each rank has returned, on all of them; or the error of the first that has thrown, by its
+// Every rank's result, on all of them; or the error of the first that has thrown, by its
 // rank, unless all have met the same.
-std::vector<std::string> told(mesh::Comm& comm, const std::function<std::string()>& read) {
+std::vector<std::string> told_by_all(mesh::Comm& comm, const std::function<std::string()>& read) {
   constexpr char kRead = '=', kLost = '!';  // anything else: the code of an Error
   std::string said;
   try {
@@ -107,7 +107,7 @@ std::vector<std::string> told(mesh::Comm& comm, const std::function<std::string(
 
 void read_together(mesh::Comm& comm, const std::function<void()>& read) {
   if (comm.size() == 1) return read();
-  told(comm, [&] {
+  told_by_all(comm, [&] {
     read();
     return std::string();
   });
@@ -116,7 +116,7 @@ void read_together(mesh::Comm& comm, const std::function<void()>& read) {
 Loaded read_alike(mesh::Comm& comm, const fs::path& folder, const std::function<Loaded()>& read) {
   if (comm.size() == 1) return read();
   Loaded out;
-  const std::vector<std::string> digests = told(comm, [&] {
+  const std::vector<std::string> digests = told_by_all(comm, [&] {
     out = read();
     return digest_of(out, folder);
   });

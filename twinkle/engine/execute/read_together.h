@@ -1,5 +1,5 @@
-// What every rank of a group reads for itself: an error of one is that of all, by its rank, and
-// folders of one name on several machines must hold the same. The engine's thread.
+// Files that every rank of a group reads for itself: an error of one is that of all, by its rank,
+// and folders of one name on several machines must hold the same. The engine's thread.
 #pragma once
 #include <filesystem>
 #include <functional>

@@ -1,4 +1,4 @@
-// What ranks have read alike, and what not.
+// Files that ranks have read alike, and others.
 #include "twinkle/engine/execute/read_together.h"
 
 #include <ATen/ATen.h>

@@ -62,7 +62,7 @@ int64_t Sampling::num_generated(int64_t id) const {
   const auto it = begun_.find(id);
   if (it == begun_.end()) return out;
   for (const int64_t ticket : it->second.tickets) out += sampler_->num_generated(ticket);
-  for (const auto& samples : it->second.result.completions)  // of requests that have ended
+  for (const auto& samples : it->second.result.completions)  // their requests have ended
     for (const auto& completion : samples) out += std::ssize(completion.tokens);
   return out;
 }

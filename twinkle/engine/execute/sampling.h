@@ -15,7 +15,7 @@
 namespace twinkle::engine {
 
 struct Weights {
-  lora::AdapterRef adapter;  // of nothing: the base model alone
+  lora::AdapterRef adapter;  // undefined: only the base model
   uint64_t version;          // as sampler::Request's
 };
 
@@ -56,7 +56,7 @@ class Sampling {
     std::vector<int64_t> tickets{};            // the sampler's, by request
     size_t num_left = 0;                       // requests that have not ended
     std::vector<TokenEvent> pending_events{};  // since its listener was called last
-    std::string error{};  // of the first of its requests that failed, if one did
+    std::string error{};  // error of the first of its requests that failed, if one did
   };
   struct Place {
     int64_t id;

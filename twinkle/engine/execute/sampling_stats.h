@@ -9,10 +9,10 @@ namespace twinkle::engine {
 struct SamplingStats {
   int64_t num_samples = 0;                           // operations that have begun and not ended
   int64_t num_sequences = 0;                         // that are being sampled
-  int64_t num_computed_tokens = 0;                   // of prompts and generated, so far
+  int64_t num_computed_tokens = 0;                   // tokens of prompts and generated ones, so far
   int64_t num_shared_tokens = 0;                     // not computed: found in the prefix cache
-  int64_t num_pages = 0, num_free_pages = 0;         // of the cache; 0 before the first Sample
-  int64_t page_tokens = 0;                           // whose keys and values a page holds
+  int64_t num_pages = 0, num_free_pages = 0;         // in the cache; 0 before the first Sample
+  int64_t page_tokens = 0;                           // tokens whose keys and values a page holds
   std::shared_ptr<const std::string> graph_failure;  // why decoding is not recorded; or null
 };
 

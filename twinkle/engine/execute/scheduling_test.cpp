@@ -14,7 +14,7 @@ namespace {
 
 using model::TinyModel;
 
-constexpr const char* kLora =
+constexpr const char* kOfScheduling =
     R"({"r": 4, "lora_dropout": 0.1, "target_modules": ["q_proj", "down_proj"]})";
 
 ForwardBackward many(const std::string& tenant, uint64_t seed, size_t num_sequences) {
@@ -46,7 +46,7 @@ class Scheduling : public testing::Test {
         EngineOptions{.model = {.path = model_.path(), .mixed_precision = "no"},
                       .scheduling = {.token_budget = budget}});
     for (const char* name : {"a", "b"})
-      engine->run<Done>(Create{.tenant = name, .lora_json = kLora, .seed = 5});
+      engine->run<Done>(Create{.tenant = name, .lora_json = kOfScheduling, .seed = 5});
     return engine;
   }
   static void wait_for_passes(Engine& engine, int64_t count) {
@@ -144,7 +144,7 @@ TEST_F(Scheduling, FullParameterStepsWaitForSamplesThatReadTheBase) {
   alone.run<Done>(Create{.tenant = "base", .frozen = true});
   const auto text = tokens_of(alone.run<SampleResult>(prompts("base", 2, 20)));
   const Step step{.tenant = "full", .options = R"({"lr": 0.1})"};
-  // Of its own, and of a tenant that has gone meanwhile.
+  // Work of its own, and of a tenant that has gone meanwhile.
   auto futures = engine.submit(std::vector<Operation>{Create{.tenant = "base", .frozen = true},
                                                       prompts("base", 2, 20), Delete{"base"}});
   futures[2].get();
@@ -226,8 +226,9 @@ TEST_F(Scheduling, CopiesOfThePromptAndStreamedTokensCountBeforeASampleBegins) {
 TEST_F(Scheduling, AWeightOutsideItsRangeIsNamed) {
   auto engine = open();
   for (const double weight : {0.0, -1.0, 1001.0, std::nan("")}) {
-    const std::string text = error_of(
-        [&] { engine->run<Done>(Create{.tenant = "new", .lora_json = kLora, .weight = weight}); });
+    const std::string text = error_of([&] {
+      engine->run<Done>(Create{.tenant = "new", .lora_json = kOfScheduling, .weight = weight});
+    });
     EXPECT_TRUE(text.starts_with("engine: weight of tenant 'new' is ")) << text;
     EXPECT_TRUE(text.ends_with("it must be from 0.001 to 1000")) << text;
   }

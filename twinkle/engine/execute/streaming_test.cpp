@@ -22,7 +22,7 @@ auto numbers(const std::string& open, const std::string& close) {
   };
 }
 
-// Of a tokenizer that is named by its brackets.
+// The decoder of a tokenizer that is named by its brackets.
 Decode of_brackets(const std::string& tokenizer) {
   if (tokenizer == "none") return {};
   if (tokenizer == "broken")
@@ -202,7 +202,7 @@ TEST_F(Streaming, TokensThatWereNotReadCountAsBytes) {
   EXPECT_EQ(engine_.stats().queued_bytes, 0);
 }
 
-// What an operation's end reports must not need memory.
+// The report of an operation's end must not need memory.
 TEST(SamplingStatistics, AreCopiedWithoutAllocating) {
   EXPECT_TRUE(std::is_nothrow_copy_assignable_v<SamplingStats>);
   EXPECT_TRUE(std::is_nothrow_move_assignable_v<SamplingStats>);

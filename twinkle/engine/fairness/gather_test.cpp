@@ -46,9 +46,9 @@ class Gathering : public testing::Test {
 
 TEST_F(Gathering, TenantsThatWaitForTheirResultsShareTheNextBatchToo) {
   open(kLong);
-  run({work("a", 1), work("b", 1)});
+  run({pass_of("a", 1), pass_of("b", 1)});
   for (int round = 0; round < 3; ++round) {
-    auto a = submit({work("a", 1)}), b = submit({work("b", 1)});
+    auto a = submit({pass_of("a", 1)}), b = submit({pass_of("b", 1)});
     a[0].get();
     b[0].get();
   }
@@ -59,12 +59,12 @@ TEST_F(Gathering, TenantsThatWaitForTheirResultsShareTheNextBatchToo) {
 
 TEST_F(Gathering, StepsInBetweenDoNotEndTheWait) {
   open(kLong);
-  run({work("a", 1), work("b", 1)});
+  run({pass_of("a", 1), pass_of("b", 1)});
   for (int round = 0; round < 3; ++round) {
     run({Step{"a"}});
-    auto a = submit({work("a", 1)});  // waits for b ...
-    run({Step{"b"}});                 // ... which still does something else
-    auto b = submit({work("b", 1)});
+    auto a = submit({pass_of("a", 1)});  // waits for b ...
+    run({Step{"b"}});                    // ... which still does something else
+    auto b = submit({pass_of("b", 1)});
     a[0].get();
     b[0].get();
   }
@@ -75,8 +75,8 @@ TEST_F(Gathering, StepsInBetweenDoNotEndTheWait) {
 
 TEST_F(Gathering, WhoOnlyStepsDoesNotKeepABatchWaiting) {
   open(50);
-  run({work("a", 1), work("b", 1)});
-  auto a = submit({work("a", 1)});
+  run({pass_of("a", 1), pass_of("b", 1)});
+  auto a = submit({pass_of("a", 1)});
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (a[0].wait_for(std::chrono::seconds(0)) != std::future_status::ready &&
          std::chrono::steady_clock::now() < end)
@@ -86,8 +86,8 @@ TEST_F(Gathering, WhoOnlyStepsDoesNotKeepABatchWaiting) {
 
 TEST_F(Gathering, OneThatStaysAwayDelaysOneBatch) {
   open(20);
-  run({work("a", 1), work("b", 1)});
-  for (int i = 0; i < 3; ++i) run({work("a", 1)});
+  run({pass_of("a", 1), pass_of("b", 1)});
+  for (int i = 0; i < 3; ++i) run({pass_of("a", 1)});
   const auto seen = batches();
   ASSERT_EQ(seen.size(), 4u);
   for (size_t i = 1; i < 4; ++i) EXPECT_EQ(seen[i], (std::set<std::string>{"a"}));
@@ -95,15 +95,15 @@ TEST_F(Gathering, OneThatStaysAwayDelaysOneBatch) {
 
 TEST_F(Gathering, NobodyWaitsForATenantThatIsGone) {
   open(kLong);
-  run({work("a", 1), work("b", 1)});
+  run({pass_of("a", 1), pass_of("b", 1)});
   run({Delete{"b"}});
-  auto future = submit({work("a", 1)});
+  auto future = submit({pass_of("a", 1)});
   EXPECT_EQ(future[0].wait_for(kSoon), std::future_status::ready);
 }
 
 TEST_F(Gathering, WhatRunsByItselfAndWhatIsSampledDoNotWait) {
   open(kLong);
-  run({work("a", 1), work("b", 1)});
+  run({pass_of("a", 1), pass_of("b", 1)});
   auto step = submit({Step{"a"}});
   EXPECT_EQ(step[0].wait_for(kSoon), std::future_status::ready);
   SamplingParams params;
@@ -115,7 +115,7 @@ TEST_F(Gathering, WhatRunsByItselfAndWhatIsSampledDoNotWait) {
 TEST_F(Gathering, ALoneTenantNeverWaits) {
   open(kLong);
   for (int i = 0; i < 5; ++i) {
-    auto future = submit({work("a", 1)});
+    auto future = submit({pass_of("a", 1)});
     EXPECT_EQ(future[0].wait_for(kSoon), std::future_status::ready);
     future[0].get();
   }
@@ -123,15 +123,15 @@ TEST_F(Gathering, ALoneTenantNeverWaits) {
 
 TEST_F(Gathering, NobodyWaitsWhenItIsTurnedOff) {
   open(0);
-  run({work("a", 1), work("b", 1)});
-  run({work("a", 1)});
+  run({pass_of("a", 1), pass_of("b", 1)});
+  run({pass_of("a", 1)});
   EXPECT_EQ(batches().size(), 2u);
 }
 
 TEST_F(Gathering, ClosingEndsTheWait) {
   open(kLong);
-  run({work("a", 1), work("b", 1)});
-  auto future = submit({work("a", 1)});
+  run({pass_of("a", 1), pass_of("b", 1)});
+  auto future = submit({pass_of("a", 1)});
   dispatcher_.reset();
   EXPECT_THROW(future[0].get(), Error);
 }
@@ -143,10 +143,10 @@ class GatherClock : public testing::Test {
     executor_.clock = [this] { return now_.load(); };
     dispatcher_.emplace(DispatcherOptions{.token_budget = 100, .gather_ms = 1}, executor_);
     for (Future& future :
-         dispatcher_->submit({Create{"a"}, Create{"b"}, work("a", 1), work("b", 1)}))
+         dispatcher_->submit({Create{"a"}, Create{"b"}, pass_of("a", 1), pass_of("b", 1)}))
       future.get();
   }
-  Future submit() { return std::move(dispatcher_->submit({work("a", 1)})[0]); }
+  Future submit() { return std::move(dispatcher_->submit({pass_of("a", 1)})[0]); }
   static void expect_waiting(const Future& future) {
     EXPECT_EQ(future.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
   }

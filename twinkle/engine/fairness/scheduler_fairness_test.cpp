@@ -1,4 +1,4 @@
-// What deficit round robin proves: the constant that docs/decisions/0011-windows.md states.
+// The bound of deficit round robin: the constant that docs/decisions/0011-windows.md states.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -134,7 +134,7 @@ TEST(Fairness, WhoseSequencesFillTheRoomThatLongOnesLeaveIsAheadByTheConstantAtM
                              1, 400);
 }
 
-// Of sequences that are many of its batches' shares each, too.
+// It holds for sequences of many of its batches' shares each, too.
 TEST(Fairness, InTheLongRunEverybodyGetsItsWeight) {
   struct Load {
     int num_short, num_long;

@@ -1,4 +1,4 @@
-// What the leader of a group sends its followers: each call of its Executor that changes anything,
+// Leader-to-follower commands: each call of its Executor that changes anything,
 // as bytes, and how operations have ended. Operations are named by the numbers under which the
 // ranks have entered them: all have them. One build sends and reads these, nothing keeps them.
 #pragma once
@@ -18,7 +18,7 @@ struct Command {
     kBatch,
     kStart,
     kStep,
-    kFirstPart,  // of a Save; what it leaves is known by a number, as the id of `work`
+    kFirstPart,  // a Save's; its remainder is known by a number, as the id of `work`
     kWrite,      // begin what that left; without a folder: drop it
     kClose
   };
@@ -34,8 +34,8 @@ struct Command {
   // How the operation that ranks have submitted as their `number`th has ended.
   struct Told {
     int64_t number = 0;
-    int64_t id = 0;      // of the result that the follower has, or, with `result`, of none
-    int32_t code = -1;   // of the error; -1: there is none
+    int64_t id = 0;      // id of the result that the follower has, or, with `result`, of none
+    int32_t code = -1;   // code of the error; -1: there is none
     std::string error;   // its text
     std::string result;  // as to_bytes() gives it, of what the leader alone has run
     static constexpr auto fields() {
@@ -59,10 +59,11 @@ struct Command {
   int32_t kind = kNews;
   std::vector<Finish> finished;
   std::vector<Told> told;
-  std::vector<Run> work;  // of a batch; of kRun and kStart one item, whose sequences don't count
-  double weight = 1;      // of kStart: the Share
+  std::vector<Run>
+      work;           // items of a batch; for kRun and kStart one item, whose sequences don't count
+  double weight = 1;  // for kStart: the Share
   int32_t priority = 0;
-  std::string folder;  // of kWrite
+  std::string folder;  // for kWrite
 
   static constexpr auto fields() {
     return std::tuple{

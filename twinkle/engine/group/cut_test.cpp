@@ -13,7 +13,7 @@
 namespace twinkle::engine {
 namespace {
 
-// Of all sequences of the pieces, in their order: how many tokens, and which rank has it.
+// All sequences of the pieces, in their order: how many tokens, and which rank has it.
 struct Placed {
   int64_t tokens;
   int rank;

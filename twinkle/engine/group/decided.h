@@ -1,4 +1,4 @@
-// What a call has decided, as a text that the ranks compare.
+// The decision of a call, as a text that the ranks compare.
 #pragma once
 #include <string>
 

@@ -100,7 +100,7 @@ void Follower::end(const std::string& why) {
 }
 
 bool Follower::obey(const Command& command) {
-  (void)writer_.take_ended();  // what they held is given back on this thread
+  (void)writer_.take_ended();  // this thread gives back what they held
   take(command);
   if (command.kind == Command::kClose) return false;
   // An error that all ranks agree on is the leader's to tell.

@@ -49,9 +49,10 @@ class Follower {
 
   Executor& local_;
   const Group& group_;
-  std::map<int64_t, Result> results_;  // of what was committed, by ids, until it is told
-  std::map<int64_t, Rest> left_;       // of Saves
-  Background writer_{[] {}};           // of those that have begun
+  std::map<int64_t, Result>
+      results_;  // results of committed operations, by ids, until they are reported
+  std::map<int64_t, Rest> left_;  // for Saves
+  Background writer_{[] {}};      // for those that have begun
 
   Mutex mutex_;
   std::condition_variable entered_;

@@ -15,7 +15,7 @@ struct Group {
   std::unique_ptr<mesh::Channel> door;     // callers' threads: what each rank submits
   std::unique_ptr<mesh::Channel> control;  // from the leader to its followers, and their answers
   std::unique_ptr<mesh::Channel> data;     // within a call: a Comm, of what ranks compute
-  std::unique_ptr<mesh::Channel> saves;    // of the threads that write: how each has written
+  std::unique_ptr<mesh::Channel> saves;    // between the threads that write: how each has written
   std::shared_ptr<mesh::Watch> watch;      // that the channels ask; null in tests
   // A Comm of those among the ranks that hold the base's weights together, each a part; null: each
   // holds all of them.

@@ -26,7 +26,7 @@ Command::Told told_of(int64_t number, const Outcome& outcome) {
   try {
     std::rethrow_exception(outcome.error);
   } catch (const Error& e) {
-    // What rank 0 has cancelled is no doing of the other ranks' scripts.
+    // The other ranks' scripts did not cause what rank 0 has cancelled.
     const bool is_cancelled = e.code == Code::kConflict && e.what() == std::string_view(kCancelled);
     out.code = static_cast<int32_t>(is_cancelled ? Code::kInternal : e.code);
     out.error = is_cancelled ? "engine: rank 0 has cancelled it, as an interrupt of its script does"

@@ -27,7 +27,7 @@ Part drawn_part(size_t count, int rank, int size, uint64_t key) {
   return {ends[static_cast<size_t>(rank)], ends[static_cast<size_t>(rank) + 1]};
 }
 
-std::string text_of(const std::function<Result()>& result) {
+std::string text_or_error(const std::function<Result()>& result) {
   try {
     return OutcomeText().of(result());
   } catch (const Error& e) {
@@ -35,10 +35,10 @@ std::string text_of(const std::function<Result()>& result) {
   }
 }
 
-using Texts = std::vector<std::string>;
-using ByTenant = std::map<size_t, Texts>;
+using Lines = std::vector<std::string>;
+using ByTenant = std::map<size_t, Lines>;
 
-// What runs: lives of tenants that are drawn from a seed, of so many operations in all.
+// The workload: lives of tenants that are drawn from a seed, of so many operations in all.
 struct Lives {
   uint64_t seed;
   size_t tenants;
@@ -77,7 +77,7 @@ std::vector<ByTenant> of_one(const EngineOptions& options, const Lives& lives, i
     for (int r = 0; r < size; ++r) {
       const Part part = lives.part(item.operation, i, r, size);
       out[static_cast<size_t>(r)][item.tenant].push_back(
-          without(text_of([&] { return part_of(whole.get(), part); }), folder));
+          without(text_or_error([&] { return part_of(whole.get(), part); }), folder));
     }
   }
   return out;
@@ -105,7 +105,7 @@ std::vector<ByTenant> of_group(const EngineOptions& options, const Lives& lives,
     }
     for (size_t i = 0; i < schedule.size(); ++i)
       out[static_cast<size_t>(rank)][schedule[i].tenant].push_back(
-          without(text_of(results[i]), folder));
+          without(text_or_error(results[i]), folder));
   });
   return out;
 }
@@ -289,7 +289,7 @@ class Asking : public mesh::Channel {
   const bool is_door_;
 };
 
-// Of what is refused there, and of a Load, whose files are read there.
+// Errors of refused operations, and of a Load, whose files are read there.
 TEST(Groups, EndAnOperationWhoseLeaderIsInterruptedBehindTheDoorAsIfItWereNot) {
   const model::TinyModel model(smallest_config());
   const ScratchDir scratch;
@@ -356,7 +356,7 @@ TEST(Groups, LearnByTheHeadAndByLossesOfTheWholeOperationAsOneRank) {
   const model::TinyModel model(smallest_config());
   const EngineOptions options{.model = {.path = model.path()}, .scheduling = {.token_budget = 17}};
   Engine one(options);
-  const auto without_rows = [](std::string text) {  // of a rank's own sequences
+  const auto without_rows = [](std::string text) {  // without a rank's own sequences
     std::string out;
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);)

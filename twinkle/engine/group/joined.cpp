@@ -15,7 +15,7 @@ void take(std::vector<T>& all, std::vector<T>& more) {
   more.clear();
 }
 
-// What an operation has of its own on each rank; emptied of it, it is the same on all.
+// The part of an operation that differs between ranks; without it, it is the same on all.
 struct Items {
   std::vector<Example> sequences;
   std::vector<std::vector<int32_t>> prompts;

@@ -1,5 +1,5 @@
-// What ranks submit, as one operation: the sequences, or prompts, of all in the order of ranks, so
-// that a loss sees the whole batch. And each rank's part of its result.
+// The ranks' submissions as one operation: the sequences, or prompts, of all in the order of ranks,
+// so that a loss sees the whole batch. And each rank's part of its result.
 #pragma once
 #include <string>
 #include <vector>
@@ -20,7 +20,7 @@ struct Part {
 
 struct Joined {
   Operation operation;
-  Part part;  // of the rank that asks
+  Part part;  // for the rank that asks
 };
 
 // Error kInvalid, the same on each rank: ranks have submitted different operations. `number`: the

@@ -31,9 +31,9 @@ std::vector<Group> groups_of(int size) {
 }
 
 // A rank as Engine has it, with a null executor.
-class Rank {
+class LedRank {
  public:
-  explicit Rank(Group group) : group_(std::move(group)), door_(group_) {
+  explicit LedRank(Group group) : group_(std::move(group)), door_(group_) {
     if (group_.rank() > 0) {
       follower_.emplace(null_, group_);
     } else {
@@ -41,7 +41,7 @@ class Rank {
       dispatcher_.emplace(DispatcherOptions{}, *leader_);
     }
   }
-  ~Rank() { close(); }
+  ~LedRank() { close(); }
 
   std::future<Result> submit(const Operation& operation) {
     if (follower_) return follower_->submit(door_, operation);
@@ -58,7 +58,7 @@ class Rank {
     last_ = dispatcher_->submit(std::move(accepted), {end})[0];
     return promise->get_future();
   }
-  // Of rank 0: what it has submitted last.
+  // Cancels rank 0's last submission.
   bool cancel() { return dispatcher_->cancel(last_); }
   void close() {
     if (std::exchange(closed_, true)) return;
@@ -82,19 +82,20 @@ class Rank {
   bool closed_ = false;
 };
 
-void on_ranks(std::vector<Group> of_ranks, const std::function<void(Rank&, int rank)>& script) {
+void on_led_ranks(std::vector<Group> of_ranks,
+                  const std::function<void(LedRank&, int rank)>& script) {
   std::vector<std::thread> threads;
   for (Group& group : of_ranks) {
     threads.emplace_back([&] {
       const int r = group.rank();
-      Rank rank(std::move(group));
+      LedRank rank(std::move(group));
       script(rank, r);
     });
   }
   for (std::thread& t : threads) t.join();
 }
-void on_ranks(int size, const std::function<void(Rank&, int rank)>& script) {
-  on_ranks(groups_of(size), script);
+void on_led_ranks(int size, const std::function<void(LedRank&, int rank)>& script) {
+  on_led_ranks(groups_of(size), script);
 }
 
 ForwardBackward work_of(int rank) {
@@ -104,7 +105,7 @@ ForwardBackward work_of(int rank) {
 }
 
 TEST(Led, EveryRankDoesWhatTheLeaderDoesAndGetsItsOwnPart) {
-  on_ranks(3, [](Rank& rank, int r) {
+  on_led_ranks(3, [](LedRank& rank, int r) {
     std::vector<std::future<Result>> results;
     results.push_back(rank.submit(Create{.tenant = "a", .lora_json = "{}"}));
     for (int i = 0; i < 20; ++i) {
@@ -120,7 +121,7 @@ TEST(Led, EveryRankDoesWhatTheLeaderDoesAndGetsItsOwnPart) {
 }
 
 TEST(Led, AnErrorThatAllRanksHaveFailsTheOperationAlone) {
-  on_ranks(2, [](Rank& rank, int r) {
+  on_led_ranks(2, [](LedRank& rank, int r) {
     rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
     ForwardBackward bad = work_of(r);
     bad.loss = "fail";
@@ -132,7 +133,7 @@ TEST(Led, AnErrorThatAllRanksHaveFailsTheOperationAlone) {
 TEST(Led, WhatRank0CancelsIsToldToTheOthersByItsNameAndAllGoOn) {
   std::promise<void> cancelled;
   const auto is_cancelled = cancelled.get_future().share();
-  on_ranks(3, [&](Rank& rank, int r) {
+  on_led_ranks(3, [&](LedRank& rank, int r) {
     rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
     rank.null().on_batch = [&] { is_cancelled.wait(); };
     std::future<Result> result = rank.submit(work_of(r));
@@ -153,7 +154,7 @@ TEST(Led, WhatRank0CancelsIsToldToTheOthersByItsNameAndAllGoOn) {
 }
 
 TEST(Led, RanksThatSubmitDifferentThingsAreAllToldWhose) {
-  on_ranks(2, [](Rank& rank, int r) {
+  on_led_ranks(2, [](LedRank& rank, int r) {
     rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
     const std::string text =
         "engine: operation 2: rank 0 sent forward_backward of 'a', rank 1 sent step of 'a': all "
@@ -168,7 +169,7 @@ TEST(Led, RanksThatSubmitDifferentThingsAreAllToldWhose) {
 }
 
 TEST(Led, ARankThatEndsOtherwiseBreaksTheGroupOnEveryRankByName) {
-  on_ranks(3, [](Rank& rank, int r) {
+  on_led_ranks(3, [](LedRank& rank, int r) {
     rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
     if (r == 1) rank.null().on_batch = [] { throw std::runtime_error("no memory"); };
     const std::string why = error_of([&] { rank.submit(work_of(r)).get(); });
@@ -180,7 +181,7 @@ TEST(Led, ARankThatEndsOtherwiseBreaksTheGroupOnEveryRankByName) {
 
 TEST(Led, EveryRankWritesItsPartOfASaveAndOneThatCannotFailsTheSaveAlone) {
   const ScratchDir folder;
-  on_ranks(3, [&](Rank& rank, int r) {
+  on_led_ranks(3, [&](LedRank& rank, int r) {
     std::atomic<int> written = 0;
     rank.null().on_write = [&] { ++written; };
     rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
@@ -241,7 +242,7 @@ TEST_P(Interrupts, OfARankAtTheDoorEndTheCallsOfTheOthersByName) {
   std::vector<Group> groups = groups_of(2);
   Group& its = groups.at(static_cast<size_t>(interrupted));
   its.door = std::make_unique<Interrupting>(std::move(its.door), 2, is_behind);
-  on_ranks(std::move(groups), [&, interrupted = interrupted](Rank& rank, int r) {
+  on_led_ranks(std::move(groups), [&, interrupted = interrupted](LedRank& rank, int r) {
     rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
     if (r == interrupted) {  // and ends
       EXPECT_THROW(rank.submit(work_of(r)), Interrupted);
@@ -282,7 +283,7 @@ TEST(Led, AnOperationThatHasEndedByAnInterruptIsToldAsThat) {
 }
 
 TEST(Led, ARankThatGoesEndsEveryCallOnEveryRank) {
-  on_ranks(3, [](Rank& rank, int r) {
+  on_led_ranks(3, [](LedRank& rank, int r) {
     rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
     if (r == 2) return rank.vanish("mesh: rank 2 has gone");
     const std::string why = error_of([&] { rank.submit(work_of(r)).get(); });
@@ -291,7 +292,7 @@ TEST(Led, ARankThatGoesEndsEveryCallOnEveryRank) {
 }
 
 TEST(Led, ARankThatClosesIsTheEndForThoseThatGoOn) {
-  on_ranks(2, [](Rank& rank, int r) {
+  on_led_ranks(2, [](LedRank& rank, int r) {
     rank.submit(Create{.tenant = "a", .lora_json = "{}"}).get();
     if (r == 1) return rank.close();
     EXPECT_EQ(error_of([&] { rank.submit(work_of(r)); }),

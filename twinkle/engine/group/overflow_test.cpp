@@ -13,15 +13,15 @@
 namespace twinkle::engine {
 namespace {
 
-constexpr float kBeyond = 3e38f;  // whose products no float32 holds
-constexpr size_t kSequences = 4;
+constexpr float kBeyond = 3e38f;  // no float32 holds its products
+constexpr size_t kNumSequences = 4;
 
-// Of one tensor, so that one rank has what overflows.
-constexpr const char* kLora = R"({"r": 2, "target_modules": ["q_proj"]})";
+// One tensor, so that one rank has the overflow.
+constexpr const char* kOnQuery = R"({"r": 2, "target_modules": ["q_proj"]})";
 
 ForwardBackward training(const std::string& tenant, uint64_t seed, float grad = 0.1f) {
   ForwardBackward out{.tenant = tenant, .loss = "LinearLoss"};
-  for (uint64_t i = 0; i < kSequences; ++i) {
+  for (uint64_t i = 0; i < kNumSequences; ++i) {
     Example s = drawn(10 * seed + i, 3 + i, 41);
     s.extras["grad"].assign(s.input_ids.size(), grad);
     out.sequences.push_back(std::move(s));
@@ -29,7 +29,7 @@ ForwardBackward training(const std::string& tenant, uint64_t seed, float grad = 
   return out;
 }
 
-std::string text_of(const std::function<Result()>& result) {
+std::string outcome_text(const std::function<Result()>& result) {
   try {
     return OutcomeText().of(result());
   } catch (const Error& e) {
@@ -37,15 +37,15 @@ std::string text_of(const std::function<Result()>& result) {
   }
 }
 
-void create(Engine& engine, const std::vector<std::string>& tenants) {
+void create_all(Engine& engine, const std::vector<std::string>& tenants) {
   for (const std::string& name : tenants)
-    engine.run<Done>(Create{.tenant = name, .lora_json = kLora});
+    engine.run<Done>(Create{.tenant = name, .lora_json = kOnQuery});
 }
 
 // Derivatives that one operation of a tenant can have, and not two.
 float brink(const EngineOptions& options) {
   Engine engine(options);
-  create(engine, {"b"});
+  create_all(engine, {"b"});
   float grad = 1e30f;
   while (error_of([&] { engine.run<ForwardResult>(training("b", 5, grad)); }) == "no error") {
     engine.run<Done>(ZeroGrad{"b"});
@@ -54,7 +54,7 @@ float brink(const EngineOptions& options) {
   return grad / 1.5f;
 }
 
-// What is in one batch.
+// The operations in one batch.
 std::vector<Operation> together(float on_the_brink) {
   return {training("a", 1),
           training("b", 2),
@@ -77,21 +77,21 @@ std::vector<Operation> afterwards() {
   return out;
 }
 
-Part part_of_rank(int rank, int size) {
+Part rows_of_rank(int rank, int size) {
   const auto at = [&](int r) {
-    return kSequences * static_cast<size_t>(r) / static_cast<size_t>(size);
+    return kNumSequences * static_cast<size_t>(r) / static_cast<size_t>(size);
   };
   return {at(rank), at(rank + 1)};
 }
 
-std::vector<std::string> one_by_one(const EngineOptions& options, float on_the_brink,
-                                    const Part& part) {
+std::vector<std::string> one_after_another(const EngineOptions& options, float on_the_brink,
+                                           const Part& part) {
   Engine engine(options);
-  create(engine, {"a", "b", "c"});
+  create_all(engine, {"a", "b", "c"});
   std::vector<std::string> out;
   for (const auto& operations : {together(on_the_brink), afterwards()}) {
     for (const Operation& operation : operations)
-      out.push_back(text_of([&] { return part_of(engine.submit(operation).get(), part); }));
+      out.push_back(outcome_text([&] { return part_of(engine.submit(operation).get(), part); }));
   }
   return out;
 }
@@ -115,9 +115,9 @@ struct Hold {
   }
 };
 
-std::vector<std::string> at_once(Engine& engine, int rank, float on_the_brink, const Part& part,
-                                 Hold& hold) {
-  create(engine, {"a", "b", "c", "held"});
+std::vector<std::string> all_at_once(Engine& engine, int rank, float on_the_brink, const Part& part,
+                                     Hold& hold) {
+  create_all(engine, {"a", "b", "c", "held"});
   Sample sample{.tenant = "held", .params = {{.max_tokens = 2, .seed = 1}}};
   sample.params[0].stop = {"no such text"};
   if (rank == 0) sample.prompts = {{5, 6}};
@@ -129,9 +129,9 @@ std::vector<std::string> at_once(Engine& engine, int rank, float on_the_brink, c
   if (rank == 0) hold.all_there.set_value();
   sampled.get();
   std::vector<std::string> out;
-  for (Future& future : futures) out.push_back(text_of([&] { return future.get(); }));
+  for (Future& future : futures) out.push_back(outcome_text([&] { return future.get(); }));
   for (const Operation& operation : afterwards())
-    out.push_back(text_of([&] { return engine.submit(operation).get(); }));
+    out.push_back(outcome_text([&] { return engine.submit(operation).get(); }));
   return out;
 }
 
@@ -146,9 +146,10 @@ TEST(Overflows, OfTwoTenantsInOnePassFailByThemselvesOnEveryRank) {
       on_ranks(
           of, options,
           [&](Engine& engine, int rank, const auto&) {
-            const Part part = part_of_rank(rank, of.size());
-            const std::vector<std::string> got = at_once(engine, rank, on_the_brink, part, hold);
-            EXPECT_EQ(got, one_by_one(options, on_the_brink, part)) << "rank " << rank;
+            const Part part = rows_of_rank(rank, of.size());
+            const std::vector<std::string> got =
+                all_at_once(engine, rank, on_the_brink, part, hold);
+            EXPECT_EQ(got, one_after_another(options, on_the_brink, part)) << "rank " << rank;
             for (size_t i = 0; i < 9; ++i)
               EXPECT_EQ(got[i].find("are not finite") != std::string::npos, i == 4 || i == 6) << i;
             if (rank > 0) return;

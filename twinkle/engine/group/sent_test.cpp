@@ -12,15 +12,15 @@
 namespace twinkle::engine {
 namespace {
 
-// Of every operation here: sequences of as many tokens, all of them scored.
-constexpr int64_t kSequences = 8, kTokens = 5, kRows = kSequences * kTokens;
-// Of smallest_config().
+// Every operation here has sequences of as many tokens, all of them scored.
+constexpr int64_t kSentSequences = 8, kTokens = 5, kRows = kSentSequences * kTokens;
+// The sizes of smallest_config().
 constexpr int64_t kVocabulary = 41, kWidth = 16;
 constexpr int64_t kHeadFloats = kVocabulary * kWidth;
 constexpr int64_t kLayerFloats = 2 * 16 * 16 + 2 * 8 * 16 + 3 * 24 * 16;
 
-constexpr int64_t kAll = int64_t{1} << 40;
-constexpr Mesh kMeshes[] = {{2, 1}, {4, 1}, {1, 2}, {1, 4}, {2, 2}, {1, 2, kAll}};
+constexpr int64_t kAllBytes = int64_t{1} << 40;
+constexpr Mesh kSentMeshes[] = {{2, 1}, {4, 1}, {1, 2}, {1, 4}, {2, 2}, {1, 2, kAllBytes}};
 
 Create adapter() {
   return {.tenant = "a", .lora_json = R"({"r": 4, "target_modules": "all-linear"})"};
@@ -29,7 +29,8 @@ Create adapter() {
 template <class Op>
 Op with_sequences(Op op) {
   op.tenant = "a";
-  for (uint64_t i = 0; i < kSequences; ++i) op.sequences.push_back(drawn(i, kTokens, kVocabulary));
+  for (uint64_t i = 0; i < kSentSequences; ++i)
+    op.sequences.push_back(drawn(i, kTokens, kVocabulary));
   return op;
 }
 
@@ -42,14 +43,14 @@ ForwardBackward with_loss(const char* loss, const char* options = "") {
   return out;
 }
 
-// What a rank sends for one operation: to all ranks, and to those that share its base.
+// Bytes that a rank sends for one operation: to all ranks, and to those that share its base.
 struct SentFor {
   int64_t data = 0, base = 0;
 };
 
 struct SentByAll {
   std::vector<SentFor> of_rank;
-  int64_t parameters = 0;  // of the adapter
+  int64_t parameters = 0;  // parameters of the adapter
   int64_t num_passes = 0;
 
   int64_t data() const {
@@ -58,13 +59,13 @@ struct SentByAll {
   }
 };
 
-// Of a rank, as large as every other's.
+// The part of a rank, as large as every other's.
 Operation own_part(const Operation& whole, int rank, int size) {
-  const auto r = static_cast<size_t>(rank), share = kSequences / static_cast<size_t>(size);
+  const auto r = static_cast<size_t>(rank), share = kSentSequences / static_cast<size_t>(size);
   return sliced(whole, {r * share, (r + 1) * share});
 }
 
-// Of a second run of the operation, each rank's part of it: what the first gathers ahead is there.
+// Each rank's part of a second run of the operation: what the first gathers ahead is there.
 SentByAll sent_for(const Mesh& of, const Operation& operation, int64_t token_budget) {
   const model::TinyModel model(smallest_config());
   const EngineOptions options{.model = {.path = model.path(), .mixed_precision = "no"},
@@ -96,14 +97,14 @@ struct Case {
   int64_t floats;
   int64_t num_forwards, num_learning;
 
-  // Of each rank: so many that the operation takes as many batches as it learns in.
+  // Sequences of each rank: so many that the operation takes as many batches as it learns in.
   int64_t token_budget(int64_t num_ranks) const {
     return kRows / std::max<int64_t>(1, num_learning) / num_ranks;
   }
 };
 
 std::vector<Case> cases() {
-  const int64_t logits = kRows * kVocabulary, embeddings = kSequences * kWidth;
+  const int64_t logits = kRows * kVocabulary, embeddings = kSentSequences * kWidth;
   ForwardBackward with_logits = with_loss("CrossEntropyLoss");
   with_logits.logits = true;
   return {
@@ -122,12 +123,12 @@ std::vector<Case> cases() {
 
 TEST(Sent, OfAnAdaptersOperationsAreTheBytesOfTheFormulasOnEveryMesh) {
   for (const Case& of : cases()) {
-    for (const Mesh& mesh : kMeshes) {
+    for (const Mesh& mesh : kSentMeshes) {
       SCOPED_TRACE(std::string(of.what) + ", " + testing::PrintToString(mesh));
       const int64_t n = mesh.size(), num_passes = of.num_forwards + of.num_learning;
       const SentByAll sent = sent_for(mesh, of.operation, of.token_budget(n));
       EXPECT_EQ(sent.num_passes, num_passes);
-      const int64_t gradients = of.num_learning > 0 ? sent.parameters * kSequences / n : 0;
+      const int64_t gradients = of.num_learning > 0 ? sent.parameters * kSentSequences / n : 0;
       EXPECT_EQ(sent.data(),
                 4 * (n - 1) * (gradients + of.floats + n * (num_passes + of.num_learning)));
       // Each use of a piece: a rank's part, in lines of 64 bytes, to each other one. A head that is
@@ -149,7 +150,7 @@ int64_t all(const mesh::SentBytes& sent) { return sent.all_to_all + sent.broadca
 // An inspection gives every rank all that has an owner, by its owner; the leader tells its result.
 TEST(Sent, OfAnInspectionAreTheBytesOfTheFormulaOnEveryMesh) {
   const model::TinyModel model(smallest_config());
-  for (const Mesh& mesh : kMeshes) {
+  for (const Mesh& mesh : kSentMeshes) {
     SCOPED_TRACE(testing::PrintToString(mesh));
     const int64_t n = mesh.size();
     std::vector<int64_t> of_data(static_cast<size_t>(n));
@@ -186,7 +187,7 @@ TEST(Sent, OfAnInspectionAreTheBytesOfTheFormulaOnEveryMesh) {
 TEST(Sent, OfASaveAreTheBytesOfTheFormulaOnEveryMesh) {
   const model::TinyModel model(smallest_config());
   const ScratchDir scratch;
-  for (const Mesh& mesh : kMeshes) {
+  for (const Mesh& mesh : kSentMeshes) {
     SCOPED_TRACE(testing::PrintToString(mesh));
     const int64_t n = mesh.size();
     on_counted_ranks(
@@ -214,7 +215,7 @@ TEST(Sent, OfASaveAreTheBytesOfTheFormulaOnEveryMesh) {
   }
 }
 
-// What a rank sends over each channel; commands: the leader alone.
+// Bytes that a rank sends over each channel; commands: only the leader.
 struct SentOver {
   int64_t door = 0, commands = 0, answers = 0, data = 0, saves = 0, base = 0;
   bool operator==(const SentOver&) const = default;
@@ -263,12 +264,12 @@ struct Trainer {
   }
 };
 
-// What each rank has found in its files the others are told, and how the making of the engine went.
+// The other ranks learn what each has found in its files, and how the making of the engine went.
 TEST(Sent, OfWhatIsReadFromFoldersAreTheBytesOfTheFormulaOnEveryMesh) {
   const model::TinyModel model(smallest_config());
   const ScratchDir scratch;
-  for (const Mesh& mesh : kMeshes) {
-    const std::string folder = (scratch.path() / std::to_string(&mesh - kMeshes)).string();
+  for (const Mesh& mesh : kSentMeshes) {
+    const std::string folder = (scratch.path() / std::to_string(&mesh - kSentMeshes)).string();
     on_counted_ranks(
         mesh, {.model = {.path = model.path(), .mixed_precision = "no"}},
         [&](Engine& engine, int r, const Channels& sent) {
@@ -295,7 +296,7 @@ TEST(Sent, OfWhatIsReadFromFoldersAreTheBytesOfTheFormulaOnEveryMesh) {
 
 // ---- all weights
 
-// Of a model of one layer, whose weights all ranks have equal runs of, in whole lines.
+// A model of one layer, whose weights all ranks have equal runs of, in whole lines.
 constexpr int64_t kTrainedVocabulary = 48, kNormFloats = 3 * kWidth;
 constexpr int64_t kTrainedHeadFloats = kTrainedVocabulary * kWidth;
 constexpr int64_t kMatrixFloats = kTrainedHeadFloats + kLayerFloats;
@@ -342,7 +343,7 @@ void life_of_all_weights(Trainer& rank, const std::string& folder) {
   const auto of_values = [&](const Operation& operation) {
     return [&](const Result&) {
       SentOver out = rank.told(operation, 1);
-      out.data = values + others * kFrame;  // what each has found in its files
+      out.data = values + others * kFrame;  // each rank's findings in its files
       return out;
     };
   };
@@ -357,8 +358,8 @@ TEST(Sent, OfAllWeightsInspectionsSavesAndLoadsAreTheBytesOfTheFormulasOnEveryMe
   config["vocab_size"] = kTrainedVocabulary;
   const model::TinyModel model(config);
   const ScratchDir scratch;
-  for (const Mesh& mesh : kMeshes) {
-    const std::string folder = (scratch.path() / std::to_string(&mesh - kMeshes)).string();
+  for (const Mesh& mesh : kSentMeshes) {
+    const std::string folder = (scratch.path() / std::to_string(&mesh - kSentMeshes)).string();
     on_counted_ranks(mesh, {.model = {.path = model.path(), .mixed_precision = "no"}},
                      [&](Engine& engine, int r, const Channels& sent) {
                        Trainer rank{engine, r, mesh, sent};

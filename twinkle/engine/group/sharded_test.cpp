@@ -21,9 +21,9 @@ namespace {
 constexpr int kRanks = 3;
 
 // Fails in the middle of this many gathers more; below 0: never.
-class Failing : public mesh::CountingComm {
+class FailingComm : public mesh::CountingComm {
  public:
-  explicit Failing(std::unique_ptr<mesh::Comm> comm)
+  explicit FailingComm(std::unique_ptr<mesh::Comm> comm)
       : CountingComm(*comm), kept_(std::move(comm)) {}
 
   void gather_into(at::Tensor& all, const at::Tensor& x) override {
@@ -37,15 +37,15 @@ class Failing : public mesh::CountingComm {
 };
 
 // Runs `script` of every rank in a thread of its own, with its engine's group and base.
-void on_groups(const std::function<void(Group group, Failing& base)>& script) {
+void on_groups(const std::function<void(Group group, FailingComm& base)>& script) {
   auto door = mesh::thread_comms(kRanks), control = mesh::thread_comms(kRanks),
        data = mesh::thread_comms(kRanks), saves = mesh::thread_comms(kRanks),
        base = mesh::thread_comms(kRanks);
   std::vector<std::thread> threads;
   for (size_t r = 0; r < kRanks; ++r) {
     threads.emplace_back([&, r] {
-      auto shared = std::make_unique<Failing>(std::move(base[r]));
-      Failing& failing = *shared;
+      auto shared = std::make_unique<FailingComm>(std::move(base[r]));
+      FailingComm& failing = *shared;
       script({std::move(door[r]), std::move(control[r]), std::move(data[r]), std::move(saves[r]),
               nullptr, std::move(shared)},
              failing);
@@ -69,7 +69,7 @@ class ShardedOperations : public testing::TestWithParam<bool> {};
 TEST_P(ShardedOperations, ThatARankFailsInTheMiddleOfEndOnEveryRankWithItsCause) {
   const model::TinyModel model(smallest_config());
   const Operation operation = GetParam() ? Operation(training()) : Operation(sampling());
-  on_groups([&](Group group, Failing& base) {
+  on_groups([&](Group group, FailingComm& base) {
     const bool fails = group.rank() == 1;
     Engine engine({.model = {.path = model.path()}}, in_letters, std::move(group));
     engine.run<Done>(
@@ -93,7 +93,7 @@ TEST(Sharded, ADamagedPartOfTheFilesIsTheErrorOfAllRanks) {
   last.view({-1})[-1] = std::numeric_limits<float>::quiet_NaN();
   const ScratchDir dir;
   model::write_tiny(dir.path(), config, weights);
-  on_groups([&](Group group, Failing&) {
+  on_groups([&](Group group, FailingComm&) {
     const std::string why = invalid_of([&] {
       const Engine engine({.model = {.path = dir.path().string()}}, in_letters, std::move(group));
     });
@@ -107,7 +107,7 @@ TEST(Sharded, WhatOneRankAloneCannotOpenOrHoldIsTheErrorOfAllRanks) {
   const ScratchDir nothing;
   const auto why_not = [&](const EngineOptions& of_rank_1) {
     std::array<std::string, kRanks> out;
-    on_groups([&](Group group, Failing&) {
+    on_groups([&](Group group, FailingComm&) {
       const int rank = group.rank();
       EngineOptions options{.model = {.path = model.path()}};
       if (rank == 1) options = of_rank_1;
@@ -130,7 +130,7 @@ TEST(Sharded, WhatOneRankAloneCannotOpenOrHoldIsTheErrorOfAllRanks) {
 
 TEST(Sharded, ADecodeThatFailsOnOneRankAloneEndsTheGroup) {
   const model::TinyModel model(smallest_config());
-  on_groups([&](Group group, Failing&) {
+  on_groups([&](Group group, FailingComm&) {
     const bool fails = group.rank() == 1;
     const Decoders decoders = [fails](const std::string& tokenizer) -> Decode {
       if (!fails) return in_letters(tokenizer);

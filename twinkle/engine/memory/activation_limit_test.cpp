@@ -1,4 +1,4 @@
-// What limits on memory may not change: any number.
+// Limits on memory may not change any number.
 #include <gtest/gtest.h>
 
 #include "twinkle/engine/engine.h"

@@ -8,7 +8,7 @@
 
 namespace twinkle::engine {
 
-// What alone is more than the limits: it is refused, or holds as much as they allow, and so goes
+// An operation larger than the limits is refused, or holds as much as they allow, and so goes
 // when nothing else of its tenant does.
 enum class Beyond { kRefused, kAlone };
 
@@ -48,7 +48,7 @@ class HeldBytes {
   // Error kInvalid: reserve() would refuse them for their number alone.
   void require_possible(const std::string& tenant, int64_t bytes) const;
 
-  int64_t max() const;  // of one operation
+  int64_t max() const;  // bytes of one operation
   int64_t in_all() const;
 
  private:

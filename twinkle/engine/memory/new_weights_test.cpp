@@ -1,4 +1,4 @@
-// What it takes until the sampler uses a step's new weights: no copy of the base, no file.
+// The cost until the sampler uses a step's new weights: no copy of the base, no file.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -13,12 +13,12 @@
 namespace twinkle::engine {
 namespace {
 
-constexpr int64_t kVocabulary = 40000, kWidth = 48;
+constexpr int64_t kLargeVocabulary = 40000, kLargeWidth = 48;
 
 // Most of the weights are the embedding, which is the head as well.
 JsonObject with_a_large_vocabulary() {
   JsonObject c = model::tiny_config();
-  c["vocab_size"] = kVocabulary;
+  c["vocab_size"] = kLargeVocabulary;
   return c;
 }
 
@@ -33,9 +33,9 @@ int64_t written_bytes() {
 }
 
 // The executor of an engine without the engine's thread: this one's allocations are all there are.
-class NewWeights : public testing::TestWithParam<std::string> {
+class NewWeightsOf : public testing::TestWithParam<std::string> {
  protected:
-  NewWeights() {
+  NewWeightsOf() {
     executor_.begin();
     executor_.run(
         Create{.tenant = "me", .lora_json = R"({"r": 4, "target_modules": "all-linear"})"},
@@ -66,7 +66,9 @@ class NewWeights : public testing::TestWithParam<std::string> {
     out.model.mixed_precision = GetParam();
     return out;
   }
-  int64_t base_bytes() const { return kVocabulary * kWidth * (GetParam() == "no" ? 4 : 2); }
+  int64_t base_bytes() const {
+    return kLargeVocabulary * kLargeWidth * (GetParam() == "no" ? 4 : 2);
+  }
 
   const model::TinyModel model_{with_a_large_vocabulary()};
   DecoderExecutor executor_{options()};
@@ -74,7 +76,7 @@ class NewWeights : public testing::TestWithParam<std::string> {
   int64_t id_ = 0;
 };
 
-TEST_P(NewWeights, AreTheNextTokensWithoutACopyOfTheBaseAndWithoutAFile) {
+TEST_P(NewWeightsOf, AreTheNextTokensWithoutACopyOfTheBaseAndWithoutAFile) {
   learn();
   step();
   const float before = next_logprob();  // the sampler's pages are there from here on
@@ -92,7 +94,7 @@ TEST_P(NewWeights, AreTheNextTokensWithoutACopyOfTheBaseAndWithoutAFile) {
   EXPECT_GE(meter.peak(), base_bytes()) << "a copy would have been seen";
 }
 
-INSTANTIATE_TEST_SUITE_P(Precisions, NewWeights, testing::Values("bf16", "no"));
+INSTANTIATE_TEST_SUITE_P(Precisions, NewWeightsOf, testing::Values("bf16", "no"));
 
 }  // namespace
 }  // namespace twinkle::engine

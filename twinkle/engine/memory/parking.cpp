@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::span<const std::byte> bytes_of(const at::Tensor& tensor) {
+std::span<const std::byte> raw_bytes(const at::Tensor& tensor) {
   return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
@@ -216,13 +216,14 @@ Parking::Parked Parking::park(Place& place) {
     for (size_t i = 0; i < tensors.size(); ++i) {
       if (!tensors[i]->defined()) continue;
       const at::Tensor t = tensors[i]->cpu().contiguous();
-      out.write(bytes_of(t));
-      checksum = add_checksum(checksum, bytes_of(t));
+      out.write(raw_bytes(t));
+      checksum = add_checksum(checksum, raw_bytes(t));
       shapes.push_back({t.sizes().vec(), t.scalar_type(), tensors[i]->device(), i});
     }
     out.keep();
   } catch (const std::exception& e) {
-    // Of any kind: the operation before it has succeeded, and must not be reported as failed.
+    // Errors of any kind: the operation before it has succeeded, and must not be reported as
+    // failed.
     count_failure(text_of(e));
     return Parked::kFailed;
   }
@@ -251,7 +252,7 @@ void Parking::bring_back(Place& place) {
       require(size <= file.size() - at, Code::kInternal, who, "has been cut");
       file.read_at(at, {static_cast<std::byte*>(t.mutable_data_ptr()), t.nbytes()});
       at += size;
-      checksum = add_checksum(checksum, bytes_of(t));
+      checksum = add_checksum(checksum, raw_bytes(t));
       values.push_back(t.to(shape.device));
     }
     require(at == file.size() && checksum == place.checksum, Code::kInternal, who,

@@ -50,7 +50,7 @@ class Parking {
 
  private:
   struct Shape {
-    std::vector<int64_t> sizes;  // of a tensor
+    std::vector<int64_t> sizes;  // one for each tensor
     at::ScalarType type;
     at::Device device;
     size_t index;  // among the tenant's
@@ -58,8 +58,8 @@ class Parking {
   struct Place {
     Tenant* tenant = nullptr;
     uint64_t used = 0;   // the count of uses at its last one
-    uint64_t round = 0;  // of its last use
-    int64_t bytes = 0;   // of its state, in memory or parked
+    uint64_t round = 0;  // when it was last used
+    int64_t bytes = 0;   // bytes of its state, in memory or parked
     std::filesystem::path file;
     std::vector<Shape> shapes;  // not empty: parked
     uint64_t checksum = 0;

@@ -1,4 +1,4 @@
-// Of Parking (parking.h), without what it includes.
+// Options of Parking (parking.h), without what it includes.
 #pragma once
 #include <string>
 
@@ -7,7 +7,7 @@
 namespace twinkle::engine {
 
 struct ParkingOptions {
-  int64_t resident_bytes = 0;  // what runs stays in memory even when it alone exceeds it
+  int64_t resident_bytes = 0;  // running tenants stay in memory even if they exceed it
   std::string directory;       // a folder of its own is made there, and goes with it
 
   static constexpr auto fields() {

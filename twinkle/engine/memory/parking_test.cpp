@@ -145,7 +145,7 @@ TEST_F(ParkingTest, ALostOrChangedFileIsAnErrorOfItsTenantAloneUntilItIsBack) {
     free.learn(i, 1);
   }
   ASSERT_EQ(crew[0].num_bytes(), 0);
-  fs::path file;  // of tenant a: parked first
+  fs::path file;  // tenant a's, which is parked first
   for (const fs::path& f : files_below(scratch_ / "park")) {
     if (f.filename() == "1") file = f;
   }
@@ -189,7 +189,7 @@ TEST_F(ParkingTest, AFolderThatCannotBeWrittenToLeavesTenantsInMemoryAndSaysSo) 
   EXPECT_GE(crew.parking.stats().num_parked, 2) << "it is tried again";
 }
 
-// What was done before has been done: an operation must not fail after it.
+// The earlier work has been done: an operation must not fail after it.
 TEST_F(ParkingTest, WantOfMemoryWhileParkingIsCountedAndNotThrown) {
   Crew crew({1, (scratch_ / "park").string()}, 2), free({}, 2);
   for (Crew* c : {&crew, &free}) {

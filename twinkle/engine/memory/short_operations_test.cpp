@@ -11,9 +11,9 @@
 namespace twinkle::engine {
 namespace {
 
-constexpr const char* kLora = R"({"r": 2, "target_modules": ["q_proj", "down_proj"]})";
+constexpr const char* kShort = R"({"r": 2, "target_modules": ["q_proj", "down_proj"]})";
 
-// Of an adapter's tenant and of one that trains all weights.
+// Operations of an adapter's tenant and of one that trains all weights.
 class ShortOperations : public testing::TestWithParam<bool> {
  protected:
   ShortOperations() {
@@ -25,7 +25,7 @@ class ShortOperations : public testing::TestWithParam<bool> {
     saved_ = state();
   }
 
-  void create() { run(Create{.tenant = "me", .lora_json = GetParam() ? "" : kLora, .seed = 3}); }
+  void create() { run(Create{.tenant = "me", .lora_json = GetParam() ? "" : kShort, .seed = 3}); }
   void step(double lr) {
     run(Step{.tenant = "me", .options = "{\"lr\": " + std::to_string(lr) + "}"});
   }
@@ -140,7 +140,7 @@ TEST_P(ShortOperations, AStepIsTakenWholeOrNotAtAll) {
   at_each<Shortage>(step, saved_, stepped);
 }
 
-// What it frees, at whichever allocation it fails, must not need memory: a destructor that throws
+// Freeing must not need memory, at whichever allocation it fails: a destructor that throws
 // ends the process.
 TEST_P(ShortOperations, ATenantIsDeletedOrStays) {
   const Operation remove = Delete{"me"};

@@ -1,4 +1,4 @@
-// What an exception says to people: without torch's backtrace, and one text for memory that ran
+// The text of an exception for people: without torch's backtrace, and one text for memory that ran
 // out, whichever allocator missed it.
 #pragma once
 #include <exception>

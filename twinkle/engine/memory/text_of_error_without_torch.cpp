@@ -1,4 +1,4 @@
-// Of programs that link no torch: there is no text of torch's (cmake/programs.cmake).
+// For programs that link no torch: there is no text of torch's (cmake/programs.cmake).
 #include "twinkle/engine/memory/text_of_error.h"
 
 namespace twinkle::engine {

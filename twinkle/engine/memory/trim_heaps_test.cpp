@@ -1,4 +1,4 @@
-// What loading threads have freed goes back to the system.
+// Memory that loading threads have freed goes back to the system.
 #include <gtest/gtest.h>
 #include <malloc.h>
 

@@ -38,7 +38,8 @@ TEST(Bytes, EveryTruncationIsAnError) {
   }
 }
 
-// What replaying a damaged journal meets: an Error, or an operation that can be written again.
+// Replaying a damaged journal gives one of two: an Error, or an operation that can be written
+// again.
 TEST(Bytes, DamagedBytesAreAnErrorOrAnOperation) {
   size_t errors = 0, operations = 0;
   for (uint64_t seed = 0; seed < 20000; ++seed) {
@@ -97,7 +98,7 @@ TEST(Bytes, FieldsThatAreNotKnownAreSkippedAndThoseThatAreAbsentKeepTheirDefault
   EXPECT_EQ(from_bytes(release_of(older)), Operation(Release{.tenant = "ann", .version = 0}));
 }
 
-// What an operation was written as when this format began: it must stay readable for ever.
+// The bytes of an operation in this format.
 TEST(Bytes, TheFormatDoesNotChange) {
   const auto field = [](uint16_t tag, const std::string& bytes) {
     return raw(tag) + raw<uint64_t>(bytes.size()) + bytes;

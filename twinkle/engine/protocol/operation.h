@@ -24,9 +24,9 @@ struct Example {
   std::vector<int32_t> input_ids;  // 0 <= id < vocabulary
   std::vector<int32_t> labels;  // already shifted: labels[t] is the token after t; -100 = ignored.
                                 // Empty: nothing is scored (a plain forward)
-  std::vector<float> weights;   // of each label in the loss; empty: 1
+  std::vector<float> weights;   // weight of each label in the loss; empty: 1
   std::map<std::string, std::vector<float>>
-      extras;                         // what the loss asks for: old_logps, advantages, ...
+      extras;                         // inputs that the loss asks for: old_logps, advantages, ...
   std::vector<float> embedding_grad;  // [width] d loss / d embedding, for a LinearLoss; empty: 0
   // [tokens x vocabulary] d loss / d logits, as a Forward gives them, for a LinearLoss. All
   // sequences of an operation have it, and then no labels, or none has it.
@@ -61,7 +61,7 @@ struct Create {
   std::string lora_json;  // PEFT's adapter_config.json as text: r, lora_alpha, target_modules,
                           // lora_dropout, use_rslora
   std::string directory;  // non-empty: read adapter and config from this PEFT directory instead
-  uint64_t seed = 0;      // of the initial weights and of dropout
+  uint64_t seed = 0;      // for the initial weights and for dropout
   bool frozen = false;
   double weight = 1.0;  // its share of every training batch, and of the sequences that are sampled,
                         // among tenants of its priority; 0.001 to 1000
@@ -97,13 +97,13 @@ inline constexpr int64_t kMaxLogitBytes = int64_t{1} << 30;
 struct Forward {
   std::string tenant;
   std::vector<Example> sequences;
-  bool disable_lora = false;    // score with the base model
-  double temperature = 1.0;     // logits are divided by it; > 0
-  bool entropy = false;         // also return the entropy of every scored token
-  bool train = false;           // with the dropout of the tenant's next ForwardBackward
-  bool logits = false;          // also return the logits of every token
-  bool embedding = false;       // also return every sequence's embedding
-  std::string loss;             // whose value to return, as a ForwardBackward does; empty: none
+  bool disable_lora = false;  // score with the base model
+  double temperature = 1.0;   // logits are divided by it; > 0
+  bool entropy = false;       // also return the entropy of every scored token
+  bool train = false;         // with the dropout of the tenant's next ForwardBackward
+  bool logits = false;        // also return the logits of every token
+  bool embedding = false;     // also return every sequence's embedding
+  std::string loss;  // the loss whose value to return, as a ForwardBackward does; empty: none
   std::string loss_options;     // JSON object as text; empty: defaults
   bool routed_experts = false;  // also return where routers sent every token
 
@@ -134,7 +134,7 @@ struct ForwardBackward {
   std::string loss_options;  // JSON object as text; empty: defaults
   double temperature = 1.0;  // logits are divided by it; > 0
   bool logits = false;       // also return the logits of every token
-  // Of a model with routed experts: this times their auxiliary loss (nn/experts/balance.h), each
+  // For a model with routed experts: this times their auxiliary loss (nn/experts/balance.h), each
   // sequence's alone and their mean by tokens, is added to the loss for each token that a step
   // divides by. The loss's own value is told without it. At least 0; 0: none.
   double router_aux_loss_coef = 0;
@@ -211,10 +211,10 @@ using sampler::SamplingParams;
 // model's positions or the cache hold; kNotFound: no such version.
 struct Sample {
   std::string tenant;
-  std::vector<std::vector<int32_t>> prompts;  // of at least one token, 0 <= id < vocabulary
+  std::vector<std::vector<int32_t>> prompts;  // each of at least one token, 0 <= id < vocabulary
   std::vector<SamplingParams> params;         // one for all prompts, or one each
-  int64_t version = 0;  // of the weights: a published one; 0: as they are at the Sample's place in
-                        // the tenant's order. Training goes on meanwhile
+  int64_t version = 0;    // version of the weights: a published one; 0: as they are at the Sample's
+                          // place in the tenant's order. Training goes on meanwhile
   std::string tokenizer;  // in whose text stop strings are found, as the engine's Decoders knows it
 
   bool operator==(const Sample&) const = default;
@@ -263,13 +263,14 @@ struct Save {
   std::string tenant;
   std::string directory;
   bool optimizer = false;
-  std::string extra_json;       // kept in trainer_state.json
-  int64_t max_shard_bytes = 0;  // of a full model's files; 0: 5 GiB. A larger tensor has its own
-  int64_t version = 0;  // of an adapter: a published one, without the optimizer; 0: as it is
+  std::string extra_json;  // kept in trainer_state.json
+  int64_t max_shard_bytes =
+      0;                // limit of a full model's files; 0: 5 GiB. A larger tensor has its own
+  int64_t version = 0;  // an adapter's version: a published one, without the optimizer; 0: as it is
   bool as_is = false;  // also weights that no forward can use, which are finite: to go on from what
                        // is there, whatever it is
   bool gradients = true;      // with the optimizer: the accumulated ones, too
-  std::string expert_format;  // of an adapter: kPerExpert, factors of each expert's linears,
+  std::string expert_format;  // an adapter's form: kPerExpert, factors of each expert's linears,
                               // whatever it has; empty: as its config says, stacks as peft has them
 
   bool operator==(const Save&) const = default;

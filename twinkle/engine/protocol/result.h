@@ -1,4 +1,4 @@
-// What operations return: plain values that turn into bytes and back, as operations do.
+// Results of operations: plain values that turn into bytes and back, as operations do.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -14,7 +14,7 @@ namespace twinkle::engine {
 struct ForwardResult {
   double loss = 0;  // as the loss defines it (CrossEntropyLoss: the sum over tokens, nats); 0 of a
                     // Forward without one
-  double num_tokens = 0;  // what the step will divide by; without a loss: of labels
+  double num_tokens = 0;  // the step's divisor; without a loss, the number of labels
   // Per sequence and token, or label of it; 0 where the label is ignored.
   std::vector<std::vector<float>> logps;
   std::vector<std::vector<float>> entropies;  // the same, only when asked for, by a loss too
@@ -22,7 +22,7 @@ struct ForwardResult {
   // and the last token's final hidden state divided by its L2 norm, [width] (nn/head/pooling.h), of
   // a ForwardBackward with an embedding_grad too.
   std::vector<std::vector<float>> logits, embeddings;
-  double aux_loss = 0;  // of routed experts, without its coefficient, which asks for it
+  double aux_loss = 0;  // for routed experts, without its coefficient, which asks for it
   // Only when asked for, per sequence: where every token went, as Example has it, ascending.
   std::vector<std::vector<int32_t>> routed_experts;
 

@@ -47,7 +47,7 @@ struct Job {
   bool streams = false;     // a Sample with a listener
   double seconds = 0;       // Outcome's, so far
   double sampled_from = 0;  // where the dispatcher's time per sequence was when it began
-  Share share = {};         // of a Sample that begins
+  Share share = {};         // for a Sample that begins
   OnDone on_done = {};
   std::shared_ptr<HeldBytes::Room> room = {};
   std::shared_ptr<Prepared> prepared = {};

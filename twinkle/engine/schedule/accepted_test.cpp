@@ -10,7 +10,7 @@
 namespace twinkle::engine {
 namespace {
 
-std::string text_of(const std::exception_ptr& error) {
+std::string error_text(const std::exception_ptr& error) {
   if (!error) return "no error";
   try {
     std::rethrow_exception(error);
@@ -30,7 +30,7 @@ class AcceptedOperation : public Dispatched {
   OnDone noted(const std::string& name = "") {
     return [this, name](const Outcome& outcome) {
       const Lock lock(mutex_);
-      outcomes_.push_back(name + text_of(outcome.error));
+      outcomes_.push_back(name + error_text(outcome.error));
     };
   }
   int64_t queue(Accepted accepted, const std::string& name = "") {
@@ -50,7 +50,7 @@ class AcceptedOperation : public Dispatched {
 TEST_F(AcceptedOperation, IsNotRunBeforeItIsSubmitted) {
   open();
   create("a");
-  Accepted later = accept(work("a", 1));
+  Accepted later = accept(pass_of("a", 1));
   submit(ZeroGrad{"a"}).get();
   const std::vector<std::string> before = state("a");
   queue(std::move(later));
@@ -77,7 +77,7 @@ TEST_F(AcceptedOperation, ItsOutcomeTellsItsShareOfTheExecutorsTime) {
     state("a");
     state("b");
   };
-  both(work("a", 3), work("b", 1), "train");
+  both(pass_of("a", 3), pass_of("b", 1), "train");
   both(sampled("a", 2, 3), sampled("b", 2), "sample");
   while (dispatcher_->stats().num_queued > 0) std::this_thread::yield();
   dispatcher_.reset();
@@ -99,7 +99,7 @@ TEST_F(AcceptedOperation, GivesItsPlaceAndItsBytesBackWhenDropped) {
   open({.token_budget = 100, .max_queued = 1});
   create("a");
   {
-    const Accepted dropped = accept(work("a", 3));
+    const Accepted dropped = accept(pass_of("a", 3));
   }
   EXPECT_EQ(dispatcher_->stats().num_queued, 0);
   EXPECT_EQ(dispatcher_->stats().queued_bytes, 0);
@@ -107,7 +107,7 @@ TEST_F(AcceptedOperation, GivesItsPlaceAndItsBytesBackWhenDropped) {
     const Accepted unknown = accept(ZeroGrad{"nobody"});
   }
   EXPECT_EQ(dispatcher_->stats().tenants.size(), 1u);
-  submit(work("a", 1)).get();
+  submit(pass_of("a", 1)).get();
 }
 
 TEST_F(AcceptedOperation, IsToldHowItEndedInTheOrderOfTheEnds) {
@@ -116,12 +116,12 @@ TEST_F(AcceptedOperation, IsToldHowItEndedInTheOrderOfTheEnds) {
   create("b");
   hold_batch();
   std::vector<Accepted> both;
-  both.push_back(accept(work("a", 1)));
-  both.push_back(accept(work("b", 1)));
+  both.push_back(accept(pass_of("a", 1)));
+  both.push_back(accept(pass_of("b", 1)));
   const auto began = dispatcher_->submit(std::move(both), {noted("a: "), noted("b: ")});
   in_batch_.wait();
   queue(accept(ZeroGrad{"nobody"}), "nobody: ");
-  const int64_t waiting = queue(accept(work("a", 1)), "behind a: ");
+  const int64_t waiting = queue(accept(pass_of("a", 1)), "behind a: ");
   EXPECT_TRUE(dispatcher_->cancel(began[1]));  // ends with the batch that computes it
   EXPECT_EQ(outcomes(), std::vector<std::string>{});
   EXPECT_TRUE(dispatcher_->cancel(waiting));  // ends at once

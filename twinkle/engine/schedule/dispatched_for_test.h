@@ -14,7 +14,7 @@
 
 namespace twinkle::engine {
 
-using twinkle::error_of;  // of what is called; here, of a Future, too
+using twinkle::error_of;  // shared by callees; here, by a Future, too
 
 inline std::string error_of(Future& future) {
   try {
@@ -25,7 +25,8 @@ inline std::string error_of(Future& future) {
   return "no error";
 }
 
-inline ForwardBackward work(const std::string& tenant, size_t num_sequences, size_t tokens = 10) {
+inline ForwardBackward pass_of(const std::string& tenant, size_t num_sequences,
+                               size_t tokens = 10) {
   ForwardBackward out{.tenant = tenant};
   out.sequences.resize(num_sequences);
   for (Example& s : out.sequences) s.input_ids.resize(tokens);
@@ -54,7 +55,7 @@ class Dispatched : public testing::Test {
   void create(const std::string& tenant, double weight = 1, int32_t priority = 0) {
     submit(Create{.tenant = tenant, .weight = weight, .priority = priority}).get();
   }
-  // What has been done to a tenant, in order.
+  // The operations of a tenant, in order.
   std::vector<std::string> state(const std::string& tenant) {
     std::vector<std::string> out;
     const auto result = std::get<InspectResult>(submit(Inspect{tenant}).get());

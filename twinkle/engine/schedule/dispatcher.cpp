@@ -20,7 +20,7 @@ int64_t num_sampled(const Result& result) {
   return out;
 }
 
-// Of a Sample, which the executor has not checked yet.
+// Sequences of a Sample, which the executor has not checked yet.
 double num_sequences(const Operation& operation) {
   const auto& sample = std::get<Sample>(operation);
   double out = 0;
@@ -392,7 +392,7 @@ void Dispatcher::end(std::span<const Ended> ended) {
 
 void Dispatcher::end(Background::Jobs ended) {
   for (Background::Job& job : ended) {
-    job.rest = {};  // what it holds is free before anybody is told
+    job.rest = {};  // its memory is free before anybody is notified
     if (job.error) {
       drop(job.id, job.error);
       continue;

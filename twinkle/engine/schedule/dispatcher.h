@@ -42,13 +42,13 @@ struct BatchStats {
 
 struct Stats {
   int64_t num_queued = 0;                   // operations of all tenants that have not ended
-  int64_t max_queued_total = 0;             // of these, as the options have it
+  int64_t max_queued_total = 0;             // limit of these, as the options have it
   int64_t queued_bytes = 0;                 // as max_queued_bytes_total counts them, ...
   int64_t max_queued_bytes_total = 0;       // ... which is this
   int64_t num_batches = 0, num_passes = 0;  // forwards over the decoder: more than one a batch
   BatchStats batches;                       // sums over all training batches
   std::vector<BatchStats> last_batches;     // the newest kLastBatches, oldest first
-  int64_t num_steps = 0;                    // of the sampler
+  int64_t num_steps = 0;                    // steps of the sampler
   double training_seconds = 0, sampling_seconds = 0;
   std::map<std::string, TenantStats> tenants;
 };
@@ -90,13 +90,13 @@ class Dispatcher {
   friend class Accepted;
   struct Tenant {  // one with operations accepted that have not ended, or created
     int64_t num_queued = 0;
-    int64_t num_submitted = 0;  // of these: an accepted one may still wait for its journal
+    int64_t num_submitted = 0;  // among these: an accepted one may still wait for its journal
     int64_t created_by = 0;     // its Create; 0: it does not exist
     int64_t num_sampled = 0;    // since then
     int64_t last_batch = -1;    // the number of the last batch with operations of it, ...
     int64_t num_in_batch = 0;   // ... and of how many
   };
-  struct Turn {                        // what the thread does next: ...
+  struct Turn {                        // the thread's next step: ...
     Background::Jobs ended{};          // ... it tells these, ...
     std::vector<int64_t> cancelled{};  // ... drops these, or ...
     std::optional<Side> side{};
@@ -155,9 +155,9 @@ class Dispatcher {
   int64_t next_id_ GUARDED_BY(mutex_) = 1;
   int64_t num_queued_ GUARDED_BY(mutex_) = 0;       // accepted ones that have not ended
   int64_t num_sampling_ GUARDED_BY(mutex_) = 0;     // jobs
-  double num_sequences_ GUARDED_BY(mutex_) = 0;     // of theirs
-  double sequence_seconds_ GUARDED_BY(mutex_) = 0;  // of sampling, for each sequence, ever
-  int num_rounds_ GUARDED_BY(mutex_) = 0;           // of heads, while a batch could run
+  double num_sequences_ GUARDED_BY(mutex_) = 0;     // sequences of theirs
+  double sequence_seconds_ GUARDED_BY(mutex_) = 0;  // seconds of sampling, for each sequence, ever
+  int num_rounds_ GUARDED_BY(mutex_) = 0;           // rounds of heads, while a batch could run
   bool draining_ GUARDED_BY(mutex_) = false;  // an operation waits until nothing reads the base
   std::optional<double> gathers_until_ GUARDED_BY(mutex_);  // by executor_.seconds()
   // Written under the mutex.

@@ -1,4 +1,4 @@
-// What a Dispatcher refuses, counts and survives.
+// Refusals, counts and errors of a Dispatcher.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -13,9 +13,9 @@ TEST_F(Dispatched, AFullQueueRefusesAllOfASubmissionAndSaysWhose) {
   create("a");
   create("b");
   hold_batch();
-  Future first = submit(work("a", 1));
+  Future first = submit(pass_of("a", 1));
   in_batch_.wait();
-  auto second = submit(work("a", 1));
+  auto second = submit(pass_of("a", 1));
   const auto text = [&](std::vector<Operation> operations) {
     try {
       dispatcher_->submit(std::move(operations));
@@ -25,10 +25,10 @@ TEST_F(Dispatched, AFullQueueRefusesAllOfASubmissionAndSaysWhose) {
     }
     return std::string("no error");
   };
-  EXPECT_EQ(text({work("a", 1), work("a", 1)}),
+  EXPECT_EQ(text({pass_of("a", 1), pass_of("a", 1)}),
             "engine: tenant 'a' has 2 operations in its queue and submits 2, max_queued is 3; wait "
             "for some of their results");
-  EXPECT_EQ(text({work("b", 1), work("b", 1), work("c", 1), work("c", 1)}),
+  EXPECT_EQ(text({pass_of("b", 1), pass_of("b", 1), pass_of("c", 1), pass_of("c", 1)}),
             "engine: tenant 'b' submits 4 operations while 2 of all tenants are queued, "
             "max_queued_total is 5; try again later");
   EXPECT_EQ(dispatcher_->stats().tenants.at("a").num_queued, 2) << "nothing of them is queued";
@@ -36,7 +36,7 @@ TEST_F(Dispatched, AFullQueueRefusesAllOfASubmissionAndSaysWhose) {
   go_on_.count_down();
   first.get();
   second.get();
-  EXPECT_EQ(text({work("a", 1), work("a", 1), work("a", 1)}), "no error");
+  EXPECT_EQ(text({pass_of("a", 1), pass_of("a", 1), pass_of("a", 1)}), "no error");
 }
 
 TEST_F(Dispatched, BytesOfOperationsAndOfResultsThatNobodyTookAreBounded) {
@@ -48,10 +48,10 @@ TEST_F(Dispatched, BytesOfOperationsAndOfResultsThatNobodyTookAreBounded) {
   create("b");
   executor_.result_bytes = kResult;
   hold_batch();
-  const Future first = submit(work("a", 1));
+  const Future first = submit(pass_of("a", 1));
   in_batch_.wait();
   std::vector<Future> more;
-  more.push_back(submit(work("a", 1)));
+  more.push_back(submit(pass_of("a", 1)));
   const auto text = [&](std::vector<Operation> operations) {
     try {
       for (Future& future : dispatcher_->submit(std::move(operations)))
@@ -62,17 +62,17 @@ TEST_F(Dispatched, BytesOfOperationsAndOfResultsThatNobodyTookAreBounded) {
     }
     return std::string("no error");
   };
-  EXPECT_TRUE(text({work("a", 1)}).starts_with("engine: tenant 'a' holds 200"));
+  EXPECT_TRUE(text({pass_of("a", 1)}).starts_with("engine: tenant 'a' holds 200"));
   const int64_t held = dispatcher_->stats().queued_bytes;
-  EXPECT_TRUE(text({work("b", 1), work("b", 1)}).starts_with("engine: all tenants hold 300"));
+  EXPECT_TRUE(text({pass_of("b", 1), pass_of("b", 1)}).starts_with("engine: all tenants hold 300"));
   EXPECT_EQ(dispatcher_->stats().queued_bytes, held) << "nothing of them is counted";
-  EXPECT_EQ(text({work("b", 1)}), "no error");
+  EXPECT_EQ(text({pass_of("b", 1)}), "no error");
   EXPECT_TRUE(dispatcher_->cancel(more.back().id));
   EXPECT_EQ(dispatcher_->stats().queued_bytes, held) << "one that failed holds nothing";
   go_on_.count_down();
   first.wait();
   more[0].wait();
-  EXPECT_EQ(text({work("a", 1)}), "no error") << "what they took, they take no more";
+  EXPECT_EQ(text({pass_of("a", 1)}), "no error") << "what they took, they take no more";
   more.back().wait();
   EXPECT_GT(dispatcher_->stats().queued_bytes, 0) << "three results wait";
   executor_.result_bytes = 0;
@@ -84,7 +84,7 @@ TEST_F(Dispatched, BytesOfOperationsAndOfResultsThatNobodyTookAreBounded) {
 TEST_F(Dispatched, AnOperationThatCanNeverFitIsRefusedForGood) {
   open({.token_budget = 100, .max_queued_bytes = 100'000});
   try {
-    submit(work("a", 1, 100'000));
+    submit(pass_of("a", 1, 100'000));
     ADD_FAILURE();
   } catch (const Error& e) {
     EXPECT_EQ(e.code, Code::kInvalid);
@@ -97,13 +97,13 @@ TEST_F(Dispatched, OperationsThatCanNeverFitTogetherAreRefusedForGood) {
   create("a");
   executor_.result_bytes = 60'000;
   try {
-    dispatcher_->submit({work("a", 1), work("a", 1)});
+    dispatcher_->submit({pass_of("a", 1), pass_of("a", 1)});
     ADD_FAILURE();
   } catch (const Error& e) {
     EXPECT_EQ(e.code, Code::kInvalid);
     EXPECT_NE(std::string(e.what()).find("submit fewer at once"), std::string::npos) << e.what();
   }
-  submit(work("a", 1)).get();
+  submit(pass_of("a", 1)).get();
 }
 
 TEST_F(Dispatched, AnInspectLargerThanTheLimitIsTakenAsLongAsItsTenantHoldsNothingElse) {
@@ -121,7 +121,7 @@ TEST_F(Dispatched, AfterClosingNothingIsQueuedAndNothingCanBeCancelled) {
   open();
   create("a");
   hold_batch();
-  Future begun = submit(work("a", 1));
+  Future begun = submit(pass_of("a", 1));
   in_batch_.wait();
   Future waiting = submit(Step{"a"});
   std::thread closing([this] { dispatcher_->close(); });
@@ -140,9 +140,9 @@ TEST_F(Dispatched, ClosingStopsABatchAtItsNextLayerAndFailsWhatWaits) {
   create("b");
   hold_batch();
   executor_.layers = 40;
-  auto begun = dispatcher_->submit({work("a", 3), work("a", 2), work("b", 35)});
+  auto begun = dispatcher_->submit({pass_of("a", 3), pass_of("a", 2), pass_of("b", 35)});
   in_batch_.wait();
-  auto waiting = dispatcher_->submit({work("a", 1), work("b", 1), Step{"b"}});
+  auto waiting = dispatcher_->submit({pass_of("a", 1), pass_of("b", 1), Step{"b"}});
   std::thread closing([this] { dispatcher_->close(); });
   wait_until_closed();
   EXPECT_TRUE(dispatcher_->cancel(begun[2].id));
@@ -183,7 +183,7 @@ TEST_F(Dispatched, WhenBothWaitTrainingAndSamplingShareTheTime) {
   executor_.on_batch = [this] { time_ = time_ + 2.0; };
   executor_.on_step = [this] { time_ = time_ + 0.1; };
   // Both long enough that neither ends before the other.
-  auto futures = dispatcher_->submit({sampled("a", 1000), work("b", 1500)});
+  auto futures = dispatcher_->submit({sampled("a", 1000), pass_of("b", 1500)});
   futures[1].get();
   const Stats stats = dispatcher_->stats();
   EXPECT_NEAR(stats.sampling_seconds / (stats.sampling_seconds + stats.training_seconds), 0.25,
@@ -208,7 +208,7 @@ TEST_F(Dispatched, StatisticsCountTheTokensAndTenantsOfBatches) {
   open();
   for (const char* tenant : {"a", "b"}) create(tenant);
   hold_batch();
-  auto futures = dispatcher_->submit({work("a", 3), work("b", 4), work("b", 30)});
+  auto futures = dispatcher_->submit({pass_of("a", 3), pass_of("b", 4), pass_of("b", 30)});
   in_batch_.wait();
   EXPECT_EQ(dispatcher_->stats().num_queued, 3);
   go_on_.count_down();
@@ -221,7 +221,7 @@ TEST_F(Dispatched, StatisticsCountTheTokensAndTenantsOfBatches) {
   EXPECT_EQ(stats.last_batches[0].num_tenants, 2);
   EXPECT_EQ(stats.last_batches.back().num_tenants, 1);
   EXPECT_EQ(stats.batches.num_tenants, stats.num_batches + 1);
-  submit(work("a", 300)).get();
+  submit(pass_of("a", 300)).get();
   EXPECT_EQ(dispatcher_->stats().last_batches.size(), kLastBatches);
 }
 
@@ -229,12 +229,13 @@ TEST_F(Dispatched, ABatchThatThrowsFailsItsOperationsAloneAndUndoesThem) {
   open();
   create("a");
   create("b");
-  submit(work("a", 1)).get();
+  submit(pass_of("a", 1)).get();
   bool thrown = false;
   executor_.on_batch = [&] {
     if (!std::exchange(thrown, true)) throw std::bad_alloc();
   };
-  auto futures = dispatcher_->submit({work("a", 2), work("a", 3), work("b", 30), work("b", 1)});
+  auto futures =
+      dispatcher_->submit({pass_of("a", 2), pass_of("a", 3), pass_of("b", 30), pass_of("b", 1)});
   for (size_t i : {0, 1, 2}) EXPECT_THROW(futures[i].get(), std::bad_alloc) << i;
   EXPECT_EQ(error_of(futures[3]), "no error");
   EXPECT_EQ(state("a").size(), 1u);

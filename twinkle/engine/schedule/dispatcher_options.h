@@ -1,4 +1,4 @@
-// Of Dispatcher (dispatcher.h), without what it includes.
+// Options of Dispatcher (dispatcher.h), without what it includes.
 #pragma once
 #include "twinkle/base/fields/options.h"
 

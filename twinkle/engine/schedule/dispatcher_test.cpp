@@ -13,9 +13,9 @@ namespace {
 
 TEST_F(Dispatched, OperationsOfATenantRunInOrderFromItsCreateToItsDelete) {
   open();
-  std::vector<Operation> operations{Create{"a"},  work("a", 2), Step{"a", "AdamW", "one"},
-                                    work("a", 1), Inspect{"a"}, Delete{"a"},
-                                    work("a", 1), Create{"a"},  Inspect{"a"}};
+  std::vector<Operation> operations{Create{"a"},     pass_of("a", 2), Step{"a", "AdamW", "one"},
+                                    pass_of("a", 1), Inspect{"a"},    Delete{"a"},
+                                    pass_of("a", 1), Create{"a"},     Inspect{"a"}};
   auto futures = dispatcher_->submit(std::move(operations));
   for (size_t i : {0, 1, 2, 3, 5, 7}) EXPECT_EQ(error_of(futures[i]), "no error") << i;
   EXPECT_EQ(error_of(futures[6]), "null: no tenant 'a'");
@@ -32,10 +32,10 @@ TEST_F(Dispatched, AnErrorIsThatOfItsOperationAlone) {
   open();
   create("a");
   create("b");
-  ForwardBackward bad = work("a", 30);
+  ForwardBackward bad = pass_of("a", 30);
   bad.loss = "fail";
   auto futures = dispatcher_->submit(
-      {bad, work("b", 3), Step{"a", "fail"}, work("a", 1), Create{"b"}, Step{"ghost"}});
+      {bad, pass_of("b", 3), Step{"a", "fail"}, pass_of("a", 1), Create{"b"}, Step{"ghost"}});
   EXPECT_EQ(error_of(futures[0]), "null: failed");
   EXPECT_EQ(error_of(futures[1]), "no error");
   EXPECT_EQ(error_of(futures[2]), "null: failed");
@@ -51,9 +51,9 @@ TEST_F(Dispatched, AHugeOperationDoesNotDelayASmallTenant) {
   create("hog");
   create("small");
   hold_batch();
-  Future huge = submit(work("hog", 1000));
+  Future huge = submit(pass_of("hog", 1000));
   in_batch_.wait();
-  Future quick = submit(work("small", 1));
+  Future quick = submit(pass_of("small", 1));
   go_on_.count_down();
   quick.get();
   huge.get();
@@ -72,12 +72,12 @@ TEST_F(Dispatched, ATenantThatStepsBetweenItsOperationsMissesNoBatch) {
   create("hog");
   create("small");
   hold_batch();
-  const Future first = submit(work("hog", 1));
+  const Future first = submit(pass_of("hog", 1));
   in_batch_.wait();
-  const Future hog = submit(work("hog", 200));
+  const Future hog = submit(pass_of("hog", 200));
   std::vector<Future> futures;
   for (int i = 0; i < 6; ++i) {
-    futures.push_back(submit(work("small", 2)));
+    futures.push_back(submit(pass_of("small", 2)));
     for (const char* options : {"clip", "step", "zero"})
       futures.push_back(submit(Step{.tenant = "small", .options = options}));
   }
@@ -95,7 +95,7 @@ TEST_F(Dispatched, AQueuedOperationIsCancelledAndNothingElse) {
   open();
   create("a");
   hold_batch();
-  auto futures = dispatcher_->submit({work("a", 10), work("a", 2), work("a", 1)});
+  auto futures = dispatcher_->submit({pass_of("a", 10), pass_of("a", 2), pass_of("a", 1)});
   in_batch_.wait();
   EXPECT_TRUE(dispatcher_->cancel(futures[1].id));
   EXPECT_EQ(error_of(futures[1]), "engine: cancelled") << "at once";
@@ -112,7 +112,7 @@ TEST_F(Dispatched, OperationsOfATenantThatShareABatchCanNotBeCancelledAnyMore) {
   open();
   create("a");
   hold_batch();
-  auto futures = dispatcher_->submit({work("a", 2), work("a", 3), work("a", 1)});
+  auto futures = dispatcher_->submit({pass_of("a", 2), pass_of("a", 3), pass_of("a", 1)});
   in_batch_.wait();
   for (const Future& future : futures) EXPECT_FALSE(dispatcher_->cancel(future.id));
   go_on_.count_down();
@@ -132,7 +132,7 @@ TEST_F(Dispatched, AnOperationThatRunsIsUndoneWhenItIsCancelled) {
       go_on.wait();
     };
     Dispatcher dispatcher({.token_budget = 100}, executor);
-    auto futures = dispatcher.submit({Create{"a"}, work("a", num_sequences), Inspect{"a"}});
+    auto futures = dispatcher.submit({Create{"a"}, pass_of("a", num_sequences), Inspect{"a"}});
     in_batch.wait();
     EXPECT_TRUE(dispatcher.cancel(futures[1].id));
     EXPECT_TRUE(dispatcher.cancel(futures[1].id)) << "twice is the same";
@@ -148,7 +148,7 @@ TEST_F(Dispatched, ABatchOfWhichNothingIsWantedAnyMoreStopsAtItsNextLayer) {
   for (const char* tenant : {"a", "b"}) create(tenant);
   hold_batch();
   executor_.layers = 40;
-  auto futures = dispatcher_->submit({work("a", 3), work("b", 3)});
+  auto futures = dispatcher_->submit({pass_of("a", 3), pass_of("b", 3)});
   in_batch_.wait();
   for (const Future& future : futures) EXPECT_TRUE(dispatcher_->cancel(future.id));
   go_on_.count_down();
@@ -156,7 +156,7 @@ TEST_F(Dispatched, ABatchOfWhichNothingIsWantedAnyMoreStopsAtItsNextLayer) {
   EXPECT_EQ(executor_.num_layers, 0);
   EXPECT_EQ(executor_.num_batches, 1);
   EXPECT_TRUE(state("a").empty());
-  submit(work("a", 1)).get();
+  submit(pass_of("a", 1)).get();
   EXPECT_EQ(executor_.num_layers, 40) << "the next batch is another";
 }
 
@@ -165,7 +165,7 @@ TEST_F(Dispatched, ABatchOfWhichSomethingIsWantedGoesOnAndDropsTheRestAtItsEnd) 
   for (const char* tenant : {"a", "b"}) create(tenant);
   hold_batch();
   executor_.layers = 40;
-  auto futures = dispatcher_->submit({work("a", 3), work("b", 3)});
+  auto futures = dispatcher_->submit({pass_of("a", 3), pass_of("b", 3)});
   in_batch_.wait();
   EXPECT_TRUE(dispatcher_->cancel(futures[0].id));
   go_on_.count_down();
@@ -206,7 +206,8 @@ TEST_F(Dispatched, ASampleHoldsNothingBackThatComesAfterIt) {
     time_ = time_ + 1;
     steps_before_last_batch = executor_.num_steps.load();
   };
-  auto futures = dispatcher_->submit({sampled("a", 200), work("a", 1), Step{"a"}, work("a", 1)});
+  auto futures =
+      dispatcher_->submit({sampled("a", 200), pass_of("a", 1), Step{"a"}, pass_of("a", 1)});
   for (Future& future : futures) EXPECT_EQ(error_of(future), "no error");
   EXPECT_LT(steps_before_last_batch, 10);
   EXPECT_EQ(executor_.num_steps, 200);
@@ -217,7 +218,7 @@ TEST_F(Dispatched, WhatChangesTheBaseWaitsForAllThatReadIt) {
   create("base");
   create("frozen");
   hold_batch();
-  Forward forward{.tenant = "frozen", .sequences = work("", 500).sequences};
+  Forward forward{.tenant = "frozen", .sequences = pass_of("", 500).sequences};
   Future reads = submit(forward);
   in_batch_.wait();
   // The step waits for the forward that has begun; what comes later waits for the step.
@@ -263,7 +264,7 @@ TEST_F(Dispatched, ManyThreadsSubmitAndCancelAndNothingIsLost) {
           futures.push_back(submit(sampled(tenant, 1 + static_cast<int64_t>(draw % 5))));
         } else {
           sequences.back() = 1 + draw % 20;
-          futures.push_back(submit(work(tenant, sequences.back())));
+          futures.push_back(submit(pass_of(tenant, sequences.back())));
         }
         cancelled.push_back(false);
         const size_t victim = (draw >> 20) % futures.size();

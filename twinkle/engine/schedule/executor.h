@@ -25,7 +25,7 @@ struct Work {
   int64_t id;
   const Operation* operation;
   size_t first, last;
-  int64_t num_tokens = 0;  // of these sequences
+  int64_t num_tokens = 0;  // tokens of these sequences
 };
 
 struct Ended {
@@ -51,15 +51,15 @@ struct Prepared {
 
 // How ranks write a folder together, each a part of it. As it is: of one rank, which writes all.
 struct Writers {
-  std::string folder;  // of a rank that is led: where its part goes
+  std::string folder;  // for a rank that is led: where its part goes
   // The leader's: the others begin to write into this folder; waits until they have. Error: of the
   // first rank that could not.
   std::function<void(const std::string& folder)> begin;
   std::function<void()> wait;
 };
 
-// What is left of an operation, to be called once, on another thread. Holds what it needs: it may
-// outlive the Operation. Its copies are destroyed on the dispatcher's thread.
+// The asynchronous remainder of an operation; called once, on the background thread. Holds what it
+// needs: it may outlive the Operation. Its copies are destroyed on the dispatcher's thread.
 using Rest = std::function<Result(const Writers&)>;
 
 struct FirstPart {

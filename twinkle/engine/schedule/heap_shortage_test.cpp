@@ -14,7 +14,7 @@ namespace {
 class ShortOfMemory : public NullExecutor {
  public:
   std::atomic<int64_t> after = -1, times = 0;  // from the next call's end on
-  std::atomic<int64_t> unused = -1;            // of `after`, at the last call
+  std::atomic<int64_t> unused = -1;            // value of `after`, at the last call
   std::atomic<bool> enough = false;            // nothing fails after the next call
 
   Result run(const Operation& operation, Prepared* prepared) override {
@@ -64,22 +64,23 @@ class ShortOfMemory : public NullExecutor {
   };
 };
 
-struct Shortage {
+struct LiveShortage {
   int64_t unused = -1;  // allocations that did not come to the one that fails
   int failed = 0;
 };
 
 // A life of two tenants, in which allocation number `after` and those that follow it fail.
-Shortage live(int64_t after, int64_t times) {
+LiveShortage live(int64_t after, int64_t times) {
   ShortOfMemory executor;
   Dispatcher dispatcher({.token_budget = 100, .gather_ms = 0}, executor);
   for (Future& made : dispatcher.submit({Create{"a"}, Create{"b"}})) made.get();
   executor.times = times;
   executor.after = after;
-  std::vector<Operation> operations{ZeroGrad{"a"},   work("a", 25), work("b", 3),  Step{"a"},
-                                    sampled("b", 3), work("a", 2),  Create{"new"}, work("b", 1)};
+  std::vector<Operation> operations{ZeroGrad{"a"}, pass_of("a", 25), pass_of("b", 3),
+                                    Step{"a"},     sampled("b", 3),  pass_of("a", 2),
+                                    Create{"new"}, pass_of("b", 1)};
   auto futures = dispatcher.submit(operations);
-  Shortage out;
+  LiveShortage out;
   std::map<std::string, std::vector<std::string>> want;
   for (size_t i = 0; i < futures.size(); ++i) {
     auto& state = want[tenant_of(operations[i])];
@@ -113,7 +114,7 @@ TEST(ShortOfHeap, OnTheDispatchersThreadFailsOneOperationForEachAllocationThatFa
     int failed = 0;
     int64_t after = 0;
     for (; after < 1000; ++after) {
-      const Shortage met = live(after, times);
+      const LiveShortage met = live(after, times);
       ASSERT_LE(met.failed, times) << "allocation " << after;
       failed += met.failed;
       if (met.unused > 0) break;  // beyond the last one
@@ -130,10 +131,11 @@ TEST(ShortOfHeap, OfAThreadThatSubmitsQueuesNothing) {
   for (Future& made : dispatcher.submit({Create{"a"}, Create{"b"}})) made.get();
   int64_t after = 0;
   for (bool done = false; !done && after < 1000; ++after) {
-    std::vector<Operation> operations{work("a", 2), work("b", 2), work("new", 1), Step{"a"}};
+    std::vector<Operation> operations{pass_of("a", 2), pass_of("b", 2), pass_of("new", 1),
+                                      Step{"a"}};
     std::vector<Future> futures;
     try {
-      const HeapShortage shortage(after, 1);
+      const LiveShortage shortage(after, 1);
       futures = dispatcher.submit(std::move(operations));
       done = true;
     } catch (const std::bad_alloc&) {
@@ -149,7 +151,7 @@ TEST(ShortOfHeap, OfAThreadThatSubmitsQueuesNothing) {
   EXPECT_EQ(executor.num_batches, 1);
 }
 
-// Of this thread an allocation fails after the next all_gather, and `spared` others.
+// On this thread an allocation fails after the next all_gather, and `spared` others.
 class ThenShort : public mesh::Channel {
  public:
   ThenShort(std::unique_ptr<mesh::Channel> inner, int64_t spared)

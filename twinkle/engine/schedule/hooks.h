@@ -11,10 +11,10 @@ namespace twinkle::engine {
 
 // A token of a Sample that runs.
 struct TokenEvent {
-  size_t prompt = 0, sample = 0;  // which of its completions
+  size_t prompt = 0, sample = 0;  // numbers of its completion
   int32_t token = 0;
   float logprob = 0;        // 0 when the Sample wants none
-  std::string stop_reason;  // of the completion, with its last token; else empty
+  std::string stop_reason;  // reason of the completion's end, with its last token; else empty
 };
 
 // Token ids to text.

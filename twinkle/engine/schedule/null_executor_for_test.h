@@ -36,7 +36,7 @@ class NullExecutor : public Executor {
   std::atomic<int64_t> num_batches = 0, num_steps = 0, num_parks = 0;
   std::atomic<bool> no_memory = false;           // for a ForwardBackward, at its last sequence
   std::atomic<bool> no_forward_can_use = false;  // the weights: a Save must be as_is
-  std::map<std::string, Share> shares;           // of tenants, as they were created
+  std::map<std::string, Share> shares;           // shares of tenants, as they were created
   std::vector<std::vector<Work>> batches;  // read when the dispatcher is gone, or from on_batch
 
   bool changes_base(const Operation& operation) override {

@@ -16,8 +16,8 @@ int32_t token_after(int32_t last, uint64_t seed) {
   return static_cast<int32_t>(key_of(seed, static_cast<uint64_t>(last)) % 50);
 }
 
-// What a Sample of one prompt gives, whatever runs beside it.
-std::vector<int32_t> text_of(const Sample& sample) {
+// The result of a Sample of one prompt, whatever runs beside it.
+std::vector<int32_t> ids_of(const Sample& sample) {
   std::vector<int32_t> out;
   int32_t last = sample.prompts[0].back();
   for (int64_t i = 0; i < sample.params[0].max_tokens; ++i)
@@ -171,7 +171,7 @@ void run_client(Dispatcher& dispatcher, const std::string& tenant, uint64_t seed
       const auto result = std::get<SampleResult>(future.get());
       EXPECT_EQ(result.completions.size(), sample.prompts.size());
       for (const auto& completion : result.completions[0])
-        EXPECT_EQ(completion.tokens, text_of(sample));
+        EXPECT_EQ(completion.tokens, ids_of(sample));
       ++tally.ended;
     } catch (const Error& e) {
       ++(std::string(e.what()) == "engine: cancelled" ? tally.cancelled : tally.failed);

@@ -110,7 +110,7 @@ struct Scheduler::Filling {
   bool begin;  // operations that have not run yet may
   uint64_t& turn;
   std::vector<Slice> slices{};
-  std::vector<Claim> claims{};  // of the candidates, in their order
+  std::vector<Claim> claims{};  // claims of the candidates, in their order
   bool closed = false;          // by an operation that wants to be alone
 
   bool fits(const Candidate& candidate) const {
@@ -130,7 +130,7 @@ struct Scheduler::Filling {
             static_cast<double>(joins ? n - entry.longest : n)};
   }
 
-  // Which of those that `may` can be paid first. None may: its claim never can.
+  // The one of those that `may` that can be paid first. None may: its claim never can.
   template <class May>
   size_t next_of(std::span<const Candidate> candidates, May&& may) {
     claims.clear();

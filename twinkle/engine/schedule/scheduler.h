@@ -29,7 +29,7 @@ struct Slice {
   int64_t num_tokens = 0;
 };
 
-// What throws, for lack of memory, has changed no batch; push() may leave a tenant without
+// A call that throws, for lack of memory, has changed no batch; push() may leave a tenant without
 // operations, as set_share() makes one.
 class Scheduler {
  public:

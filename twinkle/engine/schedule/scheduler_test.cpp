@@ -109,7 +109,7 @@ TEST(Scheduler, RunsEverySequenceOnceInOrderWithinTheBudget) {
   }
 }
 
-// What share of its weight each backlogged tenant got in the worst window of `window` batches.
+// The share of its weight that each backlogged tenant got in the worst window of `window` batches.
 double worst_share(uint64_t seed, size_t num_tenants, bool weighted, size_t window) {
   const int64_t budget = 4096;
   Scheduler scheduler(budget);

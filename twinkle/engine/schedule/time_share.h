@@ -32,7 +32,7 @@ class TimeShare {
 
  private:
   double share_;
-  double lead_ = 0;  // of sampling: its seconds * (1 - share) - training's seconds * share
+  double lead_ = 0;  // balance of sampling: its seconds * (1 - share) - training's seconds * share
 };
 
 }  // namespace twinkle::engine

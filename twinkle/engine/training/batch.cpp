@@ -97,7 +97,7 @@ std::map<size_t, at::Tensor> given_routes(std::span<const OpSlice> pieces, const
   return out;
 }
 
-// What the pass's routers are told, and asked; null: nothing.
+// The pass's orders to its routers, and their answers; null: none.
 std::shared_ptr<nn::Routing> routing_of(std::span<const OpSlice> pieces, const nn::Rows& rows,
                                         const model::DecoderSpec& spec) {
   bool balanced = false, given = false, asked = false;
@@ -147,7 +147,7 @@ nn::LogitsOf logits_of(const PackedBatch& pass, size_t sequence, const TrainingO
   return {static_cast<float>(op.temperature()), pass.tape.batch.rows.segments[sequence]};
 }
 
-// What `of_sequence` gives for each sequence of a piece.
+// The values of `of_sequence` for each sequence of a piece.
 template <class F>
 auto of_sequences(const PackedBatch& pass, size_t piece, const F& of_sequence) {
   std::vector<decltype(of_sequence(size_t{0}))> out;
@@ -161,7 +161,7 @@ std::vector<float> embedding_of(const at::Tensor& hidden, int64_t last) {
   return {pooled.const_data_ptr<float>(), pooled.const_data_ptr<float>() + pooled.numel()};
 }
 
-// What came of each piece. Borrows from `out`.
+// The outcome of each piece. Borrows from `out`.
 std::vector<PieceOutputs> outputs_of(std::span<const OpSlice> pieces, const PackedBatch& pass,
                                      const at::Tensor& hidden, const nn::Linear& head,
                                      const nn::HeadOutput& out) {
@@ -305,7 +305,7 @@ Split::Scores scores_of(const PackedBatch& pass, size_t piece, const TrainingOp&
   return {std::move(out.logprobs), std::move(out.entropies)};
 }
 
-// What a pass is about: pieces, and of each the sequences that are this rank's.
+// The work of a pass: pieces, and of each the sequences that are this rank's.
 struct Pieces {
   Pieces(std::span<OpSlice> pieces, const PassContext& with)
       : all(pieces), cut(with.split.cut(pieces)), mine(with.split.mine(cut)), with(with) {}
@@ -340,7 +340,7 @@ void mute(PackedBatch& pass, size_t i, at::Tensor& dhidden) {
   dhidden.slice(0, cu[first], cu[last]).zero_();
 }
 
-// Which operations have failed, and which are to run again behind them.
+// The operations that have failed, and those that are to run again after them.
 void end_pieces(std::span<OpSlice> pieces, const std::vector<bool>& finite) {
   std::set<const Tenant*> failed;
   for (size_t i = 0; i < pieces.size(); ++i) {
@@ -358,7 +358,7 @@ void end_pieces(std::span<OpSlice> pieces, const std::vector<bool>& finite) {
   }
 }
 
-// What follows the decoder's forward: the pieces' operations keep their rows. Returns d loss / d
+// The part after the decoder's forward: the pieces' operations keep their rows. Returns d loss / d
 // hidden, for the decoder's backward; undefined where this rank has no rows.
 at::Tensor learn(Pieces& of, PackedBatch& pass, const at::Tensor& hidden) {
   const model::InUse here = of.with.decoder.use_head(true);

@@ -30,12 +30,12 @@ using Stop = std::atomic<bool>;
 
 class Split;
 
-// What a pass works with. All outlive it.
+// The parts that a pass works with. All outlive it.
 struct PassContext {
   model::Decoder& decoder;
   lora::Pool& pool;
   lora::TrainGraphs& graphs;
-  const Split& split;  // of its sequences
+  const Split& split;  // the cut of its sequences
 };
 
 // The pieces' operations keep their rows. Any other exception is one of the arithmetic.
@@ -51,7 +51,7 @@ struct PackedBatch;
 // A forward pass of an operation's sequences [first, last) that waits for its backward.
 struct KeptPass {
   size_t first, last;
-  int64_t bytes;  // of activations
+  int64_t bytes;  // bytes of activations
   std::shared_ptr<PackedBatch> packed;
 };
 

@@ -102,7 +102,8 @@ ForwardBackward read_by(const loss::Loss& loss) {
     for (const loss::Extra& extra : loss.extras) {
       if (extra.name == "ref_sums") continue;  // in the place of ref_logps
       auto& values = s.extras[std::string(extra.name)];
-      const float least = extra.name.starts_with("clip_") ? 0.7f : -0.6f;  // of bounds of a ratio
+      const float least =
+          extra.name.starts_with("clip_") ? 0.7f : -0.6f;  // bounds of a ratio are above 0
       for (size_t t = 0; t < (extra.per_sequence ? 1 : s.input_ids.size()); ++t)
         values.push_back(0.25f * static_cast<float>(t % 5) + least);
     }

@@ -27,7 +27,7 @@ class KeptPasses {
   // As backward_pass, of the passes that are due; the operation's derivative is known.
   void backward(OpSlice& piece, const Stop& stop);
 
-  // What the operation keeps goes. False: nothing. Takes no memory.
+  // Frees what the operation keeps. False: nothing. Takes no memory.
   bool forget(int64_t id);
   int64_t newest() const { return of_.rbegin()->first; }  // operation; there is one
   // Activations that are kept, or will be until their operations are scored. Any thread.

@@ -21,7 +21,7 @@ Owners::Owners(mesh::Comm* comm, std::string_view tenant, std::span<const int64_
   std::vector<size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::stable_sort(order, [&](size_t a, size_t b) { return sizes[a] > sizes[b]; });
-  std::vector<size_t> ranks(n);  // of those that have as much, the first one here
+  std::vector<size_t> ranks(n);  // the first one here of those that have as much
   for (size_t i = 0; i < n; ++i) ranks[i] = (key_of(0, tenant) + i) % n;
   for (const size_t tensor : order) {
     const size_t rank = *std::ranges::min_element(

@@ -1,7 +1,7 @@
-// Which rank of a group keeps what of an adapter. The values of its factors are on every rank; each
-// factor's sum of gradients and its optimizer's state are on one, its owner, so that they take 1/n
-// of the memory. Factors are whole, which keeps the order of every sum and so its bits. Tensors are
-// numbered as Adapter's. The engine's thread.
+// The parts of an adapter that each rank of a group keeps. The values of its factors are on every
+// rank; each factor's sum of gradients and its optimizer's state are on one, its owner, so that
+// they take 1/n of the memory. Factors are whole, which keeps the order of every sum and so its
+// bits. Tensors are numbered as Adapter's. The engine's thread.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -29,7 +29,7 @@ class Owners : public optim::Peers {
   int num_ranks() const { return alone() ? 1 : comm_->size(); }
   int of(size_t tensor) const { return alone() ? 0 : owner_[tensor]; }
   bool has(size_t tensor) const { return alone() || owner_[tensor] == comm_->rank(); }
-  // Of several ranks: the tensors of one, in order, and their elements.
+  // For several ranks: the tensors of one, in order, and their elements.
   std::span<const size_t> tensors_of(int rank) const { return tensors_[index(rank)]; }
   int64_t num_elements_of(int rank) const { return num_elements_[index(rank)]; }
 

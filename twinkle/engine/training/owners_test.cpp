@@ -1,4 +1,4 @@
-// What the owners of an adapter's factors hold, send and refuse, against one rank.
+// Owners of an adapter's factors: their parts, messages and refusals, against one rank.
 #include "twinkle/engine/training/owners.h"
 
 #include <gtest/gtest.h>
@@ -14,9 +14,9 @@
 namespace twinkle::engine {
 namespace {
 
-constexpr const char* kAll = R"({"r": 4, "target_modules": "all-linear"})";
+constexpr const char* kAllLinear = R"({"r": 4, "target_modules": "all-linear"})";
 
-ForwardBackward batch(uint64_t seed, size_t sequences = 8) {
+ForwardBackward owned_batch(uint64_t seed, size_t sequences = 8) {
   ForwardBackward out{.tenant = "a"};
   for (size_t i = 0; i < sequences; ++i) out.sequences.push_back(drawn(seed + i, 5, 41));
   return out;
@@ -67,10 +67,10 @@ TEST(Owners, HoldTheirShareOfGradientsAndMomentsAlone) {
                               .parking = {.directory = folder.path().string()}};
   Engine one(options);
   const auto run = [&](Engine& engine, int rank, int size) {
-    engine.run<Done>(Create{.tenant = "a", .lora_json = kAll});
-    engine.run<ForwardResult>(part(batch(1), rank, size));
+    engine.run<Done>(Create{.tenant = "a", .lora_json = kAllLinear});
+    engine.run<ForwardResult>(part(owned_batch(1), rank, size));
     engine.run<StepResult>(Step{.tenant = "a"});
-    engine.run<ForwardResult>(part(batch(2), rank, size));
+    engine.run<ForwardResult>(part(owned_batch(2), rank, size));
     return engine.parking().resident_bytes;
   };
   const int64_t whole = run(one, 0, 1);
@@ -82,7 +82,8 @@ TEST(Owners, HoldTheirShareOfGradientsAndMomentsAlone) {
     });
     const int64_t all = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
     EXPECT_EQ(n * whole - all, (n - 1) * 12 * parameters);
-    EXPECT_LE(std::ranges::max(bytes) - std::ranges::min(bytes), 12 * 4 * 24);  // of one tensor
+    EXPECT_LE(std::ranges::max(bytes) - std::ranges::min(bytes),
+              12 * 4 * 24);  // for the elements of one tensor
   }
 }
 
@@ -94,7 +95,7 @@ void expect_the_bytes_of_the_formula(int n, const std::function<ForwardBackward(
   std::vector<int64_t> of_batch(static_cast<size_t>(n)), of_step(static_cast<size_t>(n));
   int64_t parameters = 0, tensors = 0;
   on_ranks({n}, {.model = {.path = model.path()}}, [&](Engine& engine, int rank, const auto& sent) {
-    engine.run<Done>(Create{.tenant = "a", .lora_json = kAll});
+    engine.run<Done>(Create{.tenant = "a", .lora_json = kAllLinear});
     const auto inspected = engine.run<InspectResult>(Inspect{"a", true});
     int64_t before = sent.all_to_all;
     engine.run<ForwardResult>(mine(rank));
@@ -112,7 +113,7 @@ void expect_the_bytes_of_the_formula(int n, const std::function<ForwardBackward(
             4 * (n - 1) * (parameters * kSequences / n + kSequences * kTokens + 2 * n));
   // And its factors, a double for each, and whether each can be stepped.
   EXPECT_EQ(sum(of_step), (n - 1) * (4 * parameters + 8 * tensors + 256 * n));
-  const int64_t most = 4 * 4 * 24 * kSequences;  // of one tensor
+  const int64_t most = 4 * 4 * 24 * kSequences;  // for the elements of one tensor
   EXPECT_LE(std::ranges::max(of_batch) - std::ranges::min(of_batch), most);
 }
 
@@ -122,8 +123,8 @@ TEST(Owners, AreSentTheBytesOfTheFormula) {
     for (const bool by_one : {false, true}) {
       SCOPED_TRACE(std::to_string(n) + (by_one ? " ranks, by one" : " ranks"));
       expect_the_bytes_of_the_formula(n, [&](int rank) {
-        if (!by_one) return part(batch(1), rank, n);
-        return rank == 0 ? batch(1) : ForwardBackward{.tenant = "a"};
+        if (!by_one) return part(owned_batch(1), rank, n);
+        return rank == 0 ? owned_batch(1) : ForwardBackward{.tenant = "a"};
       });
     }
   }
@@ -143,8 +144,8 @@ TEST(Owners, RefuseAStepThatOneOfThemCannotTakeAsOneRankDoes) {
         out += std::string(e.what()) + '\n';
       }
     };
-    engine.run<Done>(Create{.tenant = "a", .lora_json = kAll});
-    engine.run<ForwardResult>(part(batch(1), rank, size));
+    engine.run<Done>(Create{.tenant = "a", .lora_json = kAllLinear});
+    engine.run<ForwardResult>(part(owned_batch(1), rank, size));
     step(R"({"lr": 1e38, "momentum": 0.99, "weight_decay": 0})");
     for (int i = 0; i < 400; ++i) step(R"({"lr": 3e38, "momentum": 0.99, "weight_decay": 0})");
     step(R"({"lr": 1e30, "weight_decay": 1e30})");

@@ -14,9 +14,9 @@ int64_t num_tokens(const TrainingOp& op, size_t s) {
 }
 
 // Reads what append() has written, one part after the other.
-class Reader {
+class PartsReader {
  public:
-  explicit Reader(std::span<const float> values) : values_(values) {}
+  explicit PartsReader(std::span<const float> values) : values_(values) {}
 
   std::span<const float> take(int64_t count) {
     const auto out = values_.subspan(at_, static_cast<size_t>(count));
@@ -134,7 +134,7 @@ std::vector<bool> Split::append(const Cut& cut, std::vector<PieceOutputs> mine,
     for (const OpSlice& piece : theirs) counts.back() += Counts(piece, widths).sum();
   }
   const std::vector<float> all = gather(sent, counts);
-  Reader reader(all);
+  PartsReader reader(all);
   for (const auto& theirs : cut) {
     for (size_t i = 0; i < theirs.size(); ++i) {
       const Counts of(theirs[i], widths);

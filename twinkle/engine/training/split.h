@@ -14,7 +14,7 @@
 
 namespace twinkle::engine {
 
-// What a pass has computed of a piece.
+// The results of a pass for a piece.
 struct PieceOutputs {
   TrainingOp::Outputs outputs;
   bool finite = true;
@@ -28,7 +28,7 @@ class Split {
   bool alone() const { return comm_.size() == 1; }
   mesh::Comm& comm() const { return comm_; }
 
-  // Of each rank the sequences of every piece of a pass that are its own, an empty run where it has
+  // Each rank's own sequences of every piece of a pass, an empty run where it has
   // none: [n][pieces].
   using Cut = std::vector<std::vector<OpSlice>>;
   Cut cut(std::span<const OpSlice> pieces) const;
@@ -50,7 +50,7 @@ class Split {
   };
   std::vector<bool> append(const Cut& cut, std::vector<PieceOutputs> mine, Widths widths) const;
 
-  // Of each tenant whether it is so on every rank.
+  // True, for each tenant, if it is so on every rank.
   std::vector<bool> on_all(const std::vector<bool>& mine) const;
 
   // Ends the group: this rank has failed alone, and the others wait for it.
@@ -71,7 +71,7 @@ class Partials {
   // weights. Nothing of one rank.
   Partials(const Split& split, lora::Pool& pool, at::ScalarType type, nn::Rows& rows);
 
-  // Of all ranks, but the pieces that have failed or are to run again.
+  // The results of all ranks, without the pieces that have failed or are to run again.
   void add(std::span<const OpSlice> pieces, const Split::Cut& cut) const;
 
  private:

@@ -22,8 +22,8 @@ TrainingOp& Training::begun(const Work& work) {
   return *op;
 }
 
-// What an Error says every rank finds. Anything else, such as a shortage of memory, is of this rank
-// alone: the others go on with the operation, and wait for this rank's part of it.
+// Every rank finds what an Error reports. Anything else, such as a shortage of memory, is of this
+// rank alone: the others go on with the operation, and wait for this rank's part of it.
 void Training::require_alike(const std::exception_ptr& error) const {
   if (with_.split.alone()) return;
   try {

@@ -27,7 +27,7 @@ class Training {
   void run_batch(std::span<const Work> batch, const Stop& stop, BatchOutcome& outcome);
   bool has(int64_t id) const { return running_.contains(id); }
   const Tenant& tenant(int64_t id) const { return running_.at(id)->tenant(); }  // it is here
-  std::set<const Tenant*> tenants() const;  // of operations that have begun
+  std::set<const Tenant*> tenants() const;  // tenants of operations that have begun
   ForwardResult commit(int64_t id);
   bool undo(int64_t id);  // false: it is not here
   // Bytes of activations that operations keep from batch to batch. Any thread.

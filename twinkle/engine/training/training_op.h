@@ -50,15 +50,15 @@ class TrainingOp {
   bool wants_routes() const { return forward_ && forward_->routed_experts; }
   // True: an auxiliary loss of routed experts is differentiated too, and told.
   bool wants_aux_loss() const { return backward_ && backward_->router_aux_loss_coef > 0; }
-  // Of the sequence's auxiliary loss in what is differentiated.
+  // Coefficient of the sequence's auxiliary loss in the differentiated sum.
   double aux_coefficient(size_t sequence) const;
 
   // Outputs of the sequences up to `last`, in order: of their scored rows, and others if wanted.
   struct Outputs {
     std::span<const float> logprobs, entropies;
     std::vector<std::vector<float>> logits, embeddings;
-    std::vector<float> aux_losses;                     // of sequences
-    std::vector<std::vector<int32_t>> routed_experts;  // of sequences
+    std::vector<float> aux_losses;                     // one for each sequence
+    std::vector<std::vector<int32_t>> routed_experts;  // one for each sequence
   };
   void append(Outputs part, size_t last);
   bool complete() const { return num_done_ == sequences().size(); }
@@ -92,14 +92,15 @@ class TrainingOp {
   const ForwardBackward* backward_ = nullptr;
   bool wants_embedding_ = false, wants_logits_ = false;
 
-  std::vector<int64_t> cu_{0};                           // [S + 1] scored rows of each sequence
-  std::vector<float> logprobs_;                          // [N], in order, as far as it has got
-  std::vector<float> entropies_;                         // the same, or empty
-  std::vector<std::vector<float>> logits_, embeddings_;  // of sequences, where they are wanted
-  std::vector<float> aux_losses_;                        // the same
-  std::vector<std::vector<int32_t>> routed_experts_;     // the same
-  double aux_per_token_ = 0;                             // of aux_coefficient
-  size_t num_done_ = 0;                                  // sequences
+  std::vector<int64_t> cu_{0};    // [S + 1] scored rows of each sequence
+  std::vector<float> logprobs_;   // [N], in order, as far as it has got
+  std::vector<float> entropies_;  // the same, or empty
+  std::vector<std::vector<float>> logits_,
+      embeddings_;                 // one for each sequence, where they are wanted
+  std::vector<float> aux_losses_;  // the same
+  std::vector<std::vector<int32_t>> routed_experts_;  // the same
+  double aux_per_token_ = 0;                          // for aux_coefficient
+  size_t num_done_ = 0;                               // sequences
   loss::Inputs inputs_;
   Json options_ = JsonObject{};
   const loss::Loss* loss_ = nullptr;

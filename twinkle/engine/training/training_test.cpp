@@ -1,4 +1,4 @@
-// What happens when the arithmetic itself fails, as for want of memory.
+// Failures of the arithmetic itself, as for want of memory.
 #include "twinkle/engine/training/training.h"
 
 #include <ATen/ATen.h>
@@ -169,7 +169,7 @@ TEST_F(TrainingOnADecoder, APassThatThrowsInTheMiddleOfAnOperationStartsItAnew) 
   EXPECT_EQ(gradients("b"), whole);
 }
 
-// Whose derivatives need all rows of an operation, or of a sequence.
+// Losses whose derivatives need all rows of an operation, or of a sequence.
 TEST_F(TrainingOnADecoder, ALossOfTheWholeOperationTakesOnePassWhereItFitsABatchAndTheSameBits) {
   for (const char* loss : {"GSPOLoss", "DPOLoss"}) {
     SCOPED_TRACE(loss);

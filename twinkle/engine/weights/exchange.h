@@ -1,4 +1,4 @@
-// What ReadWeights shows of a tenant, and what ReplaceWeights does to one. The engine's thread.
+// ReadWeights and ReplaceWeights, for one tenant. The engine's thread.
 #pragma once
 #include <vector>
 
@@ -16,7 +16,7 @@ struct BaseWeights {
 
 WeightsView view_of(Tenant& tenant, const BaseWeights& base, const lora::Pool& pool);
 
-// Of an adapter the optimizer and gradients are forgotten. Whole weights of a base on the CPU give
+// An adapter loses its optimizer and gradients. Whole weights of a base on the CPU give
 // their memory, the others are copied. Error kInvalid: a tenant that trains all weights; other
 // names, shapes or types, of which the first is named. Nothing changes then.
 void replace_weights(const NewWeights& weights, Tenant& tenant, const BaseWeights& base,

@@ -1,5 +1,5 @@
-// What ReadWeights and ReplaceWeights name by numbers, since operations hold no tensors: who reads
-// a tenant's weights, and weights that take the place of a tenant's. Any thread.
+// The objects that ReadWeights and ReplaceWeights name by numbers, since operations hold no
+// tensors: who reads a tenant's weights, and weights that take the place of a tenant's. Any thread.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -15,12 +15,12 @@
 
 namespace twinkle::engine {
 
-// Of a base that ranks hold in parts, `value` is the part of this rank.
+// For a base that ranks hold in parts, `value` is the part of this rank.
 struct Weight {
   std::string name;
-  at::Tensor value;            // of `shape`, or, of a part, its elements in row order, flat
-  std::vector<int64_t> shape;  // of the whole
-  int64_t first = 0;           // of a part: its first element in the whole
+  at::Tensor value;            // in `shape`, or, for a part, its elements in row order, flat
+  std::vector<int64_t> shape;  // shape of the whole
+  int64_t first = 0;           // a part's first element in the whole
 
   bool is_part() const { return value.sizes() != shape; }
 };
@@ -33,7 +33,7 @@ struct WeightsView {
   std::string lora_json;        // the adapter's adapter_config.json; empty: there is none
   std::vector<Weight> adapter;  // float32: A [r, I] and B [O, r] of each linear
 };
-// What takes the place of a tenant's, in the order and under the names of its WeightsView.
+// The weights that replace a tenant's, in the order and under the names of its WeightsView.
 struct NewWeights {
   std::vector<Weight> base;     // empty: the base model stays as it is
   std::vector<Weight> adapter;  // empty: the tenant has none
@@ -60,7 +60,7 @@ class Shelf {
   Place put(WeightsReader reader) { return {*this, add(std::move(reader))}; }
   Place put(NewWeights weights) { return {*this, add(std::move(weights))}; }
 
-  // What lies there, once. Error kNotFound: nothing of this kind does.
+  // Takes the object that lies there. Error kNotFound: nothing of this kind does.
   WeightsReader take_reader(int64_t number) { return take<WeightsReader>(number); }
   NewWeights take_weights(int64_t number) { return take<NewWeights>(number); }
   // True: weights that lie there are the base model's, too.

@@ -1,4 +1,5 @@
-// Whether what several machines read is the same, in a few bytes. No proof against who forges it.
+// A digest of files, to compare what several machines read, in a few bytes. No proof against who
+// forges it.
 #pragma once
 #include <bit>
 #include <cstddef>
@@ -28,9 +29,9 @@ class Digest {
   uint64_t hash_ = 0;
 };
 
-// Of a model's folder, or of its one file: names (not of one file), sizes, and beginnings, middles
-// and ends of weights, since to read all takes long; all of config.json and indexes. 16 digits.
-// Error as of File; kInvalid: the folder can't be read.
+// The digest of a model's folder, or of its one file: names (not of one file), sizes, and
+// beginnings, middles and ends of weights, since to read all takes long; all of config.json and
+// indexes. 16 digits. Error as of File; kInvalid: the folder can't be read.
 std::string digest_of_files(const std::filesystem::path& path);
 
 }  // namespace twinkle

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kLarge = 20'000;  // more than the samples of a file hold
 
-void write_model(const ScratchDir& dir) {
+void write_digested(const ScratchDir& dir) {
   write_text(dir / "model.safetensors", std::string(kLarge, 'x'));
   write_text(dir / "model.safetensors.index.json", std::string(kLarge, '{'));
   write_text(dir / "trainer_state.json", std::string(kLarge, '{'));
@@ -20,11 +20,11 @@ void write_model(const ScratchDir& dir) {
   write_text(dir / "README.md", dir.path().string());  // nobody reads it
 }
 
-// Of a folder whose files are the same but for what `change` has changed.
+// Compares digests of folders that differ by `change` only.
 bool is_told(const std::function<void(const ScratchDir& dir)>& change) {
   const ScratchDir same, other;
-  write_model(same);
-  write_model(other);
+  write_digested(same);
+  write_digested(other);
   EXPECT_EQ(digest_of_files(same.path()), digest_of_files(other.path()));
   change(other);
   return digest_of_files(same.path()) != digest_of_files(other.path());
@@ -62,7 +62,7 @@ TEST(DigestOfFiles, RefusesAFolderThatCannotBeRead) {
   GTEST_SKIP() << "the undefined-behaviour sanitizer opens a pipe for its checks";
 #endif
   const ScratchDir dir;
-  write_model(dir);
+  write_digested(dir);
   const std::string error = [&] {
     const LimitForTest none(RLIMIT_NOFILE, 0);
     return invalid_of([&] { digest_of_files(dir.path()); });

@@ -68,7 +68,7 @@ void add_imports(std::string_view text, std::vector<std::string>& out) {
   line = without_blanks(line.substr(1));
   const std::string_view module = leading_name(line);
   if (!from || module != kImport) {
-    out.emplace_back(module);  // of a package above this one it is empty, and no file
+    out.emplace_back(module);  // empty, and no file, for a package above this one
     return;
   }
   line = without_blanks(line.substr(kImport.size()));

@@ -45,7 +45,7 @@ TEST(ModelCode, OfAFolderThatIsNoneOrHasBrokenConfigsThereIsNone) {
   std::filesystem::create_directory(dir / "in");
   write_text(dir / "in/config.json", R"({"auto_map": {"A": ["../a.M", "a", 3, null]}})");
   EXPECT_EQ(model_code_in(dir / "in"), Names());
-  // What C's functions take for the weights' name.
+  // Names that C's functions take for the weights' name.
   write_text(dir / "in/model.safetensors", "");
   write_text(dir / "in/config.json", R"({"auto_map": {"A": "model.safetensors\u0000.M"}})");
   EXPECT_EQ(model_code_in(dir / "in"), Names());

@@ -47,13 +47,13 @@ BlockSize read_block(const Json& config, const std::string& path) {
   return {size->get_array()[0].get_int64(), size->get_array()[1].get_int64()};
 }
 
-std::array<float, 256> all_values() {
+std::array<float, 256> all_bytes() {
   std::array<float, 256> out{};
   for (size_t i = 0; i < out.size(); ++i) out[i] = e4m3_value(static_cast<uint8_t>(i));
   return out;
 }
 
-// Of a tensor of F32 or BF16, `count` values from the one of number `begin` on.
+// Reads, from a tensor of F32 or BF16, `count` values from the one of number `begin` on.
 std::vector<float> values_of(const StoredTensor& tensor, int64_t begin, int64_t count) {
   std::vector<float> out(static_cast<size_t>(count));
   if (tensor.dtype == Dtype::kF32) {
@@ -70,7 +70,7 @@ std::vector<float> values_of(const StoredTensor& tensor, int64_t begin, int64_t 
 StoredTensor::Reader in_f32(StoredTensor weight, StoredTensor factors, BlockSize block) {
   return [weight = std::move(weight), factors = std::move(factors), block](
              int64_t offset, std::span<std::byte> out) {
-    static const std::array<float, 256> values = all_values();
+    static const std::array<float, 256> values = all_bytes();
     const int64_t columns = weight.shape[1], across = factors.shape[1];
     const int64_t begin = offset / 4, count = std::ssize(out) / 4;
     std::vector<std::byte> raw(static_cast<size_t>(count));

@@ -20,12 +20,12 @@ struct BlockRow {
   GgufBlock block;
 };
 
-constexpr std::array<BlockRow, 6> kBlocks = {{{GgufType::kF32, {1, 4}},
-                                              {GgufType::kF16, {1, 2}},
-                                              {GgufType::kBF16, {1, 2}},
-                                              {GgufType::kQ4_0, {32, 18}},
-                                              {GgufType::kQ4_1, {32, 20}},
-                                              {GgufType::kQ8_0, {32, 34}}}};
+constexpr std::array<BlockRow, 6> kBlockRows = {{{GgufType::kF32, {1, 4}},
+                                                 {GgufType::kF16, {1, 2}},
+                                                 {GgufType::kBF16, {1, 2}},
+                                                 {GgufType::kQ4_0, {32, 18}},
+                                                 {GgufType::kQ4_1, {32, 20}},
+                                                 {GgufType::kQ8_0, {32, 34}}}};
 
 // By number, for error texts.
 constexpr std::array<std::string_view, 31> kTypeNames = {
@@ -56,7 +56,7 @@ constexpr int kMaxArrayDepth = 4;
 // A large vocabulary's tokens, scores, types and merges are 1.5 million values.
 constexpr uint64_t kMaxValues = uint64_t{1} << 22;
 constexpr uint64_t kMaxTensors = uint64_t{1} << 20;
-constexpr int64_t kMaxHeaderBytes = int64_t{256} << 20;
+constexpr int64_t kMaxGgufHeaderBytes = int64_t{256} << 20;
 
 // Reads forward through the file; every read is checked against its end.
 class Cursor {
@@ -96,8 +96,8 @@ class Cursor {
     require(count <= static_cast<uint64_t>(file_.size() - at_), Code::kInvalid, "io: ", name_, ": ",
             what, " at byte ", at_, " takes ", count, " bytes, but only ", file_.size() - at_,
             " follow: the file is truncated or damaged, fetch it again");
-    require(static_cast<int64_t>(count) <= kMaxHeaderBytes - at_, Code::kInvalid, "io: ", name_,
-            ": ", what, " ends after byte ", kMaxHeaderBytes,
+    require(static_cast<int64_t>(count) <= kMaxGgufHeaderBytes - at_, Code::kInvalid, "io: ", name_,
+            ": ", what, " ends after byte ", kMaxGgufHeaderBytes,
             ", the limit for everything before the tensors");
   }
 
@@ -123,7 +123,7 @@ class Cursor {
   std::string name_;
   int64_t at_ = 0;
   std::vector<std::byte> buffer_;  // the bytes before and behind at_
-  size_t used_ = 0;                // of buffer_
+  size_t used_ = 0;                // position in buffer_
   uint64_t values_left_ = kMaxValues;
 };
 
@@ -198,7 +198,7 @@ JsonObject metadata_of(Cursor& in, uint64_t count) {
 }
 
 GgufType type_of(uint32_t type, const std::string& where) {
-  for (const BlockRow& row : kBlocks) {
+  for (const BlockRow& row : kBlockRows) {
     if (static_cast<uint32_t>(row.type) == type) return row.type;
   }
   const std::string name =
@@ -262,7 +262,7 @@ void place(std::vector<GgufTensor>& all, int64_t data_begin, int64_t data_size, 
 
 GgufBlock block_of(GgufType type) {
   const auto* const row =
-      std::ranges::find_if(kBlocks, [&](const BlockRow& row) { return row.type == type; });
+      std::ranges::find_if(kBlockRows, [&](const BlockRow& row) { return row.type == type; });
   return row->block;
 }
 

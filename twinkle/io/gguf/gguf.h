@@ -31,7 +31,7 @@ struct GgufTensor {
   std::string name;  // as in the file: "blk.0.attn_q.weight"
   GgufType type = GgufType::kF32;
   std::vector<int64_t> shape;  // outermost dim first, the reverse of the file's order
-  int64_t begin = 0;           // of its blocks, bytes from the start of the file
+  int64_t begin = 0;           // offset of its blocks, bytes from the start of the file
   int64_t num_bytes = 0;
 };
 

@@ -120,7 +120,7 @@ void check_pair(const StoredTensor& blocks, const StoredTensor& scales, const st
           "' is too large as BF16");
 }
 
-// Of names with blocks or scales, those without their end; each has both.
+// The names with blocks or scales, without their end; each has both.
 std::set<std::string> stems_in(const Checkpoint::Source& source) {
   std::set<std::string> out;
   for (const auto& [name, tensor] : source.tensors) {

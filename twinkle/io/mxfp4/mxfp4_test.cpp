@@ -46,7 +46,7 @@ struct Pair {
   ScratchDir dir;
   std::vector<int64_t> blocks_shape{2, 3, 2, 16}, scales_shape{2, 3, 2};
   std::vector<uint8_t> blocks, scales;
-  Dtype dtype = Dtype::kU8;  // of the scales
+  Dtype dtype = Dtype::kU8;  // type of the scales
   std::string config =
       R"({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}})";
   std::string blocks_name = "w_blocks", scales_name = "w_scales";
@@ -81,7 +81,7 @@ struct Pair {
                ? text
                : text.substr(0, at) + "DIR" + text.substr(at + dir.path().string().size());
   }
-  // Of matrix e its input i and output o.
+  // The element of matrix e at input i and output o.
   double at(int e, int i, int o) const {
     const int block = (e * 3 + o) * 2 + i / 32,
               byte = blocks[static_cast<size_t>(block * 16 + i % 32 / 2)];

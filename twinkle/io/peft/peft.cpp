@@ -131,7 +131,7 @@ PeftAdapter read_peft(const fs::path& dir) {
 void write_peft(const fs::path& dir, const PeftConfig& config, std::span<const PeftEntry> entries,
                 const PeftConfig* own) {
   const Json document = json_of(config);
-  peft_config(document, "the adapter's config");  // what could not be read is not written
+  peft_config(document, "the adapter's config");  // factors that could not be read are not written
   require(!entries.empty(), Code::kInvalid, "io: an adapter needs at least one module");
   std::vector<TensorView> views;
   for (const PeftEntry& entry : entries) {

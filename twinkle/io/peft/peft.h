@@ -21,7 +21,7 @@ namespace twinkle {
 struct PeftConfig {
   int64_t rank = 8;    // peft's `r`, at least 1
   double alpha = 8;    // the update is alpha / rank * B A x; with rsLoRA alpha / sqrt(rank)
-  double dropout = 0;  // of the adapter's input, from 0 to below 1
+  double dropout = 0;  // rate at the adapter's input, from 0 to below 1
   bool use_rslora = false;
   // Names of modules (a module matches if its path ends in one), or one text: "all-linear" or a
   // regular expression that must match a whole path.

@@ -13,8 +13,8 @@ struct GradRows {
   int64_t first = 0;  // position of the first row
   int64_t rows = 0;
   A* q;      // scaled
-  A* grad;   // of the output
-  A* dq;     // of the scaled q
+  A* grad;   // gradient of the output
+  A* dq;     // gradient of the scaled q
   A* delta;  // [rows] sum of grad * out (same paper, equation 4)
   A* lse;    // [rows]
   A* p;      // [rows][kKeyTile] probabilities
@@ -28,7 +28,7 @@ struct GradTile {
   A* k;   // [kKeyTile][padded_dim]
 };
 
-// Of one row: scores, masked, become probabilities, and the probabilities' gradients the scores'
+// In one row: scores, masked, become probabilities, and the probabilities' gradients the scores'
 // before they were capped.
 template <bool kCapped, class A>
 inline void grad_row(A* p, A* ds, int64_t columns, A lse, A delta, A cap) {

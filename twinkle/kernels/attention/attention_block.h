@@ -28,7 +28,7 @@ struct AttentionShape {
   int64_t head_dim = 0;  // elements
   double scale = 1;
   int64_t window = 0;  // tokens; 0: all
-  double softcap = 0;  // of scaled scores; 0: none
+  double softcap = 0;  // cap of scaled scores; 0: none
 
   int64_t padded_dim() const { return (head_dim + 15) / 16 * 16; }
 };
@@ -40,7 +40,7 @@ struct AttentionBlock {
   const T* q = nullptr;                // [num_positions][q_stride], `group` heads at each
   int64_t q_stride = 0;                // elements
   int64_t num_positions = 0;           // at most block_positions(group)
-  const int64_t* positions = nullptr;  // of the queries in their sequence
+  const int64_t* positions = nullptr;  // positions of the queries in their sequence
   T* out = nullptr;                    // laid out as q
   Wide<T>* lse = nullptr;              // [num_positions][lse_stride]; null: not wanted
   int64_t lse_stride = 0;

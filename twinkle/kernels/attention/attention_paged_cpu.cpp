@@ -131,7 +131,7 @@ at::Tensor attention_paged(const at::Tensor& q, const PagedKeys& pages, const Pa
                              .window = options.window,
                              .softcap = options.softcap};
   const int64_t page_size = shape.head_dim * kKeyTile, most = block_positions(shape.group);
-  std::vector<int64_t> starts{0};  // of the blocks: neighbouring rows of one sequence
+  std::vector<int64_t> starts{0};  // rows of the blocks: neighbouring rows of one sequence
   for (int64_t r = 1; r < at.size(); ++r) {
     if (at.sequences[r] != at.sequences[r - 1] || r - starts.back() == most) starts.push_back(r);
   }

@@ -22,7 +22,7 @@ constexpr int kTile = 16;  // queries of a warp: the rows of an mma's A
 constexpr int kTiles = 4;  // warps of a block
 static_assert(kTokens == 64);
 
-// Which queries a block has: of one key head, `rows` rows for each warp with `heads` heads each.
+// The queries of a block: for one key head, `rows` rows for each warp with `heads` heads each.
 struct Tiling {
   int64_t rows, heads, slices,
       blocks;  // slices of a group's heads; blocks for all rows, a slice each
@@ -114,7 +114,7 @@ struct Work {
     return product / 8 * 64 + 16 * t + i % 2 * 8 + product % 8;
   }
 
-  // Of product n, column g is token 8 g + n; results of lane t are tokens 16 t to 16 t + 15.
+  // In product n, column g is token 8 g + n; results of lane t are tokens 16 t to 16 t + 15.
   __device__ void dot_products(const Page<kDim>& page, float* shared, float (&scores)[8][4]) const {
     for (auto& some : scores)
       for (float& x : some) x = 0;
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(kTiles * 32, 2)
   const int64_t rows = kShared ? 1 : tiling.rows_of_block();
   const int64_t end = min((block + 1) * rows, in.places.rows);
   Work<kDim, kShared> work;
-  const int tile = kShared ? 0 : work.warp;  // of the block's
+  const int tile = kShared ? 0 : work.warp;  // the warp's place in the block
   float* const total = behind + tile * kTile * kDim;
   for (int64_t row = block * rows; row < end;) {
     const Run run = run_from(in, row, end);

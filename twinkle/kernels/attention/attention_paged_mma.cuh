@@ -1,4 +1,4 @@
-// Of attention_paged_mma.cu, for attention_cuda.cu, which takes all that this does not.
+// The functions of attention_paged_mma.cu, for attention_cuda.cu, which takes all other cases.
 #pragma once
 #include "twinkle/kernels/cuda/launch.h"
 

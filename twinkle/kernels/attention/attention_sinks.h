@@ -1,4 +1,4 @@
-// What the packed and the paged loops need of AttentionOptions::sinks. Internal to this folder.
+// AttentionOptions::sinks for the packed and the paged loops. Internal to this folder.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -12,12 +12,12 @@ namespace {
 
 constexpr int64_t kHeads = 6, kKeyHeads = 2, kDim = 40;
 
-struct Input {
+struct SinksInput {
   at::Tensor q, k, v;
   std::vector<int64_t> cu_seqlens{0, 130, 133};
   AttentionOptions options;
 
-  Input(at::ScalarType type, int64_t window) {
+  SinksInput(at::ScalarType type, int64_t window) {
     at::manual_seed(7);
     q = at::randn({133, kHeads, kDim}, at::kDouble).to(type);
     k = at::randn({133, kKeyHeads, kDim}, at::kDouble).to(type);
@@ -30,7 +30,8 @@ struct Truth {
   at::Tensor out, lse;
 };
 
-Truth spelled_out(const Input& in, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+Truth spelled_out(const SinksInput& in, const at::Tensor& q, const at::Tensor& k,
+                  const at::Tensor& v) {
   std::vector<at::Tensor> outs, sums;
   for (size_t s = 0; s + 1 < in.cu_seqlens.size(); ++s) {
     const int64_t begin = in.cu_seqlens[s], length = in.cu_seqlens[s + 1] - begin;
@@ -51,7 +52,7 @@ Truth spelled_out(const Input& in, const at::Tensor& q, const at::Tensor& k, con
   return {at::cat(outs), at::cat(sums)};
 }
 
-double worst(const at::Tensor& a, const at::Tensor& b) {
+double worst_of_sinks(const at::Tensor& a, const at::Tensor& b) {
   return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
 }
 
@@ -64,7 +65,7 @@ class SinksOfType : public testing::TestWithParam<at::ScalarType> {
 
 TEST_P(SinksOfType, results_and_derivatives_equal_those_of_one_more_score) {
   for (const int64_t window : {0, 50}) {
-    const Input in(GetParam(), window);
+    const SinksInput in(GetParam(), window);
     const auto q = in.q.to(at::kDouble).requires_grad_(), k = in.k.to(at::kDouble).requires_grad_();
     const auto v = in.v.to(at::kDouble).requires_grad_();
     const Truth want = spelled_out(in, q, k, v);
@@ -72,20 +73,20 @@ TEST_P(SinksOfType, results_and_derivatives_equal_those_of_one_more_score) {
     want.out.backward(grad.to(at::kDouble));
     for (const Simd* simd : supported_simd()) {
       const auto got = attention(in.q, in.k, in.v, in.cu_seqlens, in.options, *simd);
-      EXPECT_LT(worst(got.out, want.out), tolerance()) << simd->name;
-      EXPECT_LT(worst(got.lse, want.lse), 1e-5) << simd->name;
+      EXPECT_LT(worst_of_sinks(got.out, want.out), tolerance()) << simd->name;
+      EXPECT_LT(worst_of_sinks(got.lse, want.lse), 1e-5) << simd->name;
       const auto grads =
           attention_backward({grad, in.q, in.k, in.v, got}, in.cu_seqlens, in.options, {}, *simd);
-      EXPECT_LT(worst(grads.q, q.grad()), 10 * tolerance()) << simd->name;
-      EXPECT_LT(worst(grads.k, k.grad()), 10 * tolerance()) << simd->name;
-      EXPECT_LT(worst(grads.v, v.grad()), 10 * tolerance()) << simd->name;
+      EXPECT_LT(worst_of_sinks(grads.q, q.grad()), 10 * tolerance()) << simd->name;
+      EXPECT_LT(worst_of_sinks(grads.k, k.grad()), 10 * tolerance()) << simd->name;
+      EXPECT_LT(worst_of_sinks(grads.v, v.grad()), 10 * tolerance()) << simd->name;
     }
   }
 }
 
 TEST_P(SinksOfType, pages_and_sequences_alone_have_the_bits_of_the_packed_forward) {
   for (const int64_t window : {0, 50}) {
-    const Input in(GetParam(), window);
+    const SinksInput in(GetParam(), window);
     const auto whole = attention(in.q, in.k, in.v, in.cu_seqlens, in.options).out;
     PagedKeys pages = make_pages(3, kKeyHeads, kDim, GetParam());
     const auto tables = at::tensor({2, 0, 1}, at::kInt).view({1, 3});
@@ -110,7 +111,7 @@ INSTANTIATE_TEST_SUITE_P(types, SinksOfType,
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 
 TEST(Sinks, far_above_all_scores_they_take_everything_and_far_below_nothing) {
-  Input in(at::kFloat, 0);
+  SinksInput in(at::kFloat, 0);
   const auto run = [&](double sink) {
     in.options.sinks = at::full({kHeads}, sink, at::kFloat);
     return attention(in.q, in.k, in.v, in.cu_seqlens, in.options);
@@ -124,7 +125,7 @@ TEST(Sinks, far_above_all_scores_they_take_everything_and_far_below_nothing) {
 }
 
 TEST(Sinks, mistakes_are_named) {
-  Input in(at::kFloat, 0);
+  SinksInput in(at::kFloat, 0);
   in.options.sinks = at::zeros({4});
   expect_error(
       "kernels: attention's sinks are Float [4], they must be one number for each of q's "

@@ -11,7 +11,7 @@
 namespace twinkle::kernels {
 namespace {
 
-struct Case {
+struct AttentionCase {
   at::ScalarType type = at::kFloat;
   int64_t heads = 4, key_heads = 2, dim = 32, window = 0;
   std::vector<int64_t> lengths;
@@ -29,7 +29,7 @@ struct Input {
   std::vector<int64_t> cu_seqlens;
   AttentionOptions options;
 
-  explicit Input(const Case& c)
+  explicit Input(const AttentionCase& c)
       : cu_seqlens(ends(c.lengths)),
         options{.scale = 1 / std::sqrt(static_cast<double>(c.dim)),
                 .window = c.window,
@@ -69,7 +69,7 @@ double worst(const at::Tensor& a, const at::Tensor& b) {
   return (a.to(at::kDouble) - b.to(at::kDouble)).abs().max().item<double>();
 }
 
-std::vector<Case> cases(at::ScalarType type) {
+std::vector<AttentionCase> cases(at::ScalarType type) {
   return {
       {.type = type, .lengths = {1}},
       {.type = type, .lengths = {5, 64, 65, 1, 200}},
@@ -92,7 +92,7 @@ class AttentionOfType : public testing::TestWithParam<at::ScalarType> {
 };
 
 TEST_P(AttentionOfType, forward_equals_the_naive_formula) {
-  for (const Case& c : cases(GetParam())) {
+  for (const AttentionCase& c : cases(GetParam())) {
     const Input in(c);
     const auto truth = naive(in, in.q.to(at::kDouble), in.k.to(at::kDouble), in.v.to(at::kDouble));
     for (const Simd* simd : supported_simd()) {
@@ -111,7 +111,7 @@ TEST_P(AttentionOfType, log_sum_exp_is_that_of_the_visible_scores) {
 }
 
 TEST_P(AttentionOfType, backward_equals_the_derivative_of_the_naive_formula) {
-  for (const Case& c : cases(GetParam())) {
+  for (const AttentionCase& c : cases(GetParam())) {
     const Input in(c);
     const auto q = in.q.to(at::kDouble).requires_grad_(), k = in.k.to(at::kDouble).requires_grad_();
     const auto v = in.v.to(at::kDouble).requires_grad_();

@@ -10,7 +10,7 @@
 
 namespace twinkle::kernels::cuda {
 
-constexpr int kThreads = 256;  // of a block; a multiple of the warp
+constexpr int kThreads = 256;  // for a block; a multiple of the warp
 constexpr int kWarps = kThreads / 32;
 
 template <class T>

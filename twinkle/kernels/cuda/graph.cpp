@@ -33,7 +33,7 @@ class Recorded final : public Graph {
     } catch (...) {
       try {
         graph_.capture_end();
-      } catch (...) {  // what the body threw is the reason
+      } catch (...) {  // the body's exception is the reason
       }
       throw;
     }
@@ -48,7 +48,7 @@ class Recorded final : public Graph {
  private:
   at::Device device_;
   std::vector<at::Tensor> kept_;  // that the launches read, besides what the body holds
-  Body body_;                     // which holds what it reads and writes
+  Body body_;                     // it holds the memory that it reads and writes
   c10::cuda::CUDAStream stream_;
   mutable at::cuda::CUDAGraph graph_;
 };

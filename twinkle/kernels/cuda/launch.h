@@ -21,7 +21,7 @@ struct RmsNormRows {
   const void* weight;
   int64_t rows, width;
   double eps;
-  bool weight_like_x = false;  // of x's type instead: where rms_norm_reads_weight()
+  bool weight_like_x = false;  // weight is of x's type instead: where rms_norm_reads_weight()
 };
 bool rms_norm_reads_weight(Type type, int64_t width);
 void rms_norm(Type type, const RmsNormRows& in, void* y, Stream stream);
@@ -88,9 +88,9 @@ struct LoraRow {
   const void* a;        // [rank][inputs]
   const void* b;        // [rank][outputs]
   double scale;
-  uint64_t key;    // of the dropout; 0: none
+  uint64_t key;    // key of the dropout; 0: none
   uint64_t limit;  // 32 random bits below it drop
-  double keep;     // what the others are multiplied by
+  double keep;     // factor of the others
 };
 inline constexpr int64_t kLoraTileRows = 16;
 

@@ -39,7 +39,7 @@ class CaptureScope {
   CaptureScope& operator=(const CaptureScope&) = delete;
 
  private:
-  const bool threads_;  // of autograd, before
+  const bool threads_;  // autograd's setting, before
 };
 void keep(const at::Tensor& x);  // nothing, without a CaptureScope
 

@@ -39,7 +39,7 @@ __global__ void backward(const T* grad, const T* x, const Wide<T>* weight, int64
   }
 }
 
-constexpr int kMostEights = 4;  // of a row that a thread has
+constexpr int kMostEights = 4;  // eights of a row that a thread has
 
 // A row that a warp, or a block, has in its registers.
 template <bool kByWarp>

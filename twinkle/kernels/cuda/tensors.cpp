@@ -47,10 +47,11 @@ at::Tensor norm_weight(const at::Tensor& x, const at::Tensor& weight) {
 }
 
 // The rows' ids and temperatures on the device, for as long as this is.
-struct Rows {
+struct LogitTables {
   at::Tensor ids, temperature;
 
-  Rows(const at::Tensor& logits, std::span<const int32_t> of_ids, std::span<const float> of_t)
+  LogitTables(const at::Tensor& logits, std::span<const int32_t> of_ids,
+              std::span<const float> of_t)
       : ids(table_on<int32_t>(logits.device(), of_ids)) {
     require(logits.is_contiguous() && logits.dim() == 2 && std::ssize(of_ids) == logits.size(0) &&
                 (of_t.empty() || of_t.size() == of_ids.size()),
@@ -153,7 +154,7 @@ SwigluGrads swiglu_backward(const at::Tensor& grad, const at::Tensor& gate, cons
 void softmax_stats(const at::Tensor& logits, std::span<const int32_t> ids,
                    std::span<const float> temperature, std::span<RowStats> stats) {
   const StreamGuard place(logits);
-  const Rows rows(logits, ids, temperature);
+  const LogitTables rows(logits, ids, temperature);
   const at::Tensor out = at::empty({logits.size(0), 4}, logits.options().dtype(wide_of(logits)));
   cuda::softmax_stats(type_of(logits), rows.of(logits), out.mutable_data_ptr(), place.stream);
   const at::Tensor host = out.to(at::kCPU, at::kDouble);
@@ -167,7 +168,7 @@ void softmax_grad_(at::Tensor& logits, std::span<const int32_t> ids,
                    std::span<const float> temperature, std::span<const RowStats> stats,
                    std::span<const float> grad, std::span<const float> entropy_grad) {
   const StreamGuard place(logits);
-  const Rows rows(logits, ids, temperature);
+  const LogitTables rows(logits, ids, temperature);
   std::vector<double> known;
   for (const RowStats& row : stats.first(ids.size())) {
     known.insert(known.end(), {row.logprob, row.entropy, row.top, row.sum});

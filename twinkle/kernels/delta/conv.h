@@ -1,4 +1,4 @@
-// What stands around the gated delta rule: a causal convolution of four taps over the tokens of a
+// The surroundings of the gated delta rule: a causal convolution of four taps over the tokens of a
 // sequence, each channel by itself, with silu, and a norm of every value head with a gate.
 // Functions over tensors, no autograd; bf16 and float32 are computed in float32, float64 in
 // float64. A row's bits depend on its own sequence alone, however it is cut into calls. CPU only.

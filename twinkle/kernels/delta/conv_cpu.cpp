@@ -14,7 +14,7 @@ namespace {
 template <class T>
 constexpr auto kWide = c10::CppTypeToScalarType<Wide<T>>::value;
 
-constexpr int64_t kChannels = 256;  // of one piece of work
+constexpr int64_t kChannels = 256;  // in one piece of work
 
 void check_conv(const at::Tensor& x, const at::Tensor& weight) {
   require(x.is_cpu(), Code::kInvalid, "kernels: conv_silu's x is on ", x.device(),

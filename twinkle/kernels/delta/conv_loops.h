@@ -41,7 +41,7 @@ void conv_backward(const ConvGradBlock<T>& p) {
   for (int64_t c = p.begin; c < p.end; c += kLanes<A>) {
     const int64_t left = p.end - c;
     Lanes<A> weight[kConvTaps], dweight[kConvTaps] = {};
-    Lanes<A> later[kConvTaps] = {};  // of d sum: this row's, the next one's, ...
+    Lanes<A> later[kConvTaps] = {};  // sums of d: this row's, the next one's, ...
     for (int64_t j = 0; j < kConvTaps; ++j) weight[j] = load<A>(p.weight + j * p.stride + c, left);
     for (int64_t t = p.count - 1; t >= 0; --t) {
       Lanes<A> x[kConvTaps];

@@ -25,7 +25,9 @@ struct DeltaShape {
 
   int64_t group() const { return value_heads / key_heads; }
   int64_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
-  int64_t s_size() const { return value_heads * key_dim * padded(value_dim); }  // of one S, padded
+  int64_t s_size() const {
+    return value_heads * key_dim * padded(value_dim);
+  }  // floats of one S, padded
 };
 
 struct DeltaInputs {
@@ -54,9 +56,10 @@ DeltaGrads delta_backward(const at::Tensor& grad, const DeltaInputs& in, const D
                           const at::Tensor& kept, std::span<const int64_t> cu_seqlens,
                           const Simd& simd = best_simd());
 
-// What sampling keeps of one sequence, in memory of the caller's, 64-byte aligned and of any
-// content before position 0: S and the convolution's last inputs, and, behind those, the positions
-// of the chunk that is not closed. At a multiple of 64 positions the first part is all there is.
+// The state that sampling keeps of one sequence, in memory of the caller's, 64-byte aligned and of
+// any content before position 0: S and the convolution's last inputs, and, behind those, the
+// positions of the chunk that is not closed. At a multiple of 64 positions the first part is all
+// there is.
 struct DeltaState {
   static int64_t num_bytes(const DeltaShape& shape, at::ScalarType dtype);
   static int64_t closed_bytes(const DeltaShape& shape, at::ScalarType dtype);

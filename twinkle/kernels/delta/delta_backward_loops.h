@@ -78,7 +78,7 @@ struct DeltaGradChunk {
   DeltaChunk<A> chunk;
   int64_t head, dk, dv;
   const A* s;  // S0; null: zero
-  A* grad_s;   // of the state behind the chunk, on return of S0
+  A* grad_s;   // gradient of the state after the chunk, on return of S0
   bool ends;   // nothing is behind the chunk
   DeltaGradScratch<A>& m;
 
@@ -156,7 +156,7 @@ struct DeltaGradChunk {
     }
   }
 
-  // What the pairs of rows add to the rows' gradients and to the decays'.
+  // The pairs' contribution to the rows' gradients and to the decays'.
   void pairs() const {
     const int64_t n = chunk.count;
     transposed(m.u, dv, n, p.forward.value_dim, m.columns, kDeltaChunk);
@@ -183,7 +183,7 @@ struct DeltaGradChunk {
                                                  dk, 2 * n, dk);
   }
 
-  // What the state behind the chunk adds through the chunk's own rows and through S0.
+  // The contribution of the state after the chunk, through the chunk's own rows and through S0.
   void from_behind() const {
     if (ends) return;
     const DeltaBlock<T>& f = p.forward;
@@ -210,7 +210,7 @@ struct DeltaGradChunk {
     m.db[n - 1] += kept * static_cast<double>(exp_of<A>(m.b[n - 1]));
   }
 
-  // What reading S0 adds, and the gradient of S0.
+  // The contribution of reading S0, and the gradient of S0.
   void to_before() const {
     if (s == nullptr) return;
     const DeltaBlock<T>& f = p.forward;

@@ -34,7 +34,7 @@ struct DeltaBlock {
   // S at the begin of the chunk that holds `first` (not read in the sequence's first), behind the
   // call of the one that holds first + count. [group][key_dim][padded(value_dim)].
   A* s = nullptr;
-  // Of the chunk's positions so far:
+  // For the chunk's positions so far:
   A* k_columns = nullptr;    // [key_dim][kDeltaChunk], normed
   A* u = nullptr;            // [group][kDeltaChunk][padded(value_dim)]
   double* decays = nullptr;  // [group][kDeltaChunk]: sums of decay from the chunk's begin on
@@ -87,7 +87,7 @@ struct ConvBlock {
 template <class T>
 struct ConvGradBlock {
   using A = Wide<T>;
-  const T* x = nullptr;  // of a whole sequence, and all as in ConvBlock
+  const T* x = nullptr;  // a whole sequence's, and all as in ConvBlock
   int64_t stride = 0, count = 0, begin = 0, end = 0;
   const A* weight = nullptr;
   const T* grad = nullptr;

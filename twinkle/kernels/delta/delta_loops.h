@@ -61,7 +61,7 @@ inline A exp_of(double x) {
   return exp(splat(static_cast<A>(x)))[0];
 }
 
-// What a row of one value head reads and writes.
+// The values that a row of one value head reads and writes.
 template <class T, class A>
 struct DeltaRow {
   int64_t index;             // in the chunk

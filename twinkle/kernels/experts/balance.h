@@ -1,4 +1,4 @@
-// What an auxiliary loss of routed experts reads of a router's choices, and the gradient that it
+// The statistics of a router's choices for an auxiliary loss, and the gradient that it
 // adds to the router's. Over tensors, no autograd, on the CPU; scores are softmax's, float32 or
 // float64. Each sequence's rows are taken alone and in their order: its numbers depend on nothing
 // else. T tokens, E experts, k of them for a token, S sequences, of which s is rows cu_seqlens[s]
@@ -17,7 +17,7 @@ struct ChoiceSums {
   std::vector<double> scores;  // [S E] the sum of the expert's scores over the sequence's tokens
 };
 
-// Of scores [T, E] and ids [T, k] int32. Error kInvalid: other types.
+// For scores [T, E] and ids [T, k] int32. Error kInvalid: other types.
 ChoiceSums choice_sums(const at::Tensor& scores, const at::Tensor& ids,
                        std::span<const int64_t> cu_seqlens);
 

@@ -9,7 +9,7 @@
 namespace twinkle::kernels {
 namespace {
 
-const std::vector<int64_t> kCu{0, 3, 4, 9};
+const std::vector<int64_t> kStarts{0, 3, 4, 9};
 
 at::Tensor as_tensor(const std::vector<double>& values) {
   return at::tensor(values, at::kDouble).view({3, -1});
@@ -20,10 +20,10 @@ TEST(Balance, SumsAreThoseOfEachSequencesRows) {
   const at::Tensor scores = at::softmax(at::randn({9, 5}), -1);
   const at::Tensor order = at::rand({9, 5}).argsort(int64_t{-1}, false);
   const at::Tensor ids = order.narrow(1, 0, 2).to(at::kInt).contiguous();
-  const ChoiceSums got = choice_sums(scores, ids, kCu);
+  const ChoiceSums got = choice_sums(scores, ids, kStarts);
   const at::Tensor chose = at::zeros({9, 5}, at::kDouble).scatter(1, ids.to(at::kLong), 1.0);
   for (size_t s = 0; s < 3; ++s) {
-    const auto rows = [&](const at::Tensor& of) { return of.slice(0, kCu[s], kCu[s + 1]); };
+    const auto rows = [&](const at::Tensor& of) { return of.slice(0, kStarts[s], kStarts[s + 1]); };
     const auto row = static_cast<int64_t>(s);
     EXPECT_TRUE(at::equal(as_tensor(got.counts)[row], rows(chose).sum(0)));
     EXPECT_TRUE(at::allclose(as_tensor(got.scores)[row], rows(scores.to(at::kDouble)).sum(0)));
@@ -40,7 +40,7 @@ TEST(Balance, SlopesGoThroughTheSoftmaxAndRowsWithoutOnesStay) {
   const at::Tensor p = at::softmax(logits, -1);
   const at::Tensor want = torch::autograd::grad({(p * of_rows).sum()}, {logits})[0];
   const at::Tensor before = at::randn({9, 5}, at::kDouble), got = before.clone();
-  add_slopes(p.detach(), {slopes.const_data_ptr<double>(), 15}, kCu, got);
+  add_slopes(p.detach(), {slopes.const_data_ptr<double>(), 15}, kStarts, got);
   EXPECT_TRUE(at::allclose(got - before, want, 1e-12, 1e-14));
   EXPECT_TRUE(at::equal(got[3], before[3]));
 }

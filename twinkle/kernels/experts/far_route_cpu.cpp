@@ -9,7 +9,7 @@
 namespace twinkle::kernels {
 namespace {
 
-// Whether a score that matters in the sum that route_cpu.cpp divides by may be denormal.
+// True if a score that matters in the sum that route_cpu.cpp divides by may be denormal.
 template <class A>
 bool is_far(const A* scores, const int32_t* ids, const RouteOptions& options) {
   A sum = static_cast<A>(options.norm_eps);

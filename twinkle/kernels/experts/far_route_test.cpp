@@ -16,7 +16,7 @@ RouteOptions options_of(RouteScore score) {
   return {.score = score, .top_k = 3, .normalise = true, .scale = 2.5};
 }
 
-// Of 8 experts, those of some_ids() this far below the others.
+// Logits of 8 experts, those of some_ids() this far below the others.
 at::Tensor some_logits(const std::vector<double>& far) {
   at::manual_seed(6);
   const at::Tensor of_row = at::tensor(far, at::kDouble).unsqueeze(1),

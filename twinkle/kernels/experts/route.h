@@ -1,4 +1,4 @@
-// Which experts a token goes to, and with what weights. A token's scores are the softmax of its
+// The choice of experts of a token, and their weights. A token's scores are the softmax of its
 // logits, or their sigmoid each; the experts of the top_k largest are chosen, from some groups of
 // experts alone where the model says so; their scores are the weights, divided by their sum where
 // it says so. A row's result depends on that row alone. Over tensors, no autograd, on the CPU;
@@ -22,7 +22,7 @@ struct RouteOptions {
   bool group_by_two = false;
   bool normalise = false;  // weights are divided by their sum plus norm_eps
   double norm_eps = 0;
-  double scale = 1;  // of the weights
+  double scale = 1;  // factor of the weights
 
   bool operator==(const RouteOptions&) const = default;
 };

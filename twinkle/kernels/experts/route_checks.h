@@ -1,4 +1,4 @@
-// What the files of this folder check of a router's tensors, and in which type they compute.
+// Checks of a router's tensors, and the type of the computation, for the files of this folder.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -21,7 +21,7 @@ struct RoutedRows {
   int64_t num_rows() const { return std::ssize(tokens); }
 };
 
-// Of ids [T, k] int32, each in [0, E). Error kInvalid: another type.
+// For ids [T, k] int32, each in [0, E). Error kInvalid: another type.
 RoutedRows routed_rows(const at::Tensor& ids, int64_t num_experts);
 
 // [R, D]: each routed row is its token's of x [T, D].

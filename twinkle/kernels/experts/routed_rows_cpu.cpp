@@ -179,7 +179,7 @@ void unclamp(const double* row, int64_t width, double limit, double alpha, const
   unclamp_of(row, width, limit, alpha, gate, up, to);
 }
 
-// What both passes of the clamped activation read.
+// The inputs of both passes of the clamped activation.
 template <class T>
 class ClampedRows {
  public:

@@ -99,7 +99,7 @@ TEST(RoutedRows, SwiglusGradientsEqualTorchs) {
   EXPECT_TRUE(at::allclose(short_.gate_up.to(at::kDouble), gu.grad(), 0.05, 0.03));
 }
 
-// Of each routed row its expert's.
+// Each routed row's expert's bias.
 at::Tensor of_experts(const at::Tensor& bias, const RoutedRows& rows) {
   std::vector<int64_t> ids;
   for (size_t e = 0; e + 1 < rows.offsets.size(); ++e)
@@ -178,7 +178,7 @@ TEST(RoutedRows, SumsOfBiasedRowsHaveTheBiasesByWeight) {
   }
 }
 
-// Of a few rows, as in decoding, most experts have none.
+// Most experts have no row of a few, as in decoding.
 TEST(RoutedRows, BiasesInBFloat16AreReadAsTheyAre) {
   constexpr int64_t kExperts = 64, kWidth = 512;
   const RoutedRows rows = routed_rows(at::tensor({3, 40}, at::kInt).view({1, 2}), kExperts);

@@ -83,7 +83,7 @@ void by_runs(const float* x, std::span<const RowGroup> groups, const at::Tensor&
   });
 }
 
-// Of the products whose loops want them: their rows packed, all in one.
+// Packed rows, all in one, for the products whose loops want them.
 at::Tensor pack(std::vector<Bf16Product>& products, const at::Tensor& x) {
   int64_t words = 0;
   for (const Bf16Product& p : products) words += avx512_packs(p) ? packed_words(p) : 0;
@@ -144,7 +144,7 @@ void one_by_one(const at::Tensor& x, std::span<const RowGroup> groups, at::Tenso
 
 }  // namespace
 
-// Of about as much work each.
+// Pieces of about as much work each.
 std::vector<OutputPiece> pieces_of(std::span<const TiledProduct> products, int64_t num_threads) {
   const auto work_of = [](const TiledProduct& p) { return (p.rows + kWeightRows) * p.outputs; };
   int64_t all = 0;

@@ -16,7 +16,7 @@ namespace {
 #define TWINKLE_AMX_INLINE TWINKLE_AMX inline __attribute__((always_inline))
 
 constexpr int kTwo = 2;             // tiles of rows, and of columns
-constexpr int64_t kMaxBlocks = 18;  // of kDepth inputs in a panel: 36 KB
+constexpr int64_t kMaxBlocks = 18;  // blocks of kDepth inputs in a panel: 36 KB
 constexpr int64_t kMaxRows = 1024;  // rows whose sums stay in the second cache
 constexpr int64_t kTileWords = kTile * kTile;
 constexpr int64_t kRow = kTwo * kTile;  // sums of a row

@@ -22,11 +22,11 @@ constexpr int kWide = 3;               // tiles of a wide panel
 constexpr int64_t kWideDepth = 192;    // inputs of a wide panel: 18 KB, which the first cache holds
 constexpr int64_t kWideRows = 512;     // rows whose sums stay in the second cache
 constexpr int kThinGroup = 16;         // rows that add their products to one tile together
-constexpr int64_t kLaneBlocks = 3;     // of 16 rows, the most whose sums registers hold
+constexpr int64_t kLaneBlocks = 3;     // blocks of 16 rows, the most whose sums registers hold
 constexpr int64_t kMostBlocks = 8;     // the most that are lanes, a few at a time
 constexpr int64_t kEmptyLanes = 5;     // the most: transposing a tile of weights costs six rows
 constexpr int64_t kColumnDepth = 128;  // inputs of a run: its lines stay in the first cache
-constexpr int64_t kColumnOutputs = 512;  // whose sums stay in the second one
+constexpr int64_t kColumnOutputs = 512;  // outputs whose sums stay in the second cache
 
 // sums[r][n] += x[r] panel[n], over `pairs` pairs of inputs, for kRows rows and kTiles tiles.
 template <int kRows, int kTiles>
@@ -65,7 +65,7 @@ constexpr auto groups_of(std::index_sequence<kRows...>) {
   return std::array<Group, sizeof...(kRows)>{group<kRows + 1, kTiles>...};
 }
 
-// Of 1, 2, ... rows, as many as leave their sums in registers, for kTiles tiles.
+// Loops of 1, 2, ... rows, as many as leave their sums in registers, for kTiles tiles.
 template <int kTiles>
 constexpr auto kGroups = groups_of<kTiles>(std::make_index_sequence<kTiles == 1   ? 16
                                                                     : kTiles == 2 ? 12
@@ -166,7 +166,7 @@ TWINKLE_BF16_INLINE void add_lanes(const uint16_t* w, int64_t stride, const uint
 // One tile of 16 outputs for kBlocks blocks of rows.
 template <int kBlocks>
 TWINKLE_BF16 void lane_tile(const Bf16Product& p, int64_t block, int64_t o) {
-  constexpr int kOutputs = kBlocks == 1 ? 16 : 8;  // whose sums registers hold
+  constexpr int kOutputs = kBlocks == 1 ? 16 : 8;  // outputs whose sums registers hold
   const int64_t step = blocks_of(p.rows) * kTile * kTile;
   const int num_ahead = block == 0 ? kOutputs : 0;
   alignas(64) float sums[kBlocks][kTile][kTile];  // [output][row]
@@ -323,7 +323,8 @@ TWINKLE_BF16 void column_strip(const Bf16Product& p, const ColumnStrip& strip) {
   alignas(64) float sums[kLaneBlocks * kTile * kColumnOutputs];
   const int64_t of_tile = blocks_of(strip.rows) * kTile * kTile;
   const int64_t x_step = blocks_of(p.rows) * kTile * kTile;
-  const int64_t parts = (strip.rows + kTile / 2 - 1) / (kTile / 2);  // of the rows, about
+  const int64_t parts =
+      (strip.rows + kTile / 2 - 1) / (kTile / 2);  // about half a tile of rows each
   for (int64_t begin = 0; begin < p.inputs; begin += kColumnDepth) {
     const int64_t depth = std::min(kColumnDepth, p.inputs - begin);
     const bool fetches = strip.row == 0 && begin + depth < p.inputs;

@@ -14,7 +14,7 @@ struct Bf16Product {
   int64_t x_stride;  // elements; by pairs at least the inputs rounded up to one, zeros behind them
   const uint16_t* x_rest =
       nullptr;  // by tiles [rows][32]: the inputs beyond the last 32, and zeros
-  const uint32_t* packed = nullptr;  // of pack_rows
+  const uint32_t* packed = nullptr;  // from pack_rows
 };
 
 // One way to compute it: outputs [first, last), first a multiple of `tile`.

@@ -74,7 +74,7 @@ TWINKLE_BF16_INLINE void turn_rows(const Bf16Product& p, int64_t o, int64_t i, A
   transpose(c);
 }
 
-// What two_lines permutes by: the words of both lines in turn.
+// The permutation of two_lines: the words of both lines in turn.
 TWINKLE_BF16_INLINE __m512i in_turn_of_two() {
   alignas(64) static constexpr uint16_t kInTurn[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
                                                        37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,

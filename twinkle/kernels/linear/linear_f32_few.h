@@ -64,7 +64,7 @@ template <int kBlocks>
 __attribute__((noinline)) void lane_tile(const RunProduct<float>& p, const float* packed,
                                          int64_t block, int64_t o) {
   constexpr int n = kLanes<float>,
-                kOutputs = kBlocks == 1 ? n : n / 2;  // whose sums registers hold
+                kOutputs = kBlocks == 1 ? n : n / 2;  // outputs whose sums registers hold
   Lanes<float> total[kBlocks][n];                     // [output][row]
   FewAhead ahead{reinterpret_cast<const char*>(p.w + (o + n) * p.inputs), 0, INT64_MAX};
   const int num_ahead = block == 0 ? kOutputs : 0;

@@ -149,7 +149,7 @@ struct PanelRun {
   bool is_whole() const { return o + kPanelWidth <= p.outputs; }
 };
 
-// Of a panel that reaches beyond the outputs.
+// For a panel that reaches beyond the outputs.
 template <class T>
 inline void put_part(const PanelRun<T>& run, int64_t row, int64_t rows, const float* sums) {
   const RunProduct<T>& p = run.p;

@@ -9,13 +9,13 @@ inline constexpr int64_t kThinRows = 8;   // that one pass over the weights serv
 inline constexpr int64_t kSumRun = 128;   // inputs of one chain
 inline constexpr int64_t kWideTile = 48;  // outputs: a multiple of every instruction set's tiles
 
-// Of a product of more rows: so many rows' inputs of a group of runs stay in the second cache, as
+// In a product of more rows, so many rows' inputs of a group of runs stay in the second cache, as
 // do their sums of so many outputs.
 inline constexpr int64_t kWideRows = 512;
 inline constexpr int64_t kWideGroup = 4 * kSumRun;
 inline constexpr int64_t kWideOutputs = 6 * kWideTile;
 
-// Of one whose rows may be few: the most, the floats of them that each thread transposes for
+// For one whose rows may be few: the most, the floats of them that each thread transposes for
 // itself, and the outputs of which it keeps sums at a time.
 inline constexpr int64_t kFewRows = 128;
 inline constexpr int64_t kFewFloats = int64_t{1} << 18;

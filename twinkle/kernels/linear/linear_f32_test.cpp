@@ -32,13 +32,13 @@ at::Tensor chains(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
   return y;
 }
 
-struct Case {
+struct ProductCase {
   int64_t rows, outputs, inputs;
 };
 
 // All loops, with what is left over of rows, outputs, inputs, runs, and blocks of each.
-std::vector<Case> cases() {
-  std::vector<Case> out;
+std::vector<ProductCase> cases() {
+  std::vector<ProductCase> out;
   for (const int64_t rows : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 41, 46}) {
     for (const auto& [outputs, inputs] : std::vector<std::pair<int64_t, int64_t>>{
              {1, 1}, {16, 32}, {17, 33}, {48, 128}, {40, 100}, {100, 129}, {70, 300}, {9, 601}}) {

@@ -23,7 +23,7 @@ struct RowTask {
   const LoraPart* part;
   int64_t row, rows;
   int64_t h;                  // element of h where the row's begins
-  const LoraFactors* next{};  // of the task after it, or its own
+  const LoraFactors* next{};  // factors of the task after it, or its own
 };
 
 // Some columns of the gradient of one adapter's factor, over all of its parts.

@@ -8,12 +8,12 @@ namespace twinkle::kernels::cuda {
 namespace {
 
 using Bf16 = __nv_bfloat16;
-static_assert(kLoraTileRows == 16);  // of an mma's A
+static_assert(kLoraTileRows == 16);  // rows of an mma's A
 
-constexpr int kShrinkRanks = 32;        // whose sums a warp of shrink holds
+constexpr int kShrinkRanks = 32;        // ranks whose sums a warp of shrink holds
 constexpr int64_t kShrinkColumns = 32;  // that a warp of shrink reads at a time
 constexpr int64_t kShrinkPart = 512;    // columns of a block of shrink
-constexpr int64_t kColumns = 64;        // of a warp of expand, of a block of outer
+constexpr int64_t kColumns = 64;        // columns of a warp of expand, and of a block of outer
 constexpr int64_t kExpandColumns = kWarps * kColumns;
 
 struct Lane {

@@ -1,5 +1,5 @@
-// What the kernels of lora_cuda.cu and lora_mma.cu share: a part's factor, its dropout, and which
-// of the two files takes a product.
+// Shared by the kernels of lora_cuda.cu and lora_mma.cu: a part's factor, its dropout, and the
+// choice of the file that takes a product.
 #pragma once
 #include "twinkle/kernels/warp/eight.cuh"
 
@@ -31,7 +31,7 @@ __device__ A scale_of(const LoraRow& part, LoraFactor factor) {
   return factor == LoraFactor::kA ? A(1) : A(part.scale);
 }
 
-// Of lora_mma.cu, of a width that is in_eights().
+// In lora_mma.cu, for a width that is in_eights().
 void lora_shrink_mma(const LoraIn& of, float* h, int64_t size, float* parts, Stream stream);
 void lora_expand_mma(const LoraIn& of, const float* h, __nv_bfloat16* out, Stream stream);
 void lora_outer_mma(const LoraIn& of, const float* h, const LoraGrads& grads, Stream stream);

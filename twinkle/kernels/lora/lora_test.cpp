@@ -10,17 +10,17 @@
 namespace twinkle::kernels {
 namespace {
 
-struct Case {
+struct LoraCase {
   at::ScalarType type;
   int64_t rank, inputs, outputs;
   double dropout;
 };
 
-class Lora : public testing::TestWithParam<Case> {
+class Lora : public testing::TestWithParam<LoraCase> {
  protected:
   void SetUp() override {
     at::manual_seed(7);
-    const Case c = GetParam();
+    const LoraCase c = GetParam();
     const auto type = c.type == at::kDouble ? at::kDouble : at::kFloat;
     f.a = at::randn({c.rank, c.inputs}, type);
     f.b = at::randn({c.outputs, c.rank}, type);
@@ -157,11 +157,13 @@ TEST_P(Lora, RowsThatBeginInsideTheirSequenceHaveItsMask) {
   EXPECT_TRUE(at::equal(mine, want.slice(0, 20, 33)));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Shapes, Lora,
-    testing::Values(Case{at::kFloat, 8, 64, 48, 0}, Case{at::kFloat, 5, 37, 101, 0.1},
-                    Case{at::kBFloat16, 16, 96, 64, 0}, Case{at::kBFloat16, 33, 70, 200, 0.3},
-                    Case{at::kDouble, 3, 31, 17, 0.5}, Case{at::kFloat, 1, 16, 1, 0}));
+INSTANTIATE_TEST_SUITE_P(Shapes, Lora,
+                         testing::Values(LoraCase{at::kFloat, 8, 64, 48, 0},
+                                         LoraCase{at::kFloat, 5, 37, 101, 0.1},
+                                         LoraCase{at::kBFloat16, 16, 96, 64, 0},
+                                         LoraCase{at::kBFloat16, 33, 70, 200, 0.3},
+                                         LoraCase{at::kDouble, 3, 31, 17, 0.5},
+                                         LoraCase{at::kFloat, 1, 16, 1, 0}));
 
 // Two sequences of one adapter beside one of another, with dropout, whose mask depends on no value.
 TEST(Lora, HasTheGradientsOfFiniteDifferences) {

@@ -4,7 +4,8 @@
 namespace twinkle::kernels {
 
 struct RowStats {
-  double logprob = 0;  // of `id`; this and the entropy as exact as the logits' arithmetic
+  double logprob =
+      0;  // log-probability of `id`; this and the entropy as exact as the logits' arithmetic
   double entropy = 0;  // -sum p log p; only when asked for
   double top = 0;      // the largest logit / temperature
   double sum = 1;      // sum of exp(logit / temperature - top), so log-sum-exp is top + log(sum)

@@ -184,7 +184,7 @@ void geglu_backward(const T* grad, const T* gate, const T* up, int64_t count, T*
     const auto e = gelu_exp<A>(g), sigmoid = A{1} / (e + A{1});
     if (dup != nullptr) store<T, A>(dup + i, go * (g * sigmoid), left);
     if (dgate != nullptr) {
-      // Of far gates sigmoid and 1 - sigmoid = e sigmoid, which is not computed as a difference,
+      // For far gates, sigmoid and 1 - sigmoid = e sigmoid, which is not computed as a difference,
       // are 0 and 1: no cube may be infinite.
       const auto above = g < splat(A{-16}) ? splat(A{-16}) : g;
       const auto near = above > splat(A{16}) ? splat(A{16}) : above;

@@ -132,7 +132,7 @@ class Team {
   const Run* work_ = nullptr;
   alignas(64) std::atomic<uint64_t> round_{
       0};  // twice the number of loops, plus one while one is open
-  std::atomic<const char*> first_{nullptr};  // what will_read() said
+  std::atomic<const char*> first_{nullptr};  // the file that will_read() named
   std::atomic<int64_t> bytes_{0};
   alignas(64) std::atomic<int> active_{0};  // helpers that may be at a piece
   std::mutex error_mutex_;

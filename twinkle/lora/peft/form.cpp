@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* kWeight = ".weight";
 
-// What peft makes stacks of, wherever it is named.
+// The linears that peft makes stacks of, wherever they are named.
 bool is_taken_for_experts(const std::string& path) {
   const std::string name = last_name(path);
   return name == "gate_proj" || name == "up_proj" || name == "down_proj";
@@ -42,7 +42,7 @@ bool has_own_form(const PeftConfig& config, std::span<const LinearShape> linears
   });
 }
 
-// What an adapter of some config has, by peft's names of it.
+// The factors of an adapter of some config, by peft's names.
 struct Target {
   std::string key;  // a module's path, or a parameter's
   int64_t rank;
@@ -150,7 +150,7 @@ class Former {
     }
     config.target_modules = shortest_names(modules_, modules);
     config.target_parameters = shortest_names(parameters_, parameters, 3);
-    if (!parameters_.empty()) config.dropout = 0;  // which peft has none of for parameters
+    if (!parameters_.empty()) config.dropout = 0;  // peft has none for parameters
   }
 
   // For those whose value is not that of the config.

@@ -25,9 +25,9 @@ class Adapter;
 // A pair of all experts of a parameter, which the factors of some of their linears are put into.
 struct PeftStack {
   struct Part {
-    std::string name;   // of the linears: "gate_proj", or the parameter's own
-    int64_t rank = 0;   // of each
-    double scale = 0;   // of each
+    std::string name;   // name of the linears: "gate_proj", or the parameter's own
+    int64_t rank = 0;   // rank of each
+    double scale = 0;   // scale of each
     double factor = 1;  // that B has in the stack, a power of two: the stack has one scale
     std::vector<std::optional<size_t>> linears;  // by expert; nullopt: not adapted, zeros
   };
@@ -38,7 +38,7 @@ struct PeftStack {
   std::vector<Part> parts;
 
   int64_t num_experts() const { return static_cast<int64_t>(parts[0].linears.size()); }
-  int64_t rank() const;  // of all parts
+  int64_t rank() const;  // rank of all parts
   // The experts' pairs as the file's one, and back: by part and expert; undefined where there are
   // none. Error kInvalid: numbers where all parts have zeros.
   Pair joined(const std::vector<std::vector<Pair>>& pairs) const;
@@ -52,7 +52,7 @@ struct PeftForm {
   std::string missing;  // why an adapter has no such form; empty: it has
 };
 
-// Of an adapter of this config, of a model whose experts peft knows as stacks.
+// The form of an adapter of this config, for a model whose experts peft knows as stacks.
 PeftForm peft_form(const PeftConfig& config, std::span<const LinearShape> linears);
 // The entries of such a form, which is not the adapter's own. They borrow its memory.
 std::vector<PeftEntry> peft_entries(const Adapter& adapter, const PeftForm& form,

@@ -19,12 +19,12 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-constexpr int64_t kExperts = 3;
+constexpr int64_t kFormExperts = 3;
 
 // Two layers, of which the first is dense.
 JsonObject config_of_model() {
   JsonObject c = model::tiny_config("qwen3_moe");
-  c["num_experts"] = kExperts;
+  c["num_experts"] = kFormExperts;
   c["num_experts_per_tok"] = 2;
   c["moe_intermediate_size"] = 10;
   c["mlp_only_layers"] = JsonArray{0};
@@ -32,8 +32,8 @@ JsonObject config_of_model() {
 }
 
 // With an output from the start.
-struct Drawn : Adapter {
-  Drawn(const PeftConfig& config, const std::vector<model::NamedLinear>& linears)
+struct DrawnForm : Adapter {
+  DrawnForm(const PeftConfig& config, const std::vector<model::NamedLinear>& linears)
       : Adapter(config, linears, 1) {
     for (const size_t i : held()) value(i).normal_(0, 0.3);
   }
@@ -47,7 +47,7 @@ class PeftFormTest : public testing::Test {
     at::manual_seed(3);
   }
 
-  Drawn drawn(const PeftConfig& config) { return {config, decoder_.linears()}; }
+  DrawnForm drawn(const PeftConfig& config) { return {config, decoder_.linears()}; }
   PeftForm write(const Adapter& adapter, bool with_own = true) {
     PeftForm form = peft_form(adapter.config(), shapes_);
     EXPECT_FALSE(form.is_own);
@@ -133,9 +133,10 @@ TEST_F(PeftFormTest, ExpertsAreStacksAndWhatIsCalledAsTheyAreIsAParameter) {
   const SafetensorsFile file(scratch_ / "adapter_model.safetensors");
   for (const StoredTensor& t : file.tensors()) shapes[t.name] = t.shape;
   const std::string stem = "base_model.model.model.layers.1.mlp.experts.";
-  EXPECT_EQ(shapes.at(stem + "base_layer.lora_A.weight")[0], 6 * kExperts);
-  EXPECT_EQ(shapes.at(stem + "base_layer.lora_B.weight"), (std::vector<int64_t>{20, 6 * kExperts}));
-  EXPECT_EQ(shapes.at(stem + "lora_A.weight"), (std::vector<int64_t>{3 * kExperts, 10}));
+  EXPECT_EQ(shapes.at(stem + "base_layer.lora_A.weight")[0], 6 * kFormExperts);
+  EXPECT_EQ(shapes.at(stem + "base_layer.lora_B.weight"),
+            (std::vector<int64_t>{20, 6 * kFormExperts}));
+  EXPECT_EQ(shapes.at(stem + "lora_A.weight"), (std::vector<int64_t>{3 * kFormExperts, 10}));
   EXPECT_EQ(shapes.at("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight")[0], 3);
 }
 
@@ -152,7 +153,7 @@ TEST_F(PeftFormTest, ReadBackItIsTheAdapterBitForBit) {
        {on("all-linear"), odd, shifted, on(Names{"up_proj"}), on(Names{"gate_up_proj"}),
         on(Names{"experts.1.down_proj", "experts.1.gate_proj", "experts.0.up_proj"}),
         on(R"(.*(layers\.0\.self_attn\.q_proj|experts\..*\.down_proj))")}) {
-    const Drawn adapter = drawn(config);
+    const DrawnForm adapter = drawn(config);
     write(adapter);
     expect_the_same(adapter, read());
   }
@@ -162,7 +163,7 @@ TEST_F(PeftFormTest, ReadBackItIsTheAdapterBitForBit) {
 TEST_F(PeftFormTest, WithoutTheOwnConfigItIsWhatPeftReads) {
   PeftConfig config = on("all-linear");
   config.rank_pattern = {{"up_proj", 6}, {"layers.0.mlp.down_proj", 2}};
-  const Drawn adapter = drawn(config);
+  const DrawnForm adapter = drawn(config);
   write(adapter);
   const auto want = products(adapter.config(), read());
   write(adapter, false);
@@ -178,7 +179,7 @@ TEST_F(PeftFormTest, WithoutTheOwnConfigItIsWhatPeftReads) {
 }
 
 TEST_F(PeftFormTest, AConfigThatWasChangedSinceCounts) {
-  const Drawn adapter = drawn(on("all-linear"));
+  const DrawnForm adapter = drawn(on("all-linear"));
   PeftForm form = write(adapter);
   form.config.alpha = 7;
   write_peft(scratch_.path(), form.config, peft_entries(adapter, form, shapes_), &adapter.config());
@@ -188,7 +189,7 @@ TEST_F(PeftFormTest, AConfigThatWasChangedSinceCounts) {
 }
 
 TEST_F(PeftFormTest, FactorsThatWereChangedSinceAreNotTakenApart) {
-  const Drawn adapter = drawn(on("all-linear"));
+  const DrawnForm adapter = drawn(on("all-linear"));
   const PeftForm form = write(adapter);
   auto entries = peft_entries(adapter, form, shapes_);
   at::Tensor ones;
@@ -204,7 +205,7 @@ TEST_F(PeftFormTest, FactorsThatWereChangedSinceAreNotTakenApart) {
 }
 
 TEST_F(PeftFormTest, AnExpertsFactorsBesideThoseOfAllAreRefused) {
-  const Drawn adapter = drawn(on("all-linear"));
+  const DrawnForm adapter = drawn(on("all-linear"));
   const PeftForm form = write(adapter);
   auto entries = peft_entries(adapter, form, shapes_);
   const auto own = std::ranges::find_if(adapter.factors(), [](const Factors& f) {
@@ -218,7 +219,7 @@ TEST_F(PeftFormTest, AnExpertsFactorsBesideThoseOfAllAreRefused) {
 }
 
 TEST_F(PeftFormTest, AnOwnConfigThatDoesNotFitSaysWhereItIs) {
-  const Drawn adapter = drawn(on("all-linear"));
+  const DrawnForm adapter = drawn(on("all-linear"));
   const PeftForm form = write(adapter);
   const PeftConfig other = on(Names{"c_attn"});
   const std::string text = refused([&] {
@@ -230,13 +231,13 @@ TEST_F(PeftFormTest, AnOwnConfigThatDoesNotFitSaysWhereItIs) {
 }
 
 TEST_F(PeftFormTest, WhatPeftSavedAgainIsRefusedByAnAdapterOfEachExpertsLinears) {
-  const Drawn adapter = drawn(on("all-linear"));
+  const DrawnForm adapter = drawn(on("all-linear"));
   write(adapter, false);
   EXPECT_NE(invalid_of([&] {
               read_adapter(scratch_.path(), shapes_, {}, &adapter.config());
             }).find("experts.0.gate_up_proj, one pair for gate_proj and up_proj"),
             std::string::npos);
-  // Of a q_proj alone that is no help.
+  // With only q_proj that is no help.
   const PeftConfig other = on(Names{"q_proj"});
   EXPECT_EQ(invalid_of([&] {
               read_adapter(scratch_.path(), shapes_, {}, &other);
@@ -247,7 +248,7 @@ TEST_F(PeftFormTest, WhatPeftSavedAgainIsRefusedByAnAdapterOfEachExpertsLinears)
 TEST_F(PeftFormTest, AModuleTooManyIsNamedBeforeItsRank) {
   PeftConfig two = on(Names{"q_proj", "v_proj"}), one = on(Names{"q_proj"});
   two.rank_pattern = {{"v_proj", 2}};
-  const Drawn adapter = drawn(two);
+  const DrawnForm adapter = drawn(two);
   write_peft(scratch_.path(), adapter.config(), adapter.entries());
   EXPECT_NE(invalid_of([&] {
               read_adapter(scratch_.path(), shapes_, {}, &one);
@@ -262,7 +263,7 @@ TEST_F(PeftFormTest, AStacksRankAndScaleAreOfItsParametersName) {
   stacks.rank_pattern = {
       {R"(experts\.0\.gate_up_proj)", 2}, {R"(\d+\.down_proj)", 4}, {"down_proj", 6}};
   stacks.alpha_pattern = {{R"(\d+\.gate_up_proj)", 7.0}};
-  const Drawn adapter = drawn(stacks);
+  const DrawnForm adapter = drawn(stacks);
   const Sizes sizes(adapter.config());
   for (const Factors& factors : adapter.factors()) {
     const auto expert = expert_path(factors.path);
@@ -323,7 +324,7 @@ class PeftFileTest : public PeftFormTest {
 };
 
 TEST_F(PeftFileTest, NamesReachExpertsOnlyWhereTheFileHasFactorsOfTheirs) {
-  const Drawn adapter = drawn(on(Names{"q_proj", "mlp.down_proj"}));
+  const DrawnForm adapter = drawn(on(Names{"q_proj", "mlp.down_proj"}));
   for (const std::variant<Names, std::string>& modules :
        {std::variant<Names, std::string>(Names{"q_proj", "down_proj"}),
         std::variant<Names, std::string>(R"(.*(q|down)_proj)")}) {
@@ -333,7 +334,7 @@ TEST_F(PeftFileTest, NamesReachExpertsOnlyWhereTheFileHasFactorsOfTheirs) {
     EXPECT_EQ(std::get<Names>(saved.config.target_modules), (Names{"mlp.down_proj", "q_proj"}));
     EXPECT_EQ(strict(saved.config), strict(adapter.config()));
   }
-  const Drawn of_experts = drawn(on(Names{"q_proj", "down_proj"}));
+  const DrawnForm of_experts = drawn(on(Names{"q_proj", "down_proj"}));
   write_as(of_experts, Names{"q_proj", "down_proj"});
   expect_the_same(of_experts, read());
   write_as(adapter, Names{"q_proj", "down_proj", "o_proj"});  // a linear of none
@@ -344,7 +345,7 @@ TEST_F(PeftFileTest, NamesReachExpertsOnlyWhereTheFileHasFactorsOfTheirs) {
 TEST_F(PeftFileTest, StacksGoWithNamesOfTheirLinears) {
   PeftConfig config = on(Names{"q_proj", "mlp.up_proj", "mlp.gate_proj"});
   config.target_parameters = {"mlp.experts.gate_up_proj"};
-  const Drawn adapter = drawn(config);
+  const DrawnForm adapter = drawn(config);
   write_as(adapter, Names{"q_proj", "up_proj", "gate_proj"}, {"mlp.experts.gate_up_proj"});
   const SavedAdapter saved = read();
   EXPECT_EQ(strict(saved.config), strict(adapter.config()));
@@ -356,7 +357,7 @@ TEST_F(PeftFileTest, StacksGoWithNamesOfTheirLinears) {
 }
 
 TEST_F(PeftFileTest, NamesThatMatchNothingArePassedOverUnlessAllAreSuch) {
-  const Drawn adapter = drawn(on(Names{"q_proj"}));
+  const DrawnForm adapter = drawn(on(Names{"q_proj"}));
   write_as(adapter, Names{"q_proj", "c_attn"});
   EXPECT_EQ(read().config.target_modules, adapter.config().target_modules);
   write_as(adapter, Names{"c_attn"});
@@ -372,7 +373,7 @@ TEST_F(PeftFileTest, ALinearsWeightAmongTheParametersIsTheLinearWithThatNamesRan
   PeftConfig config = on(Names{"q_proj", "mlp.down_proj"});
   config.rank_pattern = {{"mlp.down_proj", 2}};
   config.alpha_pattern = {{"mlp.down_proj", 9}};
-  const Drawn adapter = drawn(config);
+  const DrawnForm adapter = drawn(config);
   config = adapter.config();
   config.target_modules = Names{"q_proj"};
   config.target_parameters = {"mlp.down_proj.weight"};
@@ -385,9 +386,9 @@ TEST_F(PeftFileTest, ALinearsWeightAmongTheParametersIsTheLinearWithThatNamesRan
 }
 
 TEST_F(PeftFileTest, ARouterIsRefusedWithWhatToDo) {
-  const Drawn adapter = drawn(on(Names{"q_proj"}));
+  const DrawnForm adapter = drawn(on(Names{"q_proj"}));
   auto entries = adapter.entries();
-  const at::Tensor a = at::ones({3, 48}), b = at::ones({kExperts, 3});
+  const at::Tensor a = at::ones({3, 48}), b = at::ones({kFormExperts, 3});
   entries.push_back({"model.layers.1.mlp.gate", model::view_of("", a), model::view_of("", b)});
   PeftConfig config = adapter.config();
   config.target_parameters = {"gate.weight"};

@@ -18,7 +18,7 @@ Paths paths_of(std::span<const LinearShape> linears, std::span<const size_t> whi
   return out;
 }
 
-// Of a name that is no stack's, the linears whose weight it is.
+// The linears whose weight a name has that is no stack's.
 Paths with_weight(const std::string& parameter, std::span<const LinearShape> linears) {
   constexpr std::string_view kWeight = ".weight";
   Paths out;
@@ -56,7 +56,7 @@ PeftConfig resolved(const PeftAdapter& saved, std::span<const LinearShape> linea
   const bool of_each = std::ranges::any_of(saved.entries, [](const StoredPeftEntry& entry) {
     return expert_path(entry.module).has_value() || is_tinkers(entry.module);
   });
-  std::vector<LinearShape> modules, reached;  // of no expert; that target_modules reach
+  std::vector<LinearShape> modules, reached;  // linears of no expert; that target_modules reach
   for (const LinearShape& linear : linears) {
     const bool is_expert = expert_path(linear.path).has_value();
     if (!is_expert) modules.push_back(linear);
@@ -74,7 +74,7 @@ PeftConfig resolved(const PeftAdapter& saved, std::span<const LinearShape> linea
   std::vector<std::string> unused;
   Paths wanted = paths_of(reached, match_modules(out, reached, unused));
   wanted.insert(weights.begin(), weights.end());
-  if (wanted.empty() && out.target_parameters.empty()) return saved.config;  // which is refused
+  if (wanted.empty() && out.target_parameters.empty()) return saved.config;  // it is refused
   if (auto* const names = std::get_if<std::vector<std::string>>(&out.target_modules)) {
     std::erase_if(*names, [&](const std::string& name) {
       return std::ranges::find(unused, name) != unused.end();

@@ -16,7 +16,7 @@ SequenceLoss make(const Inputs& in, const Json& json) {
                                                             const std::vector<double>& logprobs,
                                                             std::vector<double>& grad) {
     double sum = 0, of_ratio = 0, loss = 0;
-    const auto own = [&](size_t t) {  // of itself, where it sampled: NaN stays NaN
+    const auto own = [&](size_t t) {  // ratio to itself, where it sampled: NaN stays NaN
       return ratio_of(logprobs[t], rows.old.empty() ? &logprobs[t] : &rows.old[t]);
     };
     for (const size_t t : sequence.scored) sum += std::log(own(t).value);

@@ -13,8 +13,8 @@ inline double log_sigmoid(double x) {
 }
 inline double sigmoid(double x) { return std::exp(log_sigmoid(x)); }
 
-// Of the margin M: -(1 - s) log sigmoid(M) - s log sigmoid(-M), s being the probability that the
-// pair is labelled the other way round.
+// The loss of the margin M: -(1 - s) log sigmoid(M) - s log sigmoid(-M), s being the probability
+// that the pair is labelled the other way round.
 inline Term of_sigmoid(double margin, double s = 0) {
   return {-(1 - s) * log_sigmoid(margin) - s * log_sigmoid(-margin),
           -(1 - s) * sigmoid(-margin) + s * sigmoid(margin)};
@@ -40,7 +40,7 @@ inline PairLoss of_kto(double chosen, double rejected) {
 }
 
 struct PairOptions {
-  double beta, smooth;  // of of_ipo; of of_sigmoid
+  double beta, smooth;  // beta for of_ipo, smooth for of_sigmoid
   std::string type;     // one of kPairLosses
 };
 inline const std::vector<std::string_view> kPairLosses = {"sigmoid", "hinge", "ipo", "kto_pair"};

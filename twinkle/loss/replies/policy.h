@@ -1,4 +1,4 @@
-// What the losses of twinkle.loss's policies share. Notation: lp is log p of a row, r = exp(lp -
+// Shared by the losses of policies. Notation: lp is log p of a row, r = exp(lp -
 // old_logps) the ratio to the policy that sampled it, with lp - old_logps within +-20, A its
 // advantage. Each row's loss is f(r, A) + beta KL - entropy_coef H, KL = exp(ref - lp) - (ref - lp)
 // - 1, H its entropy in nats; their mean is the loss's own.
@@ -29,7 +29,7 @@ Ratio ratio_of(double logprob, const double* old);  // old null: the policy itse
 Term surrogate(const PolicyOptions& options, const Ratio& ratio, double advantage);
 Term divergence(double beta, double logprob, double reference);
 
-// What a row's loss is multiplied by, so that their sum is the mean over each sequence's scored
+// The factor of a row's loss, so that their sum is the mean over each sequence's scored
 // rows, then over sequences; or the mean over all scored rows.
 std::vector<double> mean_of_sequences(const Inputs& inputs);
 std::vector<double> mean_of_rows(const Inputs& inputs);

@@ -1,4 +1,4 @@
-// What the losses of preferences share: pairs of a chosen and a rejected reply, adjacent in a
+// Shared by the losses of preferences: pairs of a chosen and a rejected reply, adjacent in a
 // batch, and functions of the sums of log p over each reply's scored rows. Of the whole operation.
 #pragma once
 #include <vector>

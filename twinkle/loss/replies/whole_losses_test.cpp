@@ -13,24 +13,24 @@
 namespace twinkle::loss {
 namespace {
 
-constexpr int64_t kRows = 15;
-const std::vector<int64_t> kBounds{0, 4, 10, 11, kRows};
+constexpr int64_t kReplyRows = 15;
+const std::vector<int64_t> kBounds{0, 4, 10, 11, kReplyRows};
 const std::vector<double> kOfSequence{0.7, -1.3, 2.0, -0.4};
 using Row = std::vector<double>;
 
 Inputs batch() {
   at::manual_seed(9);
-  Inputs in{.logprobs = -at::rand({kRows}, at::kDouble) * 3 - 0.01,
-            .weights = at::ones({kRows}),
+  Inputs in{.logprobs = -at::rand({kReplyRows}, at::kDouble) * 3 - 0.01,
+            .weights = at::ones({kReplyRows}),
             .cu_seqlens = kBounds};
   in.weights[2] = 0;
   in.weights[14] = 0;
-  at::Tensor advantages = at::empty({kRows});
+  at::Tensor advantages = at::empty({kReplyRows});
   for (size_t s = 0; s < 4; ++s)
     advantages.slice(0, kBounds[s], kBounds[s + 1]).fill_(kOfSequence[s]);
   in.extras = {{"advantages", advantages},
-               {"old_logps", in.logprobs + at::randn({kRows}, at::kDouble) * 0.4},
-               {"ref_logps", in.logprobs + at::randn({kRows}, at::kDouble) * 0.3}};
+               {"old_logps", in.logprobs + at::randn({kReplyRows}, at::kDouble) * 0.4},
+               {"ref_logps", in.logprobs + at::randn({kReplyRows}, at::kDouble) * 0.3}};
   return in;
 }
 
@@ -110,7 +110,7 @@ TEST(PolicyLosses, AreTheirFormulas) {
 TEST(PolicyLosses, TakeEntropyOff) {
   for (const char* name : {"GRPOLoss", "GSPOLoss"}) {
     Inputs in = read_by(find(name));
-    in.entropies = at::full({kRows}, 2.0);
+    in.entropies = at::full({kReplyRows}, 2.0);
     const Json options = JsonObject{{"entropy_coef", 0.01}};
     EXPECT_NEAR(run(find(name), in, options).loss, value(name) - 0.02, 1e-7) << name;
     const at::Tensor grad = entropy_grad(find(name), in, options);
@@ -198,7 +198,7 @@ TEST(PreferenceLosses, TakeTheReferencesSumsOfEachSequence) {
   const double expected = run(find("DPOLoss"), in).loss;
   in.extras = {{"ref_sums", at::tensor(sums_of().reference, at::kDouble)}};
   EXPECT_NEAR(run(find("DPOLoss"), in).loss, expected, 1e-12);
-  in.extras["ref_sums"] = at::zeros({kRows});
+  in.extras["ref_sums"] = at::zeros({kReplyRows});
   EXPECT_EQ(invalid_of([&] { run(find("DPOLoss"), in); }),
             "loss: dpo: ref_sums has 15 entries, it must have one per sequence (4)");
 }
@@ -209,7 +209,7 @@ TEST(PreferenceLosses, RefuseWhatAreNoPairs) {
     change(in);
     return invalid_of([&] { run(find(name), in); });
   };
-  EXPECT_EQ(text("CPOLoss", [](Inputs& in) { in.cu_seqlens = {0, 4, 10, kRows}; }),
+  EXPECT_EQ(text("CPOLoss", [](Inputs& in) { in.cu_seqlens = {0, 4, 10, kReplyRows}; }),
             "loss: CPOLoss needs pairs, each chosen reply followed by its rejected one, but there "
             "are 3 sequences: pass an even number of them");
   EXPECT_EQ(text("CPOLoss", [](Inputs& in) { in.weights[10] = 0; }),
@@ -239,7 +239,7 @@ TEST(PolicyAndPreferenceLosses, HaveTheGradientsOfFiniteDifferences) {
     const Json options = parse_json(c.options, "options");
     Inputs in = read_by(loss);
     const at::Tensor grad = run(loss, in, options).grad, start = in.logprobs;
-    for (int64_t t = 0; t < kRows; ++t) {
+    for (int64_t t = 0; t < kReplyRows; ++t) {
       const auto moved = [&](double by) {
         in.logprobs = start.clone();
         in.logprobs[t] += by;

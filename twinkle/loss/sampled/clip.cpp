@@ -23,7 +23,7 @@ Bounds parse(const Json& json, std::string_view loss) {
   return b;
 }
 
-// Of the rows that count.
+// Checks the rows that count.
 void check_rows(const ClippedRows& rows, const std::vector<double>& weights,
                 std::string_view loss) {
   for (size_t i = 0; i < rows.low.size(); ++i) {

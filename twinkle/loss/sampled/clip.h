@@ -8,7 +8,7 @@
 
 namespace twinkle::loss {
 
-// What a row of a clipped loss knows beside its log-probability.
+// The inputs of a row of a clipped loss, besides its log-probability.
 struct ClippedRows {
   std::vector<double> old, advantages, low, high;
 

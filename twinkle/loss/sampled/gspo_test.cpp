@@ -11,18 +11,18 @@
 namespace twinkle::loss {
 namespace {
 
-constexpr int64_t kRows = 48;
+constexpr int64_t kSequenceRows = 48;
 
-Inputs sampled() {
+Inputs sampled_sequences() {
   at::manual_seed(6);
-  Inputs in{.logprobs = -at::rand({kRows}) * 6,
-            .weights = at::ones({kRows}),
-            .cu_seqlens = {0, 20, 20, kRows}};
-  in.extras["logprobs"] = in.logprobs + at::randn({kRows}) * 0.4F;
+  Inputs in{.logprobs = -at::rand({kSequenceRows}) * 6,
+            .weights = at::ones({kSequenceRows}),
+            .cu_seqlens = {0, 20, 20, kSequenceRows}};
+  in.extras["logprobs"] = in.logprobs + at::randn({kSequenceRows}) * 0.4F;
   in.extras["logprobs"].slice(0, 0, 20) += 0.4F;  // ratios on both sides of the bounds
-  in.extras["logprobs"].slice(0, 20, kRows) -= 0.4F;
-  in.extras["advantages"] = at::randn({kRows});
-  in.extras["sequence_ratio_mask"] = at::ones({kRows});
+  in.extras["logprobs"].slice(0, 20, kSequenceRows) -= 0.4F;
+  in.extras["advantages"] = at::randn({kSequenceRows});
+  in.extras["sequence_ratio_mask"] = at::ones({kSequenceRows});
   in.extras["sequence_ratio_mask"].slice(0, 0, 6).zero_();  // a prompt, whose rows count as well
   return in;
 }
@@ -59,38 +59,38 @@ void expect_formula(const Inputs& in, const Json& options, double low, double hi
     }
   }
   EXPECT_NEAR(out.loss, sum, 1e-9 * std::abs(sum));
-  EXPECT_EQ(out.num_tokens, kRows);
+  EXPECT_EQ(out.num_tokens, kSequenceRows);
   EXPECT_GT(num_clipped, 0);
-  EXPECT_LT(num_clipped, kRows);
+  EXPECT_LT(num_clipped, kSequenceRows);
 }
 
 TEST(Gspo, IsItsFormulaWithTheBoundsOfTheRatio) {
-  expect_formula(sampled(), {}, 0.8, 1.2);
-  expect_formula(sampled(), JsonObject{{"clip_low_threshold", 0.9}, {"clip_high_threshold", 1.05}},
-                 0.9, 1.05);
+  expect_formula(sampled_sequences(), {}, 0.8, 1.2);
+  expect_formula(sampled_sequences(),
+                 JsonObject{{"clip_low_threshold", 0.9}, {"clip_high_threshold", 1.05}}, 0.9, 1.05);
 }
 
 TEST(Gspo, EveryRowMayHaveBoundsOfItsOwn) {
-  Inputs in = sampled();
-  in.extras["clip_low_threshold"] = at::full({kRows}, 0.9F);
-  in.extras["clip_high_threshold"] = at::full({kRows}, 1.125F);
+  Inputs in = sampled_sequences();
+  in.extras["clip_low_threshold"] = at::full({kSequenceRows}, 0.9F);
+  in.extras["clip_high_threshold"] = at::full({kSequenceRows}, 1.125F);
   expect_formula(in, {}, static_cast<double>(0.9F), 1.125);
 }
 
 TEST(Gspo, RowsWithoutWeightCountForNothingWhateverTheyHold) {
-  Inputs in = sampled();
-  in.weights.slice(0, 0, kRows, 5).zero_();
+  Inputs in = sampled_sequences();
+  in.weights.slice(0, 0, kSequenceRows, 5).zero_();
   const Output clean = run(find("gspo"), in);
-  in.logprobs.slice(0, 0, kRows, 5).fill_(-INFINITY);
-  in.extras["advantages"].slice(0, 0, kRows, 5).fill_(NAN);
+  in.logprobs.slice(0, 0, kSequenceRows, 5).fill_(-INFINITY);
+  in.extras["advantages"].slice(0, 0, kSequenceRows, 5).fill_(NAN);
   const Output out = run(find("gspo"), in);
   EXPECT_EQ(out.loss, clean.loss);
   EXPECT_TRUE(at::equal(out.grad, clean.grad));
 }
 
 TEST(Gspo, AMaskThatMarksNothingIsRefusedByItsSequence) {
-  Inputs in = sampled();
-  in.extras["sequence_ratio_mask"].slice(0, 20, kRows).zero_();
+  Inputs in = sampled_sequences();
+  in.extras["sequence_ratio_mask"].slice(0, 20, kSequenceRows).zero_();
   EXPECT_EQ(invalid_of([&] { run(find("gspo"), in); }),
             "loss: gspo: sequence_ratio_mask of sequence 2 is 0 everywhere; it must mark the "
             "tokens that were sampled");

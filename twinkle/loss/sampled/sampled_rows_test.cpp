@@ -13,12 +13,12 @@ namespace twinkle::loss {
 namespace {
 
 constexpr int64_t kRows = 64;
-using Formula = std::function<double(double lp, double q, double a)>;
+using SampledFormula = std::function<double(double lp, double q, double a)>;
 
 Inputs sampled() {
   at::manual_seed(5);
   Inputs in{.logprobs = -at::rand({kRows}) * 6,
-            .weights = at::randn({kRows}),  // of either sign
+            .weights = at::randn({kRows}),  // both signs
             .cu_seqlens = {0, 20, 20, kRows}};
   in.weights.slice(0, 0, kRows, 5).zero_();
   in.extras["logprobs"] = in.logprobs + at::randn({kRows}) * 0.4F;
@@ -27,10 +27,10 @@ Inputs sampled() {
   return in;
 }
 
-// Of every row alone: the sum's value, and its derivative by central differences. `constant`: what
-// the formula holds fixed is given the row's own log-probability.
-void expect_sum_of(const char* name, const char* options, const Formula& formula,
-                   const Formula& derivative = {}) {
+// For every single row: the sum's value, and its derivative by central differences. `constant`:
+// what the formula holds fixed is given the row's own log-probability.
+void expect_sum_of(const char* name, const char* options, const SampledFormula& formula,
+                   const SampledFormula& derivative = {}) {
   const Inputs in = sampled();
   const Output out = run(find(name), in, parse_json(options, "options"));
   double sum = 0, num_tokens = 0;

@@ -16,14 +16,14 @@
 
 namespace twinkle::model {
 
-// What one pass through the decoder gives the blocks of a layer.
+// The inputs of a layer's blocks in one pass through the decoder.
 struct Context {
   const nn::Rows& rows;
   const nn::RopeTable& rope;
   size_t layer = 0;
   KvCache* kv = nullptr;                           // not null: sampling
   std::shared_ptr<nn::Routing> routing = nullptr;  // as of Batch
-  const nn::RopeTable* local_rope = nullptr;       // of attention that asks for it
+  const nn::RopeTable* local_rope = nullptr;       // for attention that asks for it
 };
 
 class Block {
@@ -45,8 +45,8 @@ class Block {
 
 class Mixer : public Block {
  public:
-  // What sampling must keep of a sequence for this block. Of its weights as they are here: the
-  // spec's is of the whole model.
+  // The state that sampling must keep of a sequence for this block. Of its weights as they are
+  // here: the spec's is of the whole model.
   virtual StateSpec state() const = 0;
 };
 

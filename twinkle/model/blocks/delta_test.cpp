@@ -17,11 +17,11 @@ namespace {
 
 using Weights = std::map<std::string, at::Tensor>;
 
-constexpr int64_t kWidth = 48;
+constexpr int64_t kDeltaWidth = 48;
 
 Weights delta_weights() {
   Weights out;
-  draw_delta(kWidth,
+  draw_delta(kDeltaWidth,
              [&](const char* name, const at::Tensor& value) { out[name] = value.to(at::kDouble); });
   return out;
 }
@@ -86,7 +86,7 @@ TEST(DeltaBlock, IsItsFormulaSpelledOutOfEachSequence) {
   const Weights weights = delta_weights();
   const Made<Delta, DeltaSpec> made(kTinyDelta, weights);
   const nn::Rows rows = nn::pack(std::vector<int64_t>{70, 3});
-  const at::Tensor x = at::randn({73, kWidth}, at::kDouble);
+  const at::Tensor x = at::randn({73, kDeltaWidth}, at::kDouble);
   const at::Tensor y = made.mixer.forward(x, context_of(rows, {}));
   const double eps = tiny_spec(tiny_config("delta")).norm.eps;
   for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 70}, {70, 73}}) {
@@ -101,7 +101,7 @@ Weights by_key_head(const Weights& flat) {
   Weights out = flat;
   const auto rows = [&](const char* name, int64_t begin, int64_t count) {
     const std::string whole = std::string("linear_attn.") + name + ".weight";
-    return flat.at(whole).slice(0, begin, begin + count).view({nk, count / nk, kWidth});
+    return flat.at(whole).slice(0, begin, begin + count).view({nk, count / nk, kDeltaWidth});
   };
   const int64_t keys = nk * dk, values = nv * dv;
   out["linear_attn.in_proj_qkvz.weight"] =
@@ -122,7 +122,7 @@ TEST(DeltaBlock, ProjectionsByKeyHeadAreTheSameOnesInAnotherOrder) {
   const Made<Delta, DeltaSpec> made(kTinyDelta, flat), other(spec, by_key_head(flat));
   EXPECT_EQ(other.parts.linears.size(), 3u);
   const nn::Rows rows = nn::pack(std::vector<int64_t>{70, 3});
-  const at::Tensor x = at::randn({73, kWidth}, at::kDouble).requires_grad_();
+  const at::Tensor x = at::randn({73, kDeltaWidth}, at::kDouble).requires_grad_();
   const auto with_grad = [&](const Delta& mixer) {
     const at::Tensor y = mixer.forward(x, context_of(rows, {}));
     return std::pair(y, torch::autograd::grad({y.square().sum()}, {x})[0]);
@@ -150,7 +150,7 @@ TEST(DeltaBlock, SamplesFromItsStateWithTheBitsOfTraining) {
   at::manual_seed(2);
   const Made<Delta, DeltaSpec> made(kTinyDelta, delta_weights());
   const nn::Rows rows = nn::pack(std::vector<int64_t>{140});
-  const at::Tensor x = at::randn({140, kWidth}, at::kDouble);
+  const at::Tensor x = at::randn({140, kDeltaWidth}, at::kDouble);
   const at::Tensor trained = made.mixer.forward(x, context_of(rows, {}));
   const at::NoGradGuard no_grad;
   OneState cache(made.mixer.state());
@@ -174,26 +174,26 @@ TEST(AttentionBlock, AnOutputGateIsTheSecondHalfOfEachHeadsQueryRows) {
   const int64_t heads = spec.num_heads, dim = spec.head_dim, q = heads * dim,
                 kv = spec.num_kv_heads * dim;
   const auto draw = [](at::IntArrayRef sizes) { return at::randn(sizes, at::kDouble) * 0.2; };
-  Weights gated{{"self_attn.q_proj.weight", draw({2 * q, kWidth})},
-                {"self_attn.k_proj.weight", draw({kv, kWidth})},
-                {"self_attn.v_proj.weight", draw({kv, kWidth})},
-                {"self_attn.o_proj.weight", draw({kWidth, q})},
+  Weights gated{{"self_attn.q_proj.weight", draw({2 * q, kDeltaWidth})},
+                {"self_attn.k_proj.weight", draw({kv, kDeltaWidth})},
+                {"self_attn.v_proj.weight", draw({kv, kDeltaWidth})},
+                {"self_attn.o_proj.weight", draw({kDeltaWidth, q})},
                 {"self_attn.q_norm.weight", draw({dim})},
                 {"self_attn.k_norm.weight", draw({dim})}};
   ASSERT_TRUE(spec.output_gate);
   const Made<Attention, AttentionSpec> made(spec, gated);
   Weights plain = gated;
-  const at::Tensor both = gated["self_attn.q_proj.weight"].view({heads, 2, dim, kWidth});
-  plain["self_attn.q_proj.weight"] = both.select(1, 0).reshape({q, kWidth});
-  plain["self_attn.o_proj.weight"] = at::eye(kWidth, at::kDouble);  // q is the width
-  ASSERT_EQ(q, kWidth);
+  const at::Tensor both = gated["self_attn.q_proj.weight"].view({heads, 2, dim, kDeltaWidth});
+  plain["self_attn.q_proj.weight"] = both.select(1, 0).reshape({q, kDeltaWidth});
+  plain["self_attn.o_proj.weight"] = at::eye(kDeltaWidth, at::kDouble);  // q is the width
+  ASSERT_EQ(q, kDeltaWidth);
   spec.output_gate = false;
   const Made<Attention, AttentionSpec> without(spec, plain);
   const nn::Rows rows = nn::pack(std::vector<int64_t>{9, 4});
   const nn::RopeTable rope = nn::make_rope_table(decoder.rope, decoder.rope.rotary_dim, 16);
-  const at::Tensor x = at::randn({13, kWidth}, at::kDouble);
+  const at::Tensor x = at::randn({13, kDeltaWidth}, at::kDouble);
   const at::Tensor mixed = without.mixer.forward(x, context_of(rows, rope));
-  const at::Tensor gate = at::linear(x, both.select(1, 1).reshape({q, kWidth}));
+  const at::Tensor gate = at::linear(x, both.select(1, 1).reshape({q, kDeltaWidth}));
   const at::Tensor want = at::linear(mixed * at::sigmoid(gate), gated["self_attn.o_proj.weight"]);
   const at::Tensor got = made.mixer.forward(x, context_of(rows, rope));
   EXPECT_LT((got - want).abs().max().item<double>(), 1e-12);

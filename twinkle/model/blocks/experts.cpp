@@ -85,7 +85,7 @@ int64_t RoutedExperts::saved_bytes(const nn::Rows& rows) const {
     bytes += w->saved_bytes(rows);
   }
   bytes += shared_down_.saved_bytes(rows);
-  if (shared_share_.weight.defined()) row += d * size;  // what its gate is multiplied with
+  if (shared_share_.weight.defined()) row += d * size;  // its gate multiplies it
   if (reads_x) row += d * size;
   return bytes + row * rows.num_tokens();
 }

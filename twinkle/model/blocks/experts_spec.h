@@ -12,7 +12,7 @@ namespace twinkle::model {
 
 struct ExpertsSpec {
   int64_t num_experts = 0;
-  int64_t intermediate_size = 0;  // of each
+  int64_t intermediate_size = 0;  // width of each
   kernels::RouteOptions route;
   // The checkpoint has a number of every expert that is added to its score for the choice:
   // gate.e_score_correction_bias.

@@ -30,8 +30,8 @@ ExpertsSpec with_shared(bool gate) {
 }
 
 // A block of random weights.
-struct Drawn {
-  explicit Drawn(const ExpertsSpec& spec)
+struct DrawnExperts {
+  explicit DrawnExperts(const ExpertsSpec& spec)
       : parts([this](const std::string& name, const std::vector<int64_t>& shape) {
           weights[name] = at::randn(shape) / std::sqrt(static_cast<double>(shape.back()));
           return weights[name];
@@ -59,7 +59,7 @@ at::Tensor swiglu(const at::Tensor& x, const at::Tensor& gate, const at::Tensor&
 }
 
 // By torch, every expert for every row.
-at::Tensor by_torch(const at::Tensor& x, const Drawn& drawn, const ExpertsSpec& spec) {
+at::Tensor by_torch(const at::Tensor& x, const DrawnExperts& drawn, const ExpertsSpec& spec) {
   at::Tensor scores = at::softmax(x.matmul(drawn.at("gate.weight").t()), -1);
   at::Tensor choice = scores;
   if (spec.correction) choice = scores + drawn.at("gate.e_score_correction_bias");
@@ -87,7 +87,7 @@ TEST(RoutedExperts, AreTheSumOfTheChosenAndTheSharedOne) {
   ExpertsSpec corrected = with_shared(false);
   corrected.correction = true;
   for (const ExpertsSpec& spec : {some_spec(), with_shared(true), with_shared(false), corrected}) {
-    const Drawn drawn(spec);
+    const DrawnExperts drawn(spec);
     const nn::Rows rows = nn::pack(std::vector<int64_t>{7, 5});
     const at::Tensor x = at::randn({12, kWidth}).requires_grad_();
     const at::Tensor want = by_torch(x, drawn, spec), got = drawn.forward(x, rows);
@@ -102,7 +102,7 @@ TEST(RoutedExperts, AreTheSumOfTheChosenAndTheSharedOne) {
 }
 
 TEST(RoutedExperts, ListTheirWeightsAsStacksAndEveryExpertsLinears) {
-  const Drawn drawn(with_shared(true));
+  const DrawnExperts drawn(with_shared(true));
   std::vector<std::string> names, paths;
   for (const NamedWeight& weight : drawn.parts.weights) names.push_back(weight.name);
   for (const NamedLinear& linear : drawn.parts.linears) paths.push_back(linear.path);
@@ -124,20 +124,20 @@ TEST(RoutedExperts, ListTheirWeightsAsStacksAndEveryExpertsLinears) {
 TEST(RoutedExperts, ACorrectionIsNoWeight) {
   ExpertsSpec spec = some_spec();
   spec.correction = true;
-  const Drawn drawn(spec);
+  const DrawnExperts drawn(spec);
   EXPECT_EQ(drawn.parts.weights.size(), 3u);
   EXPECT_EQ(drawn.at("gate.e_score_correction_bias").sizes(), at::IntArrayRef{6});
 }
 
 TEST(RoutedExperts, TheBytesForBackwardAreThoseThatAreAllocated) {
   for (const ExpertsSpec& spec : {some_spec(), with_shared(true), with_shared(false)}) {
-    const Drawn drawn(spec);
+    const DrawnExperts drawn(spec);
     const nn::Rows rows = nn::pack(std::vector<int64_t>{900});
     const at::Tensor x = at::randn({900, kWidth}).requires_grad_();
     at::Tensor y;
     const kernels::AllocationMeter meter;
     y = drawn.forward(x, rows);
-    const int64_t result = y.nbytes(), no_tensors = 900 * 2 * 16;  // which row is whose
+    const int64_t result = y.nbytes(), no_tensors = 900 * 2 * 16;  // it holds each row's owner
     const auto held = static_cast<double>(meter.now() - result + no_tensors);
     EXPECT_NEAR(static_cast<double>(drawn.block->saved_bytes(rows)) / held, 1.0, 0.01)
         << spec.shared_size << spec.shared_gate;
@@ -147,7 +147,7 @@ TEST(RoutedExperts, TheBytesForBackwardAreThoseThatAreAllocated) {
 TEST(RoutedExperts, ChoicesThatCannotBeAreRefused) {
   ExpertsSpec spec = some_spec();
   spec.route.top_k = 7;
-  EXPECT_EQ(error_of([&] { Drawn drawn(spec); }),
+  EXPECT_EQ(error_of([&] { DrawnExperts drawn(spec); }),
             "kernels: 7 experts a token, it must be from 1 to the number of experts, 6");
 }
 

@@ -15,7 +15,7 @@ struct Layer {
 
   // The blocks' inputs are normed by the decoder, together with the sums that they are of.
   nn::RmsNorm mixer_norm, mlp_norm;
-  // Of the blocks' outputs; undefined weight: none.
+  // Norms of the blocks' outputs; undefined weight: none.
   nn::RmsNorm mixer_post_norm, mlp_post_norm;
   std::unique_ptr<Mixer> mixer;
   std::unique_ptr<Block> mlp;

@@ -17,8 +17,8 @@ namespace twinkle::model {
 namespace {
 
 // A layer of random weights, and how often each was read.
-struct Drawn {
-  explicit Drawn(const DecoderSpec& spec)
+struct DrawnLayer {
+  explicit DrawnLayer(const DecoderSpec& spec)
       : parts([this](const std::string& name, const std::vector<int64_t>& shape) {
           ++reads[name];
           return at::randn(shape);
@@ -31,7 +31,7 @@ struct Drawn {
   std::optional<Layer> layer;
 };
 
-// What a checkpoint holds of the second layer.
+// A checkpoint's tensors of the second layer.
 std::map<std::string, at::Tensor> stored(const JsonObject& config) {
   std::map<std::string, at::Tensor> out;
   for (const auto& [name, value] : tiny_weights(config)) {
@@ -44,7 +44,7 @@ class LayerParts : public testing::TestWithParam<std::string> {};
 
 TEST_P(LayerParts, AreTheCheckpointsEachOnceWithItsShape) {
   const JsonObject config = tiny_config(GetParam());
-  const Drawn drawn(tiny_spec(config));
+  const DrawnLayer drawn(tiny_spec(config));
   const auto want = stored(config);
   EXPECT_EQ(drawn.parts.weights.size(), want.size());
   for (const NamedWeight& weight : drawn.parts.weights) {
@@ -56,7 +56,7 @@ TEST_P(LayerParts, AreTheCheckpointsEachOnceWithItsShape) {
 }
 
 TEST_P(LayerParts, HaveTheBuffersThatAreEnteredForTheirWeights) {
-  const Drawn drawn(tiny_spec(tiny_config(GetParam())));
+  const DrawnLayer drawn(tiny_spec(tiny_config(GetParam())));
   std::map<std::string, nn::WeightGrad> buffers;
   for (const NamedWeight& weight : drawn.parts.weights) {
     EXPECT_EQ(*weight.grad, nullptr) << weight.name << " begins frozen";
@@ -85,7 +85,7 @@ struct Keeping : nn::Delta {
 };
 
 TEST(Layer, EveryLinearsDeltaCountsInItsBlockAndTheInputWhereItIsRead) {
-  const Drawn drawn(read_spec(tiny_config()));
+  const DrawnLayer drawn(read_spec(tiny_config()));
   const Layer& layer = *drawn.layer;
   const nn::Rows rows = nn::pack(std::vector<int64_t>{3, 2});
   Keeping delta;
@@ -102,7 +102,7 @@ TEST(Layer, EveryLinearsDeltaCountsInItsBlockAndTheInputWhereItIsRead) {
 }
 
 TEST(Layer, SamplingKeepsAKeyAndAValueOfEveryTokenForEachKeyHead) {
-  const StateSpec state = Drawn(read_spec(tiny_config())).layer->mixer->state();
+  const StateSpec state = DrawnLayer(read_spec(tiny_config())).layer->mixer->state();
   EXPECT_EQ(state.num_heads, 2);
   EXPECT_EQ(state.head_dim, 12);
   EXPECT_EQ(state.token_size(), 2 * 2 * 12);

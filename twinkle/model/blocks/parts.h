@@ -21,14 +21,15 @@ struct NamedLinear {
   std::string path;  // "model.layers.0.self_attn.q_proj"
   nn::Linear* linear;
   bool drops = true;  // false: adapters have no dropout here
-  // Of an expert: its stack is [E, inputs, outputs], and gates and ups take turns in gate_up_proj.
+  // True for an expert's matrix: its stack is [E, inputs, outputs], and gates and ups take turns in
+  // gate_up_proj.
   bool turned = false;
 };
 
 struct NamedWeight {
   std::string name;       // as in the checkpoint: "model.norm.weight"
   at::Tensor* value;      // in the decoder's dtype, or float32 where the layout says so
-  bool decay;             // whether weight decay applies: not to norms and biases
+  bool decay;             // true if weight decay applies: not to norms and biases
   nn::WeightGrad** grad;  // its buffer's place in the linear or norm; the decoder fills it
 };
 
@@ -48,7 +49,7 @@ class Parts {
         constants_(constants ? std::move(constants) : read_),
         layout_(std::move(layout)) {}
 
-  std::string path;                  // of the parts that follow: "model.layers.0."
+  std::string path;                  // path of the parts that follow: "model.layers.0."
   std::vector<NamedWeight> weights;  // in the order in which they were added
   std::vector<NamedLinear> linears;
 

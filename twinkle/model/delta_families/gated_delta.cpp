@@ -54,7 +54,8 @@ Json without_mrope(const Json& config) {
   return out;
 }
 
-// Of the rule's output. In transformers it is hidden_act, by which llama_like() reads silu.
+// Checks the activation of the rule's output. In transformers it is hidden_act, by which
+// llama_like() reads silu.
 void check_output_gate(const Json& config) {
   const auto type = get_or<std::string>(config, "output_gate_type", "silu");
   require(type == "silu" || type == "swish", Code::kInvalid,

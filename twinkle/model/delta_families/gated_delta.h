@@ -1,4 +1,4 @@
-// What the families share whose layers mix by the gated delta rule or by gated attention: how
+// Shared by the families whose layers mix by the gated delta rule or by gated attention: how
 // their config.json gives the mixers.
 #pragma once
 #include "twinkle/model/family.h"

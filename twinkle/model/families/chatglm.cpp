@@ -42,7 +42,7 @@ JsonObject as_glm(const Json& config) {
   return out;
 }
 
-// Of as_glm(); its errors name the fields that this family has.
+// The spec by as_glm(); its errors name the fields that this family has.
 DecoderSpec spec_of(const JsonObject& glm) {
   constexpr std::pair<std::string_view, std::string_view> kNames[] = {
       {"num_key_value_heads", "multi_query_group_num"},

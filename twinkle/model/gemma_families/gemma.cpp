@@ -42,7 +42,7 @@ double read_softcap(const Json& config, std::string_view key) {
 DecoderSpec gemma_like(const Json& config, int64_t pattern) {
   require_value<std::string>(config, "hidden_activation", "gelu_pytorch_tanh");
   Json llama = config;
-  llama.as_object().erase("hidden_act");  // of the hub's files; transformers does not read it
+  llama.as_object().erase("hidden_act");  // in the hub's files; transformers does not read it
   llama.as_object().erase("layer_types");
   DecoderSpec spec = llama_like(llama);
   spec.norm.zero_centred = spec.sandwich = true;

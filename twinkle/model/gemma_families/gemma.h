@@ -1,4 +1,4 @@
-// What Gemma 2 and Gemma 3 (Gemma team 2024, 2025) share: embeddings times the root of their width,
+// Shared by Gemma 2 and Gemma 3 (Gemma team 2024, 2025): embeddings times the root of their width,
 // zero-centred norms before and behind each block, an MLP with gelu, attention whose scores have a
 // scale of their own, and windows on layers by their type.
 #pragma once

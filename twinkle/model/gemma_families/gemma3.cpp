@@ -8,7 +8,8 @@ namespace {
 
 constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
 
-// Of the layers of this type: `rope_parameters` (transformers 5), by type, or the hub's fields.
+// The rope of the layers of this type: `rope_parameters` (transformers 5), by type, or the hub's
+// fields.
 JsonObject rope_of_type(const Json& config, std::string_view type) {
   JsonObject rope;
   if (const Json* all = find(config, "rope_parameters")) {

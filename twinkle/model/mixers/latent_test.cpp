@@ -13,7 +13,7 @@
 namespace twinkle::model {
 namespace {
 
-constexpr int64_t kWidth = 48;
+constexpr int64_t kLatentWidth = 48;
 
 LatentSpec some_spec(int64_t q_rank, bool bias = false) {
   return {.num_heads = 4,
@@ -27,8 +27,8 @@ LatentSpec some_spec(int64_t q_rank, bool bias = false) {
 }
 
 // A block of random weights.
-struct Drawn {
-  explicit Drawn(const LatentSpec& spec)
+struct DrawnLatent {
+  explicit DrawnLatent(const LatentSpec& spec)
       : parts([this](const std::string& name, const std::vector<int64_t>& shape) {
           weights[name] = at::randn(shape) / std::sqrt(static_cast<double>(shape.back()));
           if (shape.size() == 1) weights[name] = 1 + 0.1 * weights[name];
@@ -36,7 +36,7 @@ struct Drawn {
         }) {
     parts.path = "model.layers.1.";
     DecoderSpec decoder;
-    decoder.hidden_size = kWidth;
+    decoder.hidden_size = kLatentWidth;
     decoder.norm.eps = 0.1;  // not that of the inner norms
     block.emplace(decoder, spec, parts);
     rope = nn::make_rope_table({.rotary_dim = 8, .interleaved = true}, 8, 1024);
@@ -71,7 +71,7 @@ at::Tensor turned(const at::Tensor& x, const nn::RopeTable& rope) {
 }
 
 // One sequence, with the keys and values of every head.
-at::Tensor by_torch(const at::Tensor& x, const Drawn& drawn, const LatentSpec& spec) {
+at::Tensor by_torch(const at::Tensor& x, const DrawnLatent& drawn, const LatentSpec& spec) {
   const int64_t tokens = x.size(0);
   const at::Tensor q =
       (spec.q_rank == 0
@@ -95,9 +95,9 @@ at::Tensor by_torch(const at::Tensor& x, const Drawn& drawn, const LatentSpec& s
 TEST(Latent, IsAttentionOfEveryHeadsKeysAndValues) {
   at::manual_seed(1);
   for (const LatentSpec& spec : {some_spec(0), some_spec(20), some_spec(20, true)}) {
-    const Drawn drawn(spec);
+    const DrawnLatent drawn(spec);
     const nn::Rows rows = nn::pack(std::vector<int64_t>{70, 9});
-    const at::Tensor x = at::randn({79, kWidth}).requires_grad_();
+    const at::Tensor x = at::randn({79, kLatentWidth}).requires_grad_();
     const at::Tensor want =
         at::cat({by_torch(x.slice(0, 0, 70), drawn, spec), by_torch(x.slice(0, 70), drawn, spec)});
     const at::Tensor got = drawn.forward(x, rows), g = at::randn(want.sizes());
@@ -109,7 +109,7 @@ TEST(Latent, IsAttentionOfEveryHeadsKeysAndValues) {
 }
 
 TEST(Latent, KeepsTheLatentAndTheRotatedPartOfATokenOnce) {
-  const StateSpec state = Drawn(some_spec(0)).block->state();
+  const StateSpec state = DrawnLatent(some_spec(0)).block->state();
   EXPECT_EQ(state.token_size(), 24 + 8);
   EXPECT_EQ(state.num_heads, 1);
 }
@@ -117,12 +117,12 @@ TEST(Latent, KeepsTheLatentAndTheRotatedPartOfATokenOnce) {
 TEST(Latent, TheBytesForBackwardAreThoseThatAreAllocated) {
   for (const int64_t q_rank : {0, 20}) {
     for (const bool train : {false, true}) {
-      const Drawn drawn(some_spec(q_rank));
+      const DrawnLatent drawn(some_spec(q_rank));
       nn::WeightGrad grad;
       for (const NamedLinear& linear : drawn.parts.linears)
         linear.linear->weight_grad = train ? &grad : nullptr;
       const nn::Rows rows = nn::pack(std::vector<int64_t>{900});
-      at::Tensor x = at::randn({900, kWidth}).requires_grad_(), y;
+      at::Tensor x = at::randn({900, kLatentWidth}).requires_grad_(), y;
       const kernels::AllocationMeter meter;
       y = drawn.forward(x, rows);
       const int64_t result = y.nbytes(), input = train ? x.nbytes() : 0;
@@ -140,7 +140,7 @@ TEST(Latent, AnotherDeviceThanTheCpuIsRefusedByTheFamilysName) {
   });
   DecoderSpec decoder;
   decoder.family = "deepseek_v2";
-  decoder.hidden_size = kWidth;
+  decoder.hidden_size = kLatentWidth;
   EXPECT_EQ(
       invalid_of([&] { Latent(decoder, some_spec(0), parts); }),
       "model: device is meta, but latent attention (deepseek_v2) runs on the CPU only in this "
@@ -148,7 +148,7 @@ TEST(Latent, AnotherDeviceThanTheCpuIsRefusedByTheFamilysName) {
 }
 
 TEST(Latent, AdaptersHaveNoDropoutOnKvBAlone) {
-  const Drawn drawn(some_spec(20));
+  const DrawnLatent drawn(some_spec(20));
   for (const NamedLinear& linear : drawn.parts.linears)
     EXPECT_EQ(linear.drops, !linear.path.ends_with("kv_b_proj")) << linear.path;
 }

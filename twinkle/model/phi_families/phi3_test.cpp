@@ -21,7 +21,7 @@ JsonObject tiny_phi3() {
   return config;
 }
 
-std::string refusal_of(JsonObject config, const char* key, const Json& value) {
+std::string refusal_of_phi3(JsonObject config, const char* key, const Json& value) {
   config[key] = value;
   return error_of([&] { read_spec(config); });
 }
@@ -71,7 +71,7 @@ TEST(Phi3, WhatCannotBeMeantIsRefused) {
   const auto with_rope = [&](const char* key, const Json& value) {
     JsonObject rope = config.at("rope_scaling").as_object();
     rope[key] = value;
-    return refusal_of(config, "rope_scaling", rope);
+    return refusal_of_phi3(config, "rope_scaling", rope);
   };
   EXPECT_EQ(with_rope("long_factor", JsonArray{1.0, 2.0}),
             "model: the config's rope must list 4 numbers as 'long_factor', one for each pair of a "
@@ -82,7 +82,7 @@ TEST(Phi3, WhatCannotBeMeantIsRefused) {
             "model: the config's rope has 0 in 'long_factor', it must be finite and above 0");
   EXPECT_EQ(with_rope("factor", -4),
             "model: the config's rope has 'factor' -4, it must be finite and above 0");
-  EXPECT_EQ(refusal_of(config, "original_max_position_embeddings", 1),
+  EXPECT_EQ(refusal_of_phi3(config, "original_max_position_embeddings", 1),
             "model: config field 'original_max_position_embeddings' is 1, with longrope it must be "
             "at least 2");
   EXPECT_EQ(with_rope("short_mscale", 1.1),
@@ -94,10 +94,11 @@ TEST(Phi3, WhatCannotBeMeantIsRefused) {
   EXPECT_EQ(with_rope("attention_factor", -1),
             "model: the config's rope has 'attention_factor' -1, it must be at least 0.001 and at "
             "most 1000000");
-  EXPECT_EQ(refusal_of(config, "rope_scaling", JsonObject{{"type", "linear"}, {"factor", 2.0}}),
-            "model: the config's rope is of type 'linear'; phi3 has: default, longrope, su, yarn "
-            "(the last two are longrope's old names)");
-  EXPECT_EQ(refusal_of(config, "resid_pdrop", 0.1),
+  EXPECT_EQ(
+      refusal_of_phi3(config, "rope_scaling", JsonObject{{"type", "linear"}, {"factor", 2.0}}),
+      "model: the config's rope is of type 'linear'; phi3 has: default, longrope, su, yarn "
+      "(the last two are longrope's old names)");
+  EXPECT_EQ(refusal_of_phi3(config, "resid_pdrop", 0.1),
             "model: resid_pdrop is 0.1; only 0 is supported: set it to 0 in config.json");
 }
 

@@ -34,7 +34,7 @@ Family deepseek() {
                 return spec;
               },
           .classifier = false,
-          .absent = {{"q_lora_rank", 1536}}};  // of deepseek_v2's
+          .absent = {{"q_lora_rank", 1536}}};  // deepseek_v2's own default
 }
 
 }  // namespace twinkle::model

@@ -27,7 +27,7 @@ JsonObject gpt_oss_config() {
   return c;
 }
 
-std::vector<int64_t> windows_of(const DecoderSpec& spec) {
+std::vector<int64_t> windows_of_gpt_oss(const DecoderSpec& spec) {
   std::vector<int64_t> out;
   for (const LayerSpec& layer : spec.layers) out.push_back(layer.attention().window);
   return out;
@@ -57,15 +57,15 @@ TEST(GptOss, HasSinksBiasesAndClampedExpertsInEveryLayer) {
 
 TEST(GptOss, AWindowIsThatOfEvenLayersUnlessLayerTypesSayOtherwise) {
   JsonObject c = gpt_oss_config();
-  EXPECT_EQ(windows_of(read_spec(c)), (std::vector<int64_t>{9, 0, 9, 0}));
+  EXPECT_EQ(windows_of_gpt_oss(read_spec(c)), (std::vector<int64_t>{9, 0, 9, 0}));
   c["layer_types"] =
       JsonArray{"full_attention", "full_attention", "sliding_attention", "full_attention"};
-  EXPECT_EQ(windows_of(read_spec(c)), (std::vector<int64_t>{0, 0, 9, 0}));
+  EXPECT_EQ(windows_of_gpt_oss(read_spec(c)), (std::vector<int64_t>{0, 0, 9, 0}));
   c.erase("layer_types");
   c.erase("sliding_window");
-  EXPECT_EQ(windows_of(read_spec(c)), (std::vector<int64_t>{128, 0, 128, 0}));
+  EXPECT_EQ(windows_of_gpt_oss(read_spec(c)), (std::vector<int64_t>{128, 0, 128, 0}));
   c["sliding_window"] = nullptr;
-  EXPECT_EQ(windows_of(read_spec(c)), (std::vector<int64_t>{0, 0, 0, 0}));
+  EXPECT_EQ(windows_of_gpt_oss(read_spec(c)), (std::vector<int64_t>{0, 0, 0, 0}));
   c["layer_types"] = JsonArray{"full_attention"};
   c["sliding_window"] = 9;
   EXPECT_EQ(invalid_of([&] { read_spec(c); }),
@@ -151,7 +151,8 @@ TEST(GptOss, FieldsThatCannotBeAreRefused) {
   EXPECT_EQ(invalid_of([&] { read_spec(c); }).substr(0, 43),
             "model: config field 'swiglu_limit' is 7E0; ");
   c = gpt_oss_config();
-  c["quantization_config"] = JsonObject{{"quant_method", "mxfp4"}};  // of weights that are not
+  c["quantization_config"] =
+      JsonObject{{"quant_method", "mxfp4"}};  // the weights are not quantized
   EXPECT_NE(invalid_of([&] { read_spec(c); }).find("\"mxfp4\" for these weights"),
             std::string::npos);
 }

@@ -1,4 +1,4 @@
-// What the DeepSeeks with latent attention share: how their config.json gives it.
+// Shared by the DeepSeeks with latent attention: how their config.json gives it.
 #pragma once
 #include "twinkle/model/family.h"
 

@@ -9,9 +9,9 @@ Family qwen3_moe() {
           .keys = {"num_experts", "num_local_experts", "use_sliding_window", "use_qk_norm"},
           .spec =
               [](const Json& config) {
-                require_value(config, "use_qk_norm", true);  // of Qwen3-Coder's config.json
+                require_value(config, "use_qk_norm", true);  // in Qwen3-Coder's config.json
                 DecoderSpec spec = llama_like(config);
-                // Of every layer, whatever max_window_layers and layer_types say.
+                // The window of every layer, whatever max_window_layers and layer_types say.
                 const bool windowed = get_or(config, "use_sliding_window", false);
                 const int64_t window = windowed && find(config, "sliding_window")
                                            ? read_size(config, "sliding_window")

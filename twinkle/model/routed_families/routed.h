@@ -1,4 +1,4 @@
-// What the families with routed experts share: how their config.json gives experts, and what their
+// Shared by the families with routed experts: how their config.json gives experts, and what their
 // checkpoints call them.
 #pragma once
 #include <functional>

@@ -31,7 +31,7 @@ void Layout::settle(std::span<const std::string> names) {
         names, [&](const std::string& name) { return name.starts_with(rename.theirs + "."); });
   });
   for (const std::string& layer : behind) {
-    std::erase(skipped, layer);  // of other names
+    std::erase(skipped, layer);  // these have other names
     if (std::ranges::find(names, layer + "eh_proj.weight") != names.end()) skipped.push_back(layer);
   }
 }
@@ -39,7 +39,7 @@ void Layout::settle(std::span<const std::string> names) {
 std::string Layout::path(const std::string& ours) const {
   std::string out = ours;
   if (ours.starts_with(kLayers)) {
-    const size_t begin = ours.find('.', kLayers.size()) + 1;  // behind the layer's number
+    const size_t begin = ours.find('.', kLayers.size()) + 1;  // after the layer's number
     if (const auto inner = renamed(std::string_view(ours).substr(begin), layer))
       out = ours.substr(0, begin) + *inner;
   }

@@ -1,4 +1,4 @@
-// What a family's checkpoints call the decoder's weights, where that is not what the blocks call
+// A family's names of the decoder's weights, where that is not what the blocks call
 // them (Hugging Face's names of llama: "model.layers.0.self_attn.q_proj.weight"), and which of
 // their tensors the decoder does not read. Data of a family; knows no file. weight_source.h reads
 // by it, and the engine's saves write by it.
@@ -24,8 +24,8 @@ struct Stack {
 };
 
 struct Layout {
-  std::vector<Rename> model = {};  // of whole names; the first that fits counts
-  std::vector<Rename> layer = {};  // of names behind "model.layers.N."
+  std::vector<Rename> model = {};  // renames of whole names; the first that fits counts
+  std::vector<Rename> layer = {};  // renames of names after "model.layers.N."
   std::vector<Stack> stacks = {};
   // True of a family whose class in transformers has experts as stacks, by which peft knows them.
   bool has_stacked_experts = false;

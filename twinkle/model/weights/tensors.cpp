@@ -53,7 +53,7 @@ at::Tensor read_tensor(const StoredTensor& stored, const TensorSlice& slice, Wei
   const int64_t runs = std::accumulate(shape.begin(), before, int64_t{1}, std::multiplies{});
   const size_t run = left.size() / static_cast<size_t>(runs);
   const int64_t stride = stored.num_bytes() / runs;
-  int64_t offset = 0;  // of the next run
+  int64_t offset = 0;  // where the next run begins
   if (slice.begin > 0) offset = static_cast<int64_t>(run) / *before * slice.begin;
   for (; !left.empty(); left = left.subspan(run), offset += stride)
     stored.read(left.first(run), offset);

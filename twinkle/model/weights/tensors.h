@@ -16,7 +16,7 @@ struct TensorSlice {
   int64_t dim = 0, begin = 0;
   int64_t end = -1;  // -1: the dim's end
 
-  // Of the slice of a tensor of this shape. Error kInternal: it is not inside.
+  // Shape of the slice of a tensor of this shape. Error kInternal: it is not inside.
   std::vector<int64_t> shape_in(std::vector<int64_t> shape) const;
 };
 

@@ -17,7 +17,7 @@
 namespace twinkle::model {
 namespace {
 
-constexpr int64_t kBlock = int64_t{32} << 20;  // what is not used of it is never touched
+constexpr int64_t kBlock = int64_t{32} << 20;  // unused pages of it are never touched
 constexpr int64_t kSmall = int64_t{64} << 10;
 constexpr int64_t kLine = 64;
 

@@ -16,7 +16,7 @@ class WeightMemory {
   at::Tensor empty(at::IntArrayRef shape, at::ScalarType dtype);
 
  private:
-  std::shared_ptr<char> block_;  // what the next tensor is cut from
+  std::shared_ptr<char> block_;  // memory for the next tensor
   int64_t used_ = 0, size_ = 0;  // bytes of it
 };
 

@@ -91,7 +91,7 @@ StoredTensor WeightSource::stored(const std::string& name,
                                   const std::vector<int64_t>& shape) const {
   const std::vector<std::string> names = tensors_of(name, shape);
   if (names.empty() || names[0] == name) return of_shape(name, shape);
-  const int64_t parts = std::ssize(names) / shape[0];  // of each matrix
+  const int64_t parts = std::ssize(names) / shape[0];  // matrices of each stack
   std::vector<StoredTensor> out;
   for (const std::string& part : names) out.push_back(of_shape(part, {shape[1] / parts, shape[2]}));
   return joined(name, shape, std::move(out), checkpoint_.path().string());

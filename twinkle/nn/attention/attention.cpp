@@ -14,7 +14,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What the backward pass of trained sinks needs besides tensors.
+// The data besides tensors for the backward pass of trained sinks.
 struct TrainedSinks : torch::CustomClassHolder {
   TrainedSinks(const at::Tensor& of, const Rows& batch, WeightGrad* to)
       : sinks(of), rows(batch), grad(to) {}

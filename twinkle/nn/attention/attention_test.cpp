@@ -72,7 +72,7 @@ TEST(Attention, the_backward_of_sinks_that_learn_makes_no_wide_copy_of_the_outpu
     torch::autograd::grad({y}, {q, k, v}, {g});
     return meter.peak();
   };
-  peak(nullptr);  // what is kept after a first time
+  peak(nullptr);  // memory that is kept after a first time
   const int64_t wide = kTokens * kHeads * kDim * 4;
   EXPECT_LT(peak(&sum) - peak(nullptr), wide / 4);
 }

@@ -24,7 +24,7 @@ Rows unit_rows(int64_t rank, int32_t slot, bool learn) {
 }  // namespace
 
 struct AbsorbedPass : torch::CustomClassHolder {
-  // Which rows of a head: W_k, by which queries are multiplied from the left, or W_v.
+  // The rows of a head: W_k, by which queries are multiplied from the left, or W_v.
   enum class Half { kKeys, kValues };
   // An adapter on kv_b: what it adds to the weight, which its delta gives of the rows of a unit
   // matrix.
@@ -57,7 +57,7 @@ struct AbsorbedPass : torch::CustomClassHolder {
   int64_t heads, nope;
   Rows rows;
   std::vector<Added> added;
-  // Of each segment, d loss / d what its adapter adds: the values' half comes first.
+  // d loss / d the adapter's addition, for each segment: the values' half comes first.
   std::vector<at::Tensor> slopes;
 };
 

@@ -60,7 +60,7 @@ Factors some_factors(at::ScalarType type) {
 }
 
 Linear some_kv_b(at::ScalarType type) {
-  // Of float64 the library's products would have to be tried first, for seconds.
+  // The library's float64 products would have to be tried first, for seconds.
   return {.weight = at::randn({kHeads * (kNope + kValue), kRank}).to(type),
           .exact = type != at::kDouble};
 }
@@ -150,7 +150,7 @@ TEST(AbsorbedKv, WhatBackwardKeepsFromOneProductToTheOtherIsCounted) {
   for (const int32_t slot : {1, 2}) delta.of.emplace(slot, some_factors(at::kFloat));
   Linear kv_b = some_kv_b(at::kFloat);
   kv_b.delta = &delta;
-  // Of slot 9 and of no slot there are no factors.
+  // Slot 9 and no slot have no factors.
   const Rows rows = rows_of({3, 2, 4, 2, 1}, {1, 2, 1, -1, 9}, {0, 0, 0, 0, 0}, {1, 1, 1, 1, 1});
   const AbsorbedKv absorbed(kv_b, kHeads, kNope, rows);
   const at::Tensor mixed = at::randn({12, kHeads, kRank}).requires_grad_();

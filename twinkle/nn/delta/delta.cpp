@@ -13,7 +13,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What backward needs besides tensors.
+// The data besides tensors for backward.
 struct Call : torch::CustomClassHolder {
   Call(const GatedDelta& w, const Rows& rows)
       : w(w), cu_seqlens(rows.cu_seqlens), segments(rows.segments) {}

@@ -16,7 +16,7 @@ namespace twinkle::nn {
 
 struct GatedDelta {
   kernels::DeltaShape shape;
-  double eps = 1e-6;                      // of the norm
+  double eps = 1e-6;                      // for the norm
   at::Tensor conv, a_log, dt_bias, norm;  // [C, 1, 4], [H], [H], [dv]
   // Not owned; nullptr: frozen.
   WeightGrad *conv_grad = nullptr, *a_log_grad = nullptr, *dt_bias_grad = nullptr,

@@ -36,13 +36,13 @@ class Balance {
   Balance(std::vector<int64_t> cu_seqlens, std::vector<double> coefficients)
       : cu_seqlens_(std::move(cu_seqlens)), coefficients_(std::move(coefficients)) {}
 
-  // What a layer's router chose in the forward pass: scores [T, E], softmax's, and ids [T, k] of
-  // all rows. A layer that is computed again notes the same again.
+  // The choices of a layer's router in the forward pass: scores [T, E], softmax's, and ids [T, k]
+  // of all rows. A layer that is computed again notes the same again.
   void note(size_t layer, AuxLoss form, const at::Tensor& scores, const at::Tensor& ids);
   // Adds the gradient by the layer's logits to dlogits [T, E].
   void add_grad(size_t layer, const at::Tensor& scores, const at::Tensor& dlogits) const;
 
-  // Of the sequence, without its coefficient, after the forward pass.
+  // The loss of the sequence, without its coefficient, after the forward pass.
   double loss(size_t sequence) const;
 
  private:

@@ -12,15 +12,16 @@
 namespace twinkle::nn {
 namespace {
 
-constexpr int64_t kExperts = 6, kTopK = 2, kWidth = 8;
+constexpr int64_t kBalanceExperts = 6, kTopK = 2, kBalanceWidth = 8;
 constexpr size_t kLayers[] = {1, 3, 4};  // the others have no experts
 
-// Of one sequence by torch: probabilities [T, E] and ids [T, k] of each layer.
+// The loss of one sequence by torch: probabilities [T, E] and ids [T, k] of each layer.
 at::Tensor by_torch(AuxLoss form, const std::vector<at::Tensor>& p,
                     const std::vector<at::Tensor>& ids) {
   const auto product = [](const at::Tensor& probabilities, const at::Tensor& chosen) {
-    const at::Tensor hot = at::one_hot(chosen.to(at::kLong), kExperts).to(at::kDouble);
-    return (hot.sum(1).mean(0) * probabilities.mean(0)).sum() * static_cast<double>(kExperts);
+    const at::Tensor hot = at::one_hot(chosen.to(at::kLong), kBalanceExperts).to(at::kDouble);
+    return (hot.sum(1).mean(0) * probabilities.mean(0)).sum() *
+           static_cast<double>(kBalanceExperts);
   };
   if (form == AuxLoss::kAllLayers) return product(at::cat(p), at::cat(ids));
   at::Tensor sum = at::zeros({}, at::kDouble);
@@ -33,8 +34,8 @@ at::Tensor by_torch(AuxLoss form, const std::vector<at::Tensor>& p,
 struct Layers {
   Layers(const Rows& of, at::ScalarType type, AuxLoss form) : rows(of) {
     for (size_t i = 0; i < std::size(kLayers); ++i) {
-      x.push_back(at::randn({rows.num_tokens(), kWidth}, type).requires_grad_());
-      w.push_back(at::randn({kExperts, kWidth}, type).requires_grad_());
+      x.push_back(at::randn({rows.num_tokens(), kBalanceWidth}, type).requires_grad_());
+      w.push_back(at::randn({kBalanceExperts, kBalanceWidth}, type).requires_grad_());
       g.push_back(at::randn({rows.num_tokens(), kTopK}, type));
       routers.push_back({.weight = w[i].detach(),
                          .options = {.top_k = kTopK},
@@ -152,7 +153,7 @@ TEST_P(BalanceTest, a_layer_that_is_computed_again_counts_once) {
 TEST_P(BalanceTest, equal_shares_have_the_value_that_the_formula_says) {
   const Rows rows = rows_of({3}, {-1}, {0}, {1});
   const auto balance = balance_of(rows, {1.0});
-  const at::Tensor even = at::full({3, kExperts}, 1.0 / kExperts, at::kDouble);
+  const at::Tensor even = at::full({3, kBalanceExperts}, 1.0 / kBalanceExperts, at::kDouble);
   const at::Tensor ids = at::tensor({0, 1, 2, 3, 4, 5}, at::kInt).view({3, kTopK});
   for (const size_t layer : {size_t{0}, size_t{1}})
     balance->balance->note(layer, GetParam(), even, ids);

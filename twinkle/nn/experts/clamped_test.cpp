@@ -7,7 +7,7 @@
 namespace twinkle::nn {
 namespace {
 
-Experts some_experts(at::ScalarType type, int64_t width = kWidth, int64_t inner = kInner) {
+Experts clamped_experts(at::ScalarType type, int64_t width = kWidth, int64_t inner = kInner) {
   const auto draw = [&](at::IntArrayRef sizes, int64_t inputs) {
     return (at::randn(sizes, at::kDouble) / std::sqrt(static_cast<double>(inputs))).to(type);
   };
@@ -21,7 +21,7 @@ Experts some_experts(at::ScalarType type, int64_t width = kWidth, int64_t inner 
   return out;
 }
 
-Router some_router(at::ScalarType type, int64_t width = kWidth) {
+Router biased_router(at::ScalarType type, int64_t width = kWidth) {
   return {.weight = at::randn({kExperts, width}).to(type),
           .options = {.top_k = 3, .normalise = true},
           .exact = type != at::kDouble,
@@ -48,14 +48,14 @@ at::Tensor by_torch(const at::Tensor& x, const Routes& routes, const Experts& of
 class ClampedExperts : public ExpertsFixture {};
 
 TEST_F(ClampedExperts, gradients_with_the_routers_equal_finite_differences) {
-  const Experts some = some_experts(at::kDouble);
-  expect_finite_differences(some, some_router(at::kDouble), rows_);
+  const Experts some = clamped_experts(at::kDouble);
+  expect_finite_differences(some, biased_router(at::kDouble), rows_);
 }
 
 TEST_F(ClampedExperts, values_and_all_weights_gradients_equal_plain_autograds) {
   const at::Tensor x = kernels::leaf({5, kWidth});
-  Experts some = some_experts(at::kDouble);
-  const Routes routes = route(x.detach(), some_router(at::kDouble), rows_);
+  Experts some = clamped_experts(at::kDouble);
+  const Routes routes = route(x.detach(), biased_router(at::kDouble), rows_);
   const Routes fixed{routes.ids, routes.weights.detach().requires_grad_()};
   Experts plain = some;
   for (at::Tensor* w : {&plain.gate_up, &plain.down, &plain.gate_up_bias, &plain.down_bias})
@@ -77,7 +77,7 @@ TEST_F(ClampedExperts, values_and_all_weights_gradients_equal_plain_autograds) {
 
 TEST_F(ClampedExperts, a_routers_bias_counts_in_the_choice_and_the_weights_and_learns) {
   const at::Tensor x = kernels::leaf({5, kWidth});
-  Router router = some_router(at::kDouble);
+  Router router = biased_router(at::kDouble);
   const at::Tensor weight = router.weight.clone().requires_grad_(),
                    bias = router.bias.clone().requires_grad_();
   const at::Tensor logits = x.matmul(weight.t()) + bias;
@@ -99,10 +99,10 @@ TEST_F(ClampedExperts, a_routers_bias_counts_in_the_choice_and_the_weights_and_l
 
 TEST_F(ClampedExperts, adapters_are_as_if_their_products_were_in_the_turned_weights) {
   const at::Tensor x = kernels::leaf({5, kWidth});
-  Experts some = some_experts(at::kDouble);
+  Experts some = clamped_experts(at::kDouble);
   Experts plain = some;
   for (at::Tensor* w : {&plain.gate_up, &plain.down}) *w = w->clone();
-  const Routes routes = route(x.detach(), some_router(at::kDouble), rows_);
+  const Routes routes = route(x.detach(), biased_router(at::kDouble), rows_);
   const int64_t one = routes.ids[0][0].item<int64_t>(), other = routes.ids[0][1].item<int64_t>();
   Expert &first = some.each[static_cast<size_t>(one)],
          &second = some.each[static_cast<size_t>(other)];
@@ -130,8 +130,8 @@ TEST_F(ClampedExperts, adapters_are_as_if_their_products_were_in_the_turned_weig
 
 TEST_F(ClampedExperts, a_sequence_has_the_same_bits_alone_and_among_others) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-    const Experts some = some_experts(type, 64, 40);
-    expect_same_bits_alone(some, some_router(type, 64));
+    const Experts some = clamped_experts(type, 64, 40);
+    expect_same_bits_alone(some, biased_router(type, 64));
   }
 }
 

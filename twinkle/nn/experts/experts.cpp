@@ -59,7 +59,8 @@ struct RoutedCall : torch::CustomClassHolder {
   at::Tensor gate_up_bias, down_bias;
   WeightGrad *gate_up_bias_grad, *down_bias_grad;
   RoutedRows routed;
-  std::vector<Seams> seams;  // of the experts that have rows, and adapters or weights that learn
+  std::vector<Seams>
+      seams;  // seams of the experts that have rows, and adapters or weights that learn
 };
 
 RoutedCall::RoutedCall(const at::Tensor& ids, const Experts& of, const Rows& batch)
@@ -163,7 +164,7 @@ kernels::RoutedSwigluGrads RoutedCall::activation_backward(const at::Tensor& gra
                                                  *clamped);
 }
 
-// Of dy of the routed rows: a row has its expert's bias times its weight.
+// Sums dy of the routed rows: a row has its expert's bias times its weight.
 void RoutedCall::add_down_bias_grad(const at::Tensor& dy, const at::Tensor& weights) const {
   const at::Tensor by_row =
       at::empty({routed.num_rows(), 1}, weights.options())

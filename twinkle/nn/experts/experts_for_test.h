@@ -21,13 +21,13 @@ class ExpertsFixture : public testing::Test {
   const Rows rows_ = rows_of({2, 3}, {-1, -1}, {0, 0}, {1, 1});
 };
 
-// Of float64 the library's products would have to be tried first, for seconds.
+// The library's float64 products would have to be tried first, for seconds.
 inline void make_exact(Experts& experts) {
   for (Expert& expert : experts.each)
     expert.down.exact = experts.gate_up.scalar_type() != at::kDouble;
 }
 
-// Of all that can learn.
+// Gradients of all that can learn.
 struct Sums {
   WeightGrad gate_up, down, gate_up_bias, down_bias, router, router_bias;
 
@@ -63,7 +63,7 @@ struct Dense : Delta {
   }
 };
 
-// Of float64 ones, in x, through the router too.
+// Gradients of float64 experts, in x, through the router too.
 inline void expect_finite_differences(const Experts& some, const Router& router, const Rows& rows) {
   const at::Tensor x = kernels::leaf({5, kWidth});
   kernels::expect_gradients([&] { return experts(x, route(x, router, rows), some, rows); }, {x});

@@ -17,7 +17,7 @@ at::ScalarType wide_type(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// What backward needs besides tensors.
+// The data besides tensors for backward.
 struct RouterCall : torch::CustomClassHolder {
   RouterCall(const Router& from, const Rows& of, const RoutingOf& in) : router(from), routing(in) {
     if (router.weight_grad || router.bias_grad) rows = of;

@@ -20,7 +20,7 @@ const kernels::RouteOptions kPlain{.top_k = 3};
 class RouterTest : public testing::Test {
  protected:
   RouterTest() { at::manual_seed(1); }
-  // Of float64 the library's products would have to be tried first, for seconds.
+  // The library's float64 products would have to be tried first, for seconds.
   static constexpr bool kExact = false;
   const Rows rows_ = rows_of({2, 3}, {-1, -1}, {0, 0}, {1, 1});
 };
@@ -66,7 +66,7 @@ TEST_F(RouterTest, experts_that_are_given_take_the_place_of_its_choice_with_its_
     const at::Tensor given = at::full({5, options.top_k}, -1, at::kInt);
     for (const int64_t row : {0, 3}) given[row].copy_(at::arange(6 - options.top_k, 6));
     routing->given[2] = given;
-    at::Tensor ids = route(x, router, rows_, {routing, 1}).ids;  // of another layer
+    at::Tensor ids = route(x, router, rows_, {routing, 1}).ids;  // another layer's
     EXPECT_TRUE(at::equal(ids, route(x, router, rows_).ids));
     EXPECT_TRUE(at::equal(routing->chosen.at(1), ids));
     ids = at::where(given >= 0, given, ids);

@@ -1,4 +1,4 @@
-// What the routers of one pass are told, and what they tell. One thread, the decoder's. T rows of
+// Orders to the routers of one pass, and their answers. One thread, the decoder's. T rows of
 // the pass, k experts of each; layers are numbered as the decoder does.
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -29,7 +29,7 @@ struct Routing {
   }
 };
 
-// Of a layer; null: nobody tells or asks.
+// The part of a layer; null: no orders and no questions.
 struct RoutingOf {
   std::shared_ptr<Routing> pass = nullptr;
   size_t layer = 0;

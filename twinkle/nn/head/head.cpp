@@ -72,7 +72,7 @@ int64_t chunk_rows(int64_t chunk, const at::Tensor& weight) {
   const int64_t bytes = weight.is_cpu() ? kLogitBytes : kDeviceLogitBytes;
   const int64_t most = std::max<int64_t>(1, bytes / row);
   const int64_t step = most < 256 || weight.is_cpu() ? 16 : 256;
-  return most < 16 ? most : most / step * step;  // what products are cut into without a rest
+  return most < 16 ? most : most / step * step;  // a step that divides products without a rest
 }
 
 // The adapters' part of a chunk.

@@ -62,7 +62,7 @@ HeadOutput head_backward(const at::Tensor& hidden_TD, const Linear& head, const 
 // differentiable.
 at::Tensor sampling_logits(const at::Tensor& hidden_ND, const Linear& head, const Rows& rows);
 
-// Whose logits they are, and what they are divided by.
+// The owners of the logits, and their divisor.
 struct LogitsOf {
   float temperature = 1;  // > 0
   Segment segment = {};

@@ -57,7 +57,7 @@ class AdaptedHead : public testing::Test {
 
   AdaptedHead() { at::manual_seed(11); }
 
-  // Of these sequences alone.
+  // Only these sequences.
   Outcome run(const std::vector<size_t>& sequences, int64_t chunk, uint64_t key = 0) {
     Rows rows;
     std::vector<at::Tensor> hidden;

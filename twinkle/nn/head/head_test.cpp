@@ -285,13 +285,13 @@ TEST(Head, HasTheSameBitsWhateverTheChunk) {
   EXPECT_EQ(one.logprobs, all.logprobs);
 }
 
-constexpr int64_t kWidth = 16;
+constexpr int64_t kHeadWidth = 16;
 
 Problem problem_of(int64_t tokens, int64_t vocab, at::ScalarType type) {
   Problem p;
   p.rows = rows_of({tokens}, {-1}, {0}, {1});
-  p.hidden = at::ones({tokens, kWidth}, type);
-  p.weight = at::full({vocab, kWidth}, 0.01, type);
+  p.hidden = at::ones({tokens, kHeadWidth}, type);
+  p.weight = at::full({vocab, kHeadWidth}, 0.01, type);
   p.targets.rows.resize(static_cast<size_t>(tokens));
   std::iota(p.targets.rows.begin(), p.targets.rows.end(), 0);
   p.targets.ids.assign(p.targets.rows.size(), 3);
@@ -335,7 +335,7 @@ TEST(Head, NeverHoldsMoreLogitsThanAChunk) {
     for (const bool train : {false, true}) {
       const Peaks few = peaks(a, kChunk, train), many = peaks(b, kChunk, train);
       // More tokens cost what is as wide as a hidden state, nothing as wide as the vocabulary.
-      const int64_t hidden = (kLong - kShort) * kWidth * size;
+      const int64_t hidden = (kLong - kShort) * kHeadWidth * size;
       EXPECT_LE(many.forward - few.forward, 2 * hidden) << type << train;
       EXPECT_LE(many.backward - few.backward, 4 * hidden) << type << train;
       EXPECT_GE(many.forward, kChunk * kVocab * size) << type << train;

@@ -11,32 +11,32 @@ namespace twinkle::nn {
 namespace {
 
 // Rows with 1, 4, 2, 3 and 1 targets; of the second and the fourth one token twice.
-const std::vector<int64_t> kRows{0, 2, 2, 2, 2, 3, 3, 7, 7, 7, 11};
+const std::vector<int64_t> kTargetRows{0, 2, 2, 2, 2, 3, 3, 7, 7, 7, 11};
 const std::vector<int32_t> kIds{3, 0, 49, 0, 7, 21, 30, 2, 2, 2, 5};
 const std::vector<float> kGrad{1, -2, 0.5f, 3, 0, 1, -1, 2, 0.25f, -4, 1};
 const std::vector<float> kEntropyGrad{0, 1, 0, -0.5f, 2, 0.25f, -3, 0, 1, 0, 1};
 
-struct Problem {
+struct RowProblem {
   Rows rows = rows_of({4, 5, 3}, {-1, -1, -1}, {0, 0, 0}, {1, 1, 1});
   at::Tensor hidden, weight;
-  Targets targets{kRows, kIds, {}};
+  Targets targets{kTargetRows, kIds, {}};
 
-  Problem(at::ScalarType type, float temperature) {
+  RowProblem(at::ScalarType type, float temperature) {
     at::manual_seed(5);
     hidden = at::randn({12, 8}, at::kDouble).to(type);
     weight = at::randn({50, 8}, at::kDouble).to(type);
-    if (temperature != 1) targets.temperature.assign(kRows.size(), temperature);
+    if (temperature != 1) targets.temperature.assign(kTargetRows.size(), temperature);
   }
 };
 
-struct Answers {
+struct RowAnswers {
   at::Tensor logprobs, entropies, dhidden, dweight;
 };
 
 // By autograd, with logits in `type`.
-Answers plain(const Problem& p, double temperature, at::ScalarType type) {
+RowAnswers plain(const RowProblem& p, double temperature, at::ScalarType type) {
   const auto h = p.hidden.to(type).requires_grad_(true), w = p.weight.to(type).requires_grad_(true);
-  const auto logits = at::linear(h.index_select(0, at::tensor(kRows)), w).to(at::kDouble);
+  const auto logits = at::linear(h.index_select(0, at::tensor(kTargetRows)), w).to(at::kDouble);
   const auto logp = at::log_softmax(logits / temperature, 1);
   const auto picked = logp.gather(1, at::tensor(kIds).to(at::kLong).unsqueeze(1)).squeeze(1);
   const auto entropies = -(logp.exp() * logp).sum(1);
@@ -46,7 +46,7 @@ Answers plain(const Problem& p, double temperature, at::ScalarType type) {
   return {picked.detach(), entropies.detach(), d[0].to(at::kDouble), d[1].to(at::kDouble)};
 }
 
-Answers ours(const Problem& p, int64_t chunk) {
+RowAnswers ours(const RowProblem& p, int64_t chunk) {
   WeightGrad dw;
   const Linear head{p.weight, {}, &dw, nullptr, nullptr};
   const auto out =
@@ -70,35 +70,36 @@ class RowTargetsOfAHead : public testing::TestWithParam<at::ScalarType> {};
 // room.
 TEST_P(RowTargetsOfAHead, HaveTheLogProbabilitiesAndTheGradientOfAutogradInFloat64) {
   for (const float t : {1.0f, 0.5f}) {
-    const Problem p(GetParam(), t);
-    const Answers want = plain(p, t, at::kDouble), rounded = plain(p, t, GetParam());
-    const auto near = [&](at::Tensor Answers::* of, const at::Tensor& mine) {
+    const RowProblem p(GetParam(), t);
+    const RowAnswers want = plain(p, t, at::kDouble), rounded = plain(p, t, GetParam());
+    const auto near = [&](at::Tensor RowAnswers::* of, const at::Tensor& mine) {
       const auto error = [&](const at::Tensor& x) {
         return ((x - want.*of).norm() / (want.*of).norm()).item<double>();
       };
       EXPECT_LT(error(mine), 1.1 * error(rounded.*of) + 1e-6);
     };
     for (const int64_t chunk : {1, 2, 5}) {
-      const Answers mine = ours(p, chunk);
-      near(&Answers::logprobs, mine.logprobs);
-      near(&Answers::entropies, mine.entropies);
-      near(&Answers::dhidden, mine.dhidden);
-      near(&Answers::dweight, mine.dweight);
+      const RowAnswers mine = ours(p, chunk);
+      near(&RowAnswers::logprobs, mine.logprobs);
+      near(&RowAnswers::entropies, mine.entropies);
+      near(&RowAnswers::dhidden, mine.dhidden);
+      near(&RowAnswers::dweight, mine.dweight);
     }
   }
 }
 
 TEST_P(RowTargetsOfAHead, HaveTheBitsThatEachHasAlone) {
-  const Problem p(GetParam(), 0.7f);
+  const RowProblem p(GetParam(), 0.7f);
   const HeadOptions options{.entropy = true, .chunk = 5};
   const HeadOutput all = head_forward(p.hidden, Linear{p.weight}, p.targets, p.rows, options);
-  for (size_t k = 0; k < 4; ++k) {  // of each row its k-th target, or its first
+  for (size_t k = 0; k < 4; ++k) {  // each row's k-th target, or its first
     Targets some;
     std::vector<float> logprobs, entropies;
-    for (size_t i = 0; i < kRows.size(); ++i) {
-      if (i > 0 && kRows[i] == kRows[i - 1]) continue;
-      const size_t j = i + k < kRows.size() && kRows[i + k] == kRows[i] ? i + k : i;
-      some.rows.push_back(kRows[j]);
+    for (size_t i = 0; i < kTargetRows.size(); ++i) {
+      if (i > 0 && kTargetRows[i] == kTargetRows[i - 1]) continue;
+      const size_t j =
+          i + k < kTargetRows.size() && kTargetRows[i + k] == kTargetRows[i] ? i + k : i;
+      some.rows.push_back(kTargetRows[j]);
       some.ids.push_back(kIds[j]);
       some.temperature.push_back(0.7f);
       logprobs.push_back(all.logprobs[j]);

@@ -21,7 +21,7 @@ void expect_equal(const std::vector<double>& ours, const std::vector<double>& ex
   for (size_t i = 0; i < ours.size(); ++i) EXPECT_NEAR(ours[i], expected[i], 1e-14) << "step " << i;
 }
 
-std::string error_of(const char* name, const char* options) {
+std::string schedule_error(const char* name, const char* options) {
   return twinkle::invalid_of([&] { make_schedule(name, parse_json(options, "options")); });
 }
 
@@ -71,27 +71,29 @@ TEST(Schedule, LinearWarmupIsTransformersAfterAWarmupThatStartsAboveZero) {
 }
 
 TEST(Schedule, RefusesUnknownNamesAndOptionsWithTheKnownOnes) {
-  EXPECT_EQ(error_of("CyclicLR", "{}"),
+  EXPECT_EQ(schedule_error("CyclicLR", "{}"),
             "optim: unknown lr schedule 'CyclicLR', known are constant, ConstantLR, LinearLR, "
             "StepLR, ExponentialLR, CosineAnnealingLR, CosineWarmupScheduler, "
             "LinearWarmupScheduler");
-  EXPECT_EQ(error_of("LinearLR", R"({"steps":3})"),
+  EXPECT_EQ(schedule_error("LinearLR", R"({"steps":3})"),
             "optim: LinearLR has no option 'steps', it has start_factor, end_factor, total_iters");
-  EXPECT_EQ(error_of("constant", R"({"lr":3})"), "optim: constant has no option 'lr', it has none");
+  EXPECT_EQ(schedule_error("constant", R"({"lr":3})"),
+            "optim: constant has no option 'lr', it has none");
 }
 
 TEST(Schedule, RefusesMissingOptionsAndThoseOutOfRange) {
-  EXPECT_EQ(error_of("CosineAnnealingLR", "{}"), "optim: CosineAnnealingLR needs T_max");
-  EXPECT_EQ(error_of("ExponentialLR", "{}"), "optim: ExponentialLR needs gamma");
-  EXPECT_EQ(error_of("LinearLR", R"({"start_factor":0})"),
+  EXPECT_EQ(schedule_error("CosineAnnealingLR", "{}"), "optim: CosineAnnealingLR needs T_max");
+  EXPECT_EQ(schedule_error("ExponentialLR", "{}"), "optim: ExponentialLR needs gamma");
+  EXPECT_EQ(schedule_error("LinearLR", R"({"start_factor":0})"),
             "optim: start_factor of LinearLR is 0, it must be above 0");
-  EXPECT_EQ(error_of("LinearLR", R"({"end_factor":1.5})"),
+  EXPECT_EQ(schedule_error("LinearLR", R"({"end_factor":1.5})"),
             "optim: end_factor of LinearLR is 1.5, it must be at least 0 and at most 1");
-  EXPECT_EQ(error_of("StepLR", R"({"step_size":0})"),
+  EXPECT_EQ(schedule_error("StepLR", R"({"step_size":0})"),
             "optim: step_size of StepLR is 0, it must be at least 1");
-  EXPECT_EQ(error_of("CosineWarmupScheduler", R"({"num_warmup_steps":-1,"num_training_steps":3})"),
-            "optim: num_warmup_steps of CosineWarmupScheduler is -1, it must be at least 0");
-  EXPECT_EQ(error_of("StepLR", R"({"step_size":2,"gamma":-1})"),
+  EXPECT_EQ(
+      schedule_error("CosineWarmupScheduler", R"({"num_warmup_steps":-1,"num_training_steps":3})"),
+      "optim: num_warmup_steps of CosineWarmupScheduler is -1, it must be at least 0");
+  EXPECT_EQ(schedule_error("StepLR", R"({"step_size":2,"gamma":-1})"),
             "optim: gamma of StepLR is -1, it must be at least 0 and finite");
 }
 

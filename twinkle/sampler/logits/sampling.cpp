@@ -145,7 +145,7 @@ double drop_below(float threshold, std::span<const float> logits, PickScratch& s
 // The first of `count` whose running sum of weight(i) exceeds `target`; for rounding at the end,
 // the last that weighs anything.
 template <class Weight>
-size_t find(size_t begin, size_t end, double target, const Weight& weight) {
+size_t find_mass(size_t begin, size_t end, double target, const Weight& weight) {
   size_t last = begin;
   for (size_t i = begin; i < end; ++i) {
     const double w = weight(i);
@@ -166,11 +166,11 @@ int32_t draw_any(double target, const PickScratch& s) {
   if (block == s.sums.size()) block = last;
   const size_t begin = block * kBlock, end = std::min(s.weights.size(), begin + kBlock);
   return static_cast<int32_t>(
-      find(begin, end, target, [&](size_t i) { return static_cast<double>(s.weights[i]); }));
+      find_mass(begin, end, target, [&](size_t i) { return static_cast<double>(s.weights[i]); }));
 }
 
 int32_t draw_of_ids(double target, const PickScratch& s) {
-  return s.ids[find(0, s.ids.size(), target, [&](size_t i) {
+  return s.ids[find_mass(0, s.ids.size(), target, [&](size_t i) {
     return static_cast<double>(s.weights[static_cast<size_t>(s.ids[i])]);
   })];
 }

@@ -89,8 +89,8 @@ Response refuse(const char* code, const std::string& text) {
 using HubFiles = std::map<std::string, HubFile>;
 
 // Read once, whoever asks, until it changes.
-std::shared_ptr<const std::string> bytes_of(const Repository& repository, const PublicFile& file,
-                                            HubFiles& files) {
+std::shared_ptr<const std::string> content_of(const Repository& repository, const PublicFile& file,
+                                              HubFiles& files) {
   HubFile& known = files[file.name];
   if (known.etag != file.etag)
     known = {file.etag, std::make_shared<const std::string>(
@@ -111,7 +111,7 @@ Response file(const Repository& repository, const std::string& name, const Model
   }
   return {.content_type = name.ends_with(".json") ? "application/json" : "text/plain",
           .headers = {{"ETag", '"' + found->etag + '"'}, {"X-Repo-Commit", repository.commit}},
-          .shared = bytes_of(repository, *found, files)};
+          .shared = content_of(repository, *found, files)};
 }
 
 Response model_info(const Repository& repository, const std::string& id) {

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kAskAgain{1};
 
-int64_t bytes_of(std::string_view payload) {
+int64_t record_bytes(std::string_view payload) {
   return static_cast<int64_t>(store::kHeaderBytes + payload.size());
 }
 
@@ -179,7 +179,7 @@ int64_t History::open(const std::filesystem::path& folder, const Replay& replay,
   const uint64_t in_state = summary.state.value_or(0);
   journal_->open([&](const store::Record& record) {
     if (record.sequence <= in_state) return;
-    bytes_ += bytes_of(record.payload);
+    bytes_ += record_bytes(record.payload);
     if (tells_how(record) || summary.dropped.contains(record.sequence)) return;
     do_again(record.sequence, decoded(record, folder));
   });
@@ -247,7 +247,7 @@ bool History::on_loop(const std::function<void()>& turn, const std::function<boo
 
 void History::append(uint8_t kind, std::string payload, store::Refusal refusal, Then then) {
   auto shared = std::make_shared<Then>(std::move(then));  // a const one would be copied below
-  const int64_t bytes = bytes_of(payload);
+  const int64_t bytes = record_bytes(payload);
   // The journal's thread gives `then` away: what it holds ends on the service's thread.
   auto told = [this, shared, bytes](uint64_t sequence, std::exception_ptr error) mutable {
     loop_.post([this, shared = std::move(shared), bytes, sequence, error] {

@@ -26,7 +26,7 @@ std::string refused(const std::string& what, int64_t has, int64_t limit,
 }
 
 // Whether it counts: one whose making has failed never was, and one that is lost is no more.
-bool is_there(const Services& services, const Run& run) {
+bool is_live(const Services& services, const Run& run) {
   return !run.finished && !run.is_unloaded && (run.is_made || run.num_creating > 0) &&
          !services.operations.lost().contains(run.id);
 }
@@ -35,7 +35,7 @@ bool is_there(const Services& services, const Run& run) {
 std::string most_silent_session(const Services& services, const std::string& owner) {
   std::map<std::string, int64_t> last;  // by session
   for (const auto& [id, run] : services.runs.all()) {
-    if (run.owner != owner || !is_there(services, run)) continue;
+    if (run.owner != owner || !is_live(services, run)) continue;
     int64_t& of = last[id.substr(0, id.find(':'))];
     of = std::max(of, run.last_ms);
   }
@@ -181,7 +181,7 @@ Amounts::Held Amounts::pending(const std::string& owner, Amount amount) const {
 int64_t Amounts::num_runs(const Services& services, const std::string& owner) const {
   return pending(owner, Amount::kRun).num +
          std::ranges::count_if(services.runs.all(), [&](const auto& run) {
-           return run.second.owner == owner && is_there(services, run.second);
+           return run.second.owner == owner && is_live(services, run.second);
          });
 }
 

@@ -9,8 +9,8 @@ namespace twinkle::server {
 namespace {
 
 constexpr double kMinute = 60;
-constexpr double kMostWait = 1e9;                 // seconds that are told
-constexpr std::chrono::milliseconds kLook{1000};  // the limits may be others by then
+constexpr double kMostWait = 1e9;                   // seconds that are told
+constexpr std::chrono::milliseconds kReread{1000};  // the limits may be others by then
 
 }  // namespace
 
@@ -78,7 +78,7 @@ void Rates::go_on(const std::string& owner) {
   // A millisecond more: a bucket that is just empty is not above 0.
   const auto time =
       std::chrono::milliseconds(1 + std::llround(std::ceil(std::min(wait, 1.0) * 1e3)));
-  loop_.after(std::min(time, kLook), [this, owner] {
+  loop_.after(std::min(time, kReread), [this, owner] {
     tenants_.at(owner).is_waiting = false;
     go_on(owner);
   });

@@ -16,7 +16,7 @@ constexpr float kNoLogprob = -99999.0f;
 static_assert(std::endian::native == std::endian::little);
 
 template <class T>
-std::string_view bytes_of(const std::vector<T>& values) {
+std::string_view raw_bytes(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
 }
 
@@ -39,8 +39,8 @@ std::string batched(const ForwardBackwardOutput& output, size_t first, size_t la
     width = array.width;
   }
   pbf_writer tensor(out);
-  add(tensor, 1, bytes_of(values));
-  add(tensor, 2, bytes_of(offsets));
+  add(tensor, 1, raw_bytes(values));
+  add(tensor, 2, raw_bytes(offsets));
   tensor.add_enum(3, kFloats);
   if (width > 0) tensor.add_packed_int64(4, &width, &width + 1);
   return out;
@@ -64,8 +64,8 @@ std::string top_tokens(const TopTokens& top) {
   }
   std::string out;
   pbf_writer writer(out);
-  add(writer, 1, bytes_of(ids));
-  add(writer, 2, bytes_of(logprobs));
+  add(writer, 1, raw_bytes(ids));
+  add(writer, 2, raw_bytes(logprobs));
   writer.add_uint32(3, static_cast<uint32_t>(top.k));
   writer.add_uint32(4, static_cast<uint32_t>(top.rows.size()));
   return out;
@@ -103,11 +103,11 @@ std::string to_protobuf(const SampleResponse& response) {
   for (const SampledSequence& s : response.sequences) {
     pbf_writer sequence(writer, 1);
     if (s.at_length) sequence.add_enum(1, 1);
-    add(sequence, 2, bytes_of(s.tokens));
-    add(sequence, 3, bytes_of(s.logprobs));
+    add(sequence, 2, raw_bytes(s.tokens));
+    add(sequence, 3, raw_bytes(s.logprobs));
     if (s.top) sequence.add_message(4, top_tokens(*s.top));
   }
-  if (response.prompt_logprobs) add(writer, 2, bytes_of(*response.prompt_logprobs));
+  if (response.prompt_logprobs) add(writer, 2, raw_bytes(*response.prompt_logprobs));
   if (response.prompt_top) writer.add_message(3, top_tokens(*response.prompt_top));
   if (response.prompt_cache_hit_tokens != 0) writer.add_int32(4, response.prompt_cache_hit_tokens);
   return out;

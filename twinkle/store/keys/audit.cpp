@@ -14,7 +14,7 @@
 namespace twinkle::store {
 namespace {
 
-// Whether a full disk, or a loss of power, left a part of a line at the end.
+// True if a full disk, or a loss of power, left a part of a line at the end.
 bool is_cut(int file) {
   const off_t size = ::lseek(file, 0, SEEK_END);
   char last = '\n';

@@ -36,7 +36,7 @@ FileHandle locked(fs::path file) {
   return out;
 }
 
-// Of computing in a minute: by that a request that took one waits for 17 hours.
+// Seconds of computing in a minute: with this a request that took one waits for 17 hours.
 constexpr double kLeastSeconds = 0.001;
 
 // As the engine takes it.

@@ -23,14 +23,14 @@ std::string random_hex(size_t num_bytes);
 // 1 to `most` letters, digits, '.', '_' and '-'.
 bool is_plain_name(std::string_view text, size_t most);
 
-// What a key may be for: training runs and their checkpoints; samplers; what the operator measures.
+// The purposes of a key: training runs and their checkpoints; samplers; what the operator measures.
 inline constexpr std::array<const char*, 3> kScopes = {"train", "sample", "metrics"};
 
 // Times are seconds since 1970.
 struct Key {
   std::string id;      // by which logs and `twinkle keys revoke` name it: 8 hexadecimal digits
   std::string tenant;  // who owns what is made with it
-  std::string sha256;  // of the key's text
+  std::string sha256;  // SHA-256 of the key's text
   std::vector<std::string> scopes;
   int64_t created = 0;
   int64_t expires = 0;  // 0: never
@@ -49,7 +49,7 @@ struct Key {
 struct KeyTable {
   std::vector<Key> keys;       // in the order of their creation
   std::vector<Quota> tenants;  // that have one; others have Quota's defaults
-  // Of keys that have their own, by id; others have their tenant's.
+  // Weights of keys that have their own, by id; others have their tenant's.
   std::map<std::string, double> weights;
   std::map<std::string, int32_t> priorities;
 

@@ -1,4 +1,4 @@
-// What a tenant of the service may use, and how it stands among the others.
+// The limits of a tenant of the service, and how it stands among the others.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -9,7 +9,7 @@
 
 namespace twinkle::store {
 
-// Of all limits 0 is: none.
+// A limit of 0 means none.
 struct Quota {
   std::string tenant;
   // engine::Create's, of the runs and samplers that it makes from then on, but for runs of a key
@@ -20,7 +20,7 @@ struct Quota {
   int64_t tokens_per_minute = 0;
   double compute_seconds_per_minute = 0;
   // Amounts: what would go beyond is refused.
-  int64_t max_runs = 0;      // of sessions that have not finished
+  int64_t max_runs = 0;      // runs of sessions that have not finished
   int64_t max_adapters = 0;  // that are kept to be sampled
   int64_t max_disk = 0;      // bytes of checkpoints and snapshots
 
