@@ -27,6 +27,9 @@ WRONG = {  # its refusal, and the request
     "token -1 at": {"tokens": [1, -1, 3], "target_tokens": [1, 2, 3]},
     "token 2147483647": {"tokens": [1, 2**31 - 1, 3], "target_tokens": [1, 2, 3]},
     "data[0].target_tokens: label 320 at": {"target_tokens": [1, 320, 3]},
+    "data[0].target_tokens are its own tokens": {
+        "tokens": list(range(1, 11)), "target_tokens": list(range(1, 11)),
+    },
     "target_tokens holds -1": {"target_tokens": [1, -1, 3]},
     "target_tokens holds 9223372036854775807": {"target_tokens": [1, 2**63 - 1, 3]},
     "target_tokens has the shape [2]": {"target_tokens": [1, 2]},

@@ -56,6 +56,15 @@ def test_old_logps_belong_to_their_temperature(tiny_llama_dir, logged):
     assert not [text for text in logged if FAR in text]
 
 
+def test_a_reference_is_scored_at_the_batchs_temperature(tiny_llama_dir):
+    model = made(tiny_llama_dir, "GRPOLoss", beta=0.1)
+    score = {"inputs": [ROW], "disable_lora": True}
+    batch = {"inputs": [ROW], "advantages": [1.0], "temperature": 0.6}
+    with pytest.raises(InvalidError, match=r"ref_outputs were scored at temperature 1\.0, but"):
+        model.forward_backward(**batch, ref_outputs=model.forward_only(**score))
+    model.forward_backward(**batch, ref_outputs=model.forward_only(**score, temperature=0.6))
+
+
 @pytest.mark.parametrize("loss", ["GRPOLoss", "PPOLoss", "GSPOLoss", "SAPOLoss", "CISPOLoss"])
 def test_a_first_batch_far_from_its_old_logps_is_told_once(tiny_llama_dir, logged, loss):
     def told(shift):

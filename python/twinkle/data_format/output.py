@@ -30,6 +30,7 @@ class ModelOutput(TypedDict, total=False):
     entropies: Any  # the same shape
     values: Any
     num_tokens: float  # labels that are not -100
+    temperature: float  # that logps belong to, of forward and forward_only
     aux_loss: float  # for routed experts, without its coefficient, with router_aux_loss_coef
     embeddings: Any  # [batch, width] float32 of L2 norm 1, with task='embedding'
     routed_experts: Any  # [batch, longest, layers with experts, k] int64, with RECORD, -1: nothing

@@ -15,7 +15,8 @@ class Compared:
 
 
 def check_temperature(kwargs, temperature):
-    """InvalidError: kwargs have old_logps of a sampler whose temperature is not this one."""
+    """InvalidError: kwargs have old_logps of a sampler, or ref_outputs of a reference, whose
+    temperature is not this one."""
     old = kwargs.get("old_logps")
     for index, row in enumerate(old if isinstance(old, (list, tuple)) else ()):
         sampled = getattr(row, "temperature", None)
@@ -24,8 +25,14 @@ def check_temperature(kwargs, temperature):
         raise InvalidError(
             f"model: old_logps of inputs[{index}] were sampled at temperature {sampled}, but the "
             f"batch is scored at {temperature}: pass temperature={sampled} here, and where a "
-            "reference scores it; to compare the two anyway, pass the numbers alone, "
-            "[entry[-1][1] for entry in reply.logprobs]"
+            "reference scores it; to compare the two anyway, pass list(reply.logprobs)"
+        )
+    reference = kwargs.get("ref_outputs")
+    scored = reference.get("temperature") if isinstance(reference, dict) else None
+    if scored not in (None, temperature):
+        raise InvalidError(
+            f"model: ref_outputs were scored at temperature {scored}, but the batch is scored at "
+            f"{temperature}: pass temperature={temperature} to the reference's forward_only"
         )
 
 

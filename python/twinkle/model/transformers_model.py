@@ -193,6 +193,8 @@ class TransformersModel(SendsWeights, Steps):
         status.loss_kwargs = None
         group.mode = "train" if training else "eval"
         out = asked(task, own(outputs, together, result))
+        if "logps" in out:
+            out["temperature"] = task.temperature
         if task.routes:
             ids = result["routed_experts"]
             out["routed_experts"] = padded_routes(together.own, ids, self.model_info)
@@ -209,7 +211,8 @@ class TransformersModel(SendsWeights, Steps):
         sequences included.
         task='embedding': in place of logps embeddings [batch, width] float32, the final hidden
         state of each sequence's last token divided by its L2 norm. InvalidError: an empty batch, a
-        token or label outside the vocabulary, a sequence beyond the model's positions, more logits.
+        token or label outside the vocabulary, labels that are their own tokens, a sequence beyond
+        the model's positions, more logits.
         router_aux_loss_coef: as forward_backward's, for the backward.
         router_replay_action=RouterReplayAction.RECORD, of a model with routed experts: also
         routed_experts [batch, longest, layers with experts, k], where tokens went, -1 where nothing
@@ -223,7 +226,7 @@ class TransformersModel(SendsWeights, Steps):
         self, *, inputs, adapter_name=None, temperature=1.0, disable_lora=False, **kwargs
     ):
         """Scores a batch. disable_lora: with the base model. Takes and returns what forward does.
-        InvalidError: as forward's."""
+        InvalidError: as forward's; disable_lora where all weights are trained."""
         return self._run_forward(
             "forward_only", inputs, adapter_name, temperature, kwargs, disable_lora
         )
@@ -312,9 +315,10 @@ class TransformersModel(SendsWeights, Steps):
         this coefficient for each of num_tokens (docs/training.md); loss is told without it.
         Returns ModelOutput: loss (as the loss defines it), logps [batch, longest], num_tokens, and
         aux_loss, without its coefficient, where that is above 0.
-        InvalidError: an empty batch, a token or label outside the vocabulary, a sequence beyond the
-        model's positions, a loss or gradient that is not finite, kwargs that the loss does not
-        take or that a metric refuses; the accumulated gradients stay then.
+        InvalidError: an empty batch, a token or label outside the vocabulary, labels that are their
+        own tokens, a sequence beyond the model's positions, a loss or gradient that is not finite,
+        kwargs that the loss does not take or that a metric refuses, old_logps of a reply that was
+        sampled at another temperature; the accumulated gradients stay then.
         """
 
         def check():

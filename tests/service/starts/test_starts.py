@@ -63,7 +63,7 @@ def test_with_another_name_and_less_memory_it_goes_on_with_what_it_took(make):
     assert isinstance(wire.result(waits), bytes)
     assert wire.post("get_info", {"model_id": run}).json()["model_name"] == "tiny"
     assert "base_model 'tiny' is not served here, only mine" in create(wire, "tiny").detail
-    long = message(run, 4, tokens=[1, 2, 3] * 100)
+    long = message(run, 4, tokens=[1, 2, 3] * 100, target_tokens=[2, 3, 1] * 100)
     assert "max_queued_bytes is 2000" in train(wire, long).detail
     wire = start_again(server, "--max-queued-bytes", "1000000")
     assert "was refused" in train(wire, long).detail

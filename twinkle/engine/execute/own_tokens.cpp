@@ -7,7 +7,7 @@
 
 namespace twinkle::engine {
 
-constexpr int64_t kFewest = 8;  // fewer labels may be equal by chance
+constexpr int64_t kFewestOwn = 8;  // fewer labels may be equal by chance
 
 bool OwnTokens::add(const Example& s) {
   if (s.num_targets != 1) return false;
@@ -26,7 +26,7 @@ bool OwnTokens::add(const Example& s) {
 }
 
 void OwnTokens::refuse() const {
-  require(num_labels_ < kFewest || !several_ || !unshifted_, Code::kInvalid,
+  require(num_labels_ < kFewestOwn || !several_ || !unshifted_, Code::kInvalid,
           "engine: labels of inputs[", labelled_,
           "] are its own tokens; here labels[t] is the token after t: pass labels[1:] + [-100]");
 }
