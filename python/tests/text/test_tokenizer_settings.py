@@ -14,7 +14,7 @@ EXTRA = {"__type": "AddedToken", "content": "<e>", "lstrip": True, "rstrip": Fal
 FILES = {
     "a dict of extra tokens": {"tokenizer_config.json": {
         "extra_special_tokens": {"extra_token": "<e>", "other": "<o>"}, "pad_token": "<p>"}},
-    "a list of both kinds": {"tokenizer_config.json": {"extra_special_tokens": ["<e>", EXTRA]}},
+    "a list of both kinds": {"tokenizer_config.json": {"extra_special_tokens": ["<o>", EXTRA]}},
     "both names of a list": {"tokenizer_config.json": {
         "extra_special_tokens": ["<e>"], "additional_special_tokens": ["<o>"]}},
     "a dict and the older list": {"tokenizer_config.json": {
