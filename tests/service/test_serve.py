@@ -103,7 +103,7 @@ def test_a_printed_configuration_asks_for_keys_that_are_made_later(tmp_path, tin
 def test_without_arguments_it_is_smollm2_by_both_names():
     printed = serve("--print-config").stdout
     assert "\nmodel: smollm2\n" in printed
-    assert "\nname: [smollm2, HuggingFaceTB/SmolLM2-135M-Instruct]\n" in printed
+    assert "\nname: [smollm2, smollm2-q4_1]\n" in printed
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_without_arguments_smollm2_is_served_and_sampled_by_both_names(smollm2_d
         params = tinker.SamplingParams(max_tokens=4, temperature=0.0)
         drawn = []
         with tinker.ServiceClient(base_url="http://127.0.0.1:8000", api_key="tml-any") as client:
-            for name in ("smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"):
+            for name in ("smollm2", "smollm2-q4_1"):
                 sampler = client.create_sampling_client(base_model=name)
                 drawn.append(sampler.sample(prompt, 1, params).result().sequences[0].tokens)
         assert drawn[0] == drawn[1] and len(drawn[0]) == 4

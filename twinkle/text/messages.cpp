@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "twinkle/text/columns.h"
+
 namespace twinkle::text {
 namespace {
 
@@ -176,6 +178,8 @@ std::string in_place_of_messages(const std::vector<std::string>& fields) {
   const auto contains = [&fields](std::string_view name) {
     return std::find(fields.begin(), fields.end(), name) != fields.end();
   };
+  if (contains("role") && contains("content"))
+    return "; this is one chat's list of messages: pass [{\"messages\": [...]}]";
   if (contains("chosen") && contains("rejected"))
     return has + "pairs are for preference optimization, see docs/preferences.md";
   for (const auto& [first, second, name] : kForms)
@@ -235,13 +239,14 @@ Prepared prepare(const Json& trajectory, const MessageOptions& options) {
   require(!rows.empty(), Code::kInvalid,
           "text: field 'messages' is empty, it must hold at least one message");
   refuse_media(trajectory);
+  refuse_columns(trajectory, rows);
   Prepared out;
   JsonArray messages;
   for (size_t i = 0; i < rows.size(); ++i) messages.push_back(message_of(rows[i], i, options));
-  const bool add_system = !options.default_system.empty() && messages[0].at("role") == "user";
-  if (add_system)
-    messages.insert(messages.begin(),
-                    Json{{"role", "system"}, {"content", options.default_system}});
+  std::string system = system_column(trajectory, rows);
+  if (system.empty() && messages[0].at("role") == "user") system = options.default_system;
+  const bool add_system = !system.empty();
+  if (add_system) messages.insert(messages.begin(), Json{{"role", "system"}, {"content", system}});
   const auto rounds = key_rounds(trajectory, rows.size());
   out.key_rounds = rounds.has_value();
   for (size_t i = 0; i < messages.size(); ++i) {

@@ -38,8 +38,8 @@ Prepared prepare(const Json& trajectory, const MessageOptions& options);
 std::string plain_text(const Json& content, size_t message_index);
 
 // Ends the error about a row without messages that has these fields: "; the row has instruction,
-// output: ", and the preprocessor of data that makes messages of them, or what else to do. Empty
-// without fields.
+// output: ", and the preprocessor of data that makes messages of them, or what else to do. Of a
+// message in a row's place it says so. Empty without fields.
 std::string in_place_of_messages(const std::vector<std::string>& fields);
 
 // user_data's value of `key`: user_data is a list of [key, value] pairs, or an object; a text that

@@ -109,6 +109,9 @@ TEST(Prepare, RefusesBadRowsByFieldAndValue) {
             "text: field 'messages' is missing; the row has instruction, input, output: "
             "AlpacaProcessor makes messages of them, dataset.map('AlpacaProcessor') or twinkle "
             "train --preprocessor AlpacaProcessor");
+  EXPECT_EQ(error(R"({"role": "user", "content": "hi"})"),
+            "text: field 'messages' is missing; this is one chat's list of messages: pass "
+            "[{\"messages\": [...]}]");
   EXPECT_EQ(error(R"({"text": "a"})"),
             "text: field 'messages' is missing; the row has text: make messages of it, "
             R"([{"role": "user", "content": ...}, ...])");

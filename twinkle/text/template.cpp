@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "twinkle/text/columns.h"
 #include "twinkle/text/rows.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
 #include "twinkle/text/turns.h"
@@ -135,6 +136,7 @@ Template::Labelled Template::encode_chat(const Json& trajectory, bool add_genera
     out.labels.assign(out.ids.size(), kIgnored);
     return out;
   }
+  refuse_weights(trajectory);
   const Turns turns = render_turns(*chat_, said, prepared);
   const auto offsets = turns.rule == Rule::kGeneration ? Offsets::kTrimmed : Offsets::kWhole;
   Encoding encoding = tokenizer_->encode_with_offsets(turns.text, offsets);

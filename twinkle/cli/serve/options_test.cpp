@@ -24,8 +24,7 @@ ServeOptions with_root(const std::string& root_path) {
 }
 
 TEST(ServeOptions, AModelAnswersToItsIdAndToWhatOthersCallIt) {
-  EXPECT_EQ(default_names("smollm2"),
-            (std::vector<std::string>{"smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"}));
+  EXPECT_EQ(default_names("smollm2"), (std::vector<std::string>{"smollm2", "smollm2-q4_1"}));
   EXPECT_EQ(default_names("hf://a/b"), std::vector<std::string>{"a/b"});
   EXPECT_EQ(default_names("a/b"), std::vector<std::string>{"a/b"});
 }

@@ -88,7 +88,8 @@ ChatTemplate ChatTemplate::of_directory(const std::filesystem::path& directory) 
   if (found.empty()) add_from_json(directory / "tokenizer_config.json", found);
   require(!found.empty(), Code::kNotFound, "text: ", directory.string(),
           " has no chat template (chat_template.jinja, or 'chat_template' in "
-          "tokenizer_config.json); add one, or set use_chat_template to false");
+          "tokenizer_config.json); add one, or take texts as they are: 'twinkle sample' with "
+          "--plain, use_chat_template=False in Python");
   return ChatTemplate(std::move(found));
 }
 

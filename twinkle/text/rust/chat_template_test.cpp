@@ -156,7 +156,8 @@ TEST(ChatTemplate, RefusesWhatIsNoTemplate) {
   EXPECT_EQ(error_of([&] { ChatTemplate::of_directory(model.directory()); }),
             "text: " + model.directory().string() +
                 " has no chat template (chat_template.jinja, or 'chat_template' in "
-                "tokenizer_config.json); add one, or set use_chat_template to false");
+                "tokenizer_config.json); add one, or take texts as they are: 'twinkle sample' with "
+                "--plain, use_chat_template=False in Python");
   model.write("tokenizer_config.json", R"({"chat_template": 5})");
   EXPECT_EQ(error_of([&] { ChatTemplate::of_directory(model.directory()); }),
             "text: field 'chat_template' of " +
