@@ -6,7 +6,7 @@
 namespace twinkle::server {
 namespace {
 
-constexpr std::string_view kSampler = "sampler:";
+constexpr std::string_view kSamplerPrefix = "sampler:";
 
 std::vector<NumberedId> listed(const std::map<int64_t, std::string>& ids) {
   std::vector<NumberedId> out;
@@ -57,8 +57,8 @@ void Services::restore(const State& from, int64_t kept_from_ms) {
     if (s.version > 0 && folder) {
       sampler.tenant = tenant_of(*folder, s.owner, s.key_id);
       sampler.version = 0;
-    } else if (s.tenant.starts_with(kSampler)) {
-      tenant_of(state / s.tenant.substr(kSampler.size()), s.owner, s.key_id);
+    } else if (s.tenant.starts_with(kSamplerPrefix)) {
+      tenant_of(state / s.tenant.substr(kSamplerPrefix.size()), s.owner, s.key_id);
     } else if (s.version == 0) {
       tenant_of_base(s.owner);
     }
