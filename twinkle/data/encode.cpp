@@ -20,7 +20,8 @@ std::vector<std::string> nested_fields(const Row& row) {
 // The fields that the template reads; others may be large.
 Json trajectory_of(const Row& row) {
   JsonObject out;
-  for (const char* name : {"messages", "tools", "user_data", "images", "videos", "audios"}) {
+  for (const char* name : {"messages", "tools", "functions", "function_call", "user_data",
+                           "chat_template_kwargs", "images", "videos", "audios"}) {
     if (const Json* value = row.if_contains(name)) out[name] = *value;
   }
   // Without messages it is refused, by an error that names what the row has in their place.
