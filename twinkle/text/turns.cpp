@@ -51,13 +51,22 @@ class Finder {
         if (!found && reply.message > 0) found = beyond(reply.message, reply.place.begin);
       if (!found) found = beyond(SIZE_MAX, text_.size());
     }
+    std::map<std::string, std::string> said;  // between the message before and the prompt
     std::vector<Reply> out;
     for (Reply reply : replies) {
-      const auto& prompt = prompts.at(role_before(reply.message));
-      if (!prompt) continue;
+      const std::string role = role_before(reply.message);
+      if (!prompts.at(role)) continue;
       const auto [begin, end] = reply.place;
-      reply.place.begin +=
-          prompt_length(*prompt, std::string_view(text_).substr(begin, end - begin));
+      std::string_view prompt = *prompts.at(role);
+      std::string_view turn = std::string_view(text_).substr(begin, end - begin);
+      if (!turn.starts_with(prompt) && reply.message > 0) {
+        if (!said.contains(role)) said[role] = beyond(reply.message, begin, false).value_or("");
+        const size_t before = turn.starts_with(said[role]) ? said[role].size() : 0;
+        prompt.remove_prefix(std::min(before, prompt.size()));
+        turn.remove_prefix(before);
+        reply.place.begin += before;
+      }
+      reply.place.begin += prompt_length(prompt, turn);
       out.push_back(reply);
     }
     return out;
@@ -106,8 +115,9 @@ class Finder {
   // The generation prompt: what the conversation before a turn, rendered with it, has beyond that
   // turn's start. Where that conversation reads otherwise than within the whole: what the whole
   // one has more with it.
-  std::optional<std::string> beyond(size_t num_messages, size_t start) const {
-    const std::string with = render(num_messages, true);
+  std::optional<std::string> beyond(size_t num_messages, size_t start,
+                                    bool add_generation_prompt = true) const {
+    const std::string with = render(num_messages, add_generation_prompt);
     if (with.size() < start || with.compare(0, start, text_, 0, start) != 0) return std::nullopt;
     return with.substr(start);
   }
