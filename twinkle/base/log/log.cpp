@@ -27,35 +27,6 @@ spdlog::level::level_enum level_of(Level level) {
   return spdlog::level::from_str(level_names()[static_cast<size_t>(level)]);
 }
 
-// Standard error, whose reader may have stopped.
-class Stderr : public spdlog::sinks::base_sink<std::mutex> {
- public:
-  // From here on no line is waited for beyond kEnd in all. Any thread.
-  void end() {
-    end_ = (Clock::now() + kEnd).time_since_epoch();
-    ::eventfd_write(ends_.get(), 1);
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-
-  void sink_it_(const spdlog::details::log_msg& message) override {
-    spdlog::memory_buf_t line;
-    formatter_->format(message, line);
-    std::string_view left(line.data(), line.size());
-    if (end_.load() == Clock::duration::max())
-      left.remove_prefix(write_within(STDERR_FILENO, left, kPatience, ends_.get()));
-    const Clock::duration time = end_.load() - Clock::now().time_since_epoch();
-    if (!left.empty() && end_.load() != Clock::duration::max())
-      write_within(STDERR_FILENO, left,
-                   std::chrono::duration_cast<std::chrono::milliseconds>(time));
-  }
-  void flush_() override {}
-
-  const FileHandle ends_{::eventfd(0, EFD_CLOEXEC)};
-  std::atomic<Clock::duration> end_ = Clock::duration::max();
-};
-
 }  // namespace
 
 const std::vector<std::string>& level_names() {
@@ -71,6 +42,35 @@ Level level_named(const std::string& name) {
 }
 
 class Log::Impl {
+  // Standard error, whose reader may have stopped.
+  class Stderr : public spdlog::sinks::base_sink<std::mutex> {
+   public:
+    // From here on no line is waited for beyond kEnd in all. Any thread.
+    void end() {
+      end_ = (Clock::now() + kEnd).time_since_epoch();
+      ::eventfd_write(ends_.get(), 1);
+    }
+
+   private:
+    using Clock = std::chrono::steady_clock;
+
+    void sink_it_(const spdlog::details::log_msg& message) override {
+      spdlog::memory_buf_t line;
+      formatter_->format(message, line);
+      std::string_view left(line.data(), line.size());
+      if (end_.load() == Clock::duration::max())
+        left.remove_prefix(write_within(STDERR_FILENO, left, kPatience, ends_.get()));
+      const Clock::duration time = end_.load() - Clock::now().time_since_epoch();
+      if (!left.empty() && end_.load() != Clock::duration::max())
+        write_within(STDERR_FILENO, left,
+                     std::chrono::duration_cast<std::chrono::milliseconds>(time));
+    }
+    void flush_() override {}
+
+    const FileHandle ends_{::eventfd(0, EFD_CLOEXEC)};
+    std::atomic<Clock::duration> end_ = Clock::duration::max();
+  };
+
  public:
   explicit Impl(Level least)
       : sink(std::make_shared<Stderr>()),
