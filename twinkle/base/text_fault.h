@@ -1,4 +1,4 @@
-// What is wrong with the bytes of a JSON or CSV file, in the words of whoever wrote it: another
+// The fault in the bytes of a JSON or CSV file, in the words of whoever wrote it: another
 // encoding, a second byte order mark, Python's spellings, a Git LFS pointer in place of the file.
 #pragma once
 #include <string>

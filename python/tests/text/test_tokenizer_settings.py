@@ -1,4 +1,4 @@
-"""What a tokenizer's configuration files add: ids and named tokens are those of transformers."""
+"""A tokenizer's configuration files: their ids and named tokens are those of transformers."""
 
 import json
 import shutil

@@ -69,7 +69,7 @@ TEST_F(Interrupts, AClosedTerminalSendsItsSignalTwiceAndEndsNothing) {
   testing::internal::CaptureStderr();
   std::raise(SIGHUP);
   std::raise(SIGHUP);
-  std::raise(SIGPIPE);  // of a reader that ended with the terminal
+  std::raise(SIGPIPE);  // from a reader that ended with the terminal
   testing::internal::GetCapturedStderr();
   EXPECT_TRUE(interrupted());
   std::signal(SIGPIPE, SIG_DFL);

@@ -126,7 +126,7 @@ class Reader {
     config_.erase(kExtra);
   }
 
-  // What older versions wrote into a file of its own.
+  // Older versions wrote these into a file of their own.
   void take_map() {
     for (auto& [key, value] : object_in(directory_ / "special_tokens_map.json")) {
       const Json* earlier = config_.if_contains(key);

@@ -1,5 +1,5 @@
-// What a tokenizer's configuration files (tokenizer_config.json, special_tokens_map.json,
-// added_tokens.json) change of tokenizer.json, as transformers 5.23's PreTrainedTokenizerFast reads
+// Changes to tokenizer.json by the configuration files (tokenizer_config.json,
+// special_tokens_map.json, added_tokens.json), as transformers 5.23's PreTrainedTokenizerFast reads
 // them: tokens that are added, and names of tokens. add_bos_token and add_eos_token are not read
 // where there is a tokenizer.json, whose post-processor says what stands around a text. Values.
 #pragma once
