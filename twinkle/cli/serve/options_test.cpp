@@ -138,6 +138,7 @@ TEST(ServeOptions, AreTheseWithTheseDefaults) {
       "max_sequences=64",
       "prefill_tokens=512",
       "prefix_cache=true",
+      "share_prefixes=false",
       "decode_graphs=true",
       "resident_bytes=0",
       "park_directory=",
