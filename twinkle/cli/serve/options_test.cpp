@@ -137,8 +137,9 @@ TEST(ServeOptions, AreTheseWithTheseDefaults) {
       "max_sequences=64",
       "prefill_tokens=512",
       "prefix_cache=true",
+      "share_prefixes=false",
       "decode_graphs=true",
-      "resident_bytes=0",
+      "resident_bytes=-1",
       "park_directory=",
   };
   const ServeOptions o;
