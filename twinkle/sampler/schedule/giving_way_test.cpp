@@ -40,7 +40,8 @@ struct Got {
 };
 
 // With `guests`, other tenants' short samples come between the steps.
-Got run(model::Decoder& decoder, const SamplerOptions& options, uint64_t version, bool guests) {
+Got run_once(model::Decoder& decoder, const SamplerOptions& options, uint64_t version,
+             bool guests) {
   Sampler sampler(decoder, options);
   Got out;
   const std::vector<Request> requests = hogs_requests(version);
@@ -73,10 +74,10 @@ INSTANTIATE_TEST_SUITE_P(EachKind, GivingWay,
 
 TEST_P(GivingWay, ChangesNoTokenNoLogprobNoEndAndNothingThatIsStreamed) {
   TinyDecoder decoder(GetParam());
-  const Got alone = run(*decoder, {.kv_tokens = 1 << 14}, 0, false);
+  const Got alone = run_once(*decoder, {.kv_tokens = 1 << 14}, 0, false);
   ASSERT_EQ(alone.outcomes.size(), 4u);
   for (const uint64_t version : {0, 1}) {
-    const Got among = run(*decoder, {.kv_tokens = 1 << 14, .max_sequences = 3}, version, true);
+    const Got among = run_once(*decoder, {.kv_tokens = 1 << 14, .max_sequences = 3}, version, true);
     for (const auto& [ticket, want] : alone.outcomes) {
       const Outcome& got = among.outcomes.at(ticket);
       EXPECT_EQ(got.error, "");

@@ -59,22 +59,22 @@ class Places : public testing::Test {
   int32_t num_asked_ = 0;
 };
 
-using Tokens = std::map<std::string, int64_t>;
+using OwnedTokens = std::map<std::string, int64_t>;
 
 TEST_F(Places, ATenantWithoutOneGetsOneAtTheNextStepFromTheOneThatHasMost) {
   start({.kv_tokens = 1 << 16, .max_sequences = 8});
   Job* most = ask("most", {.num_samples = 5});
   Job* some = ask("some", {.num_samples = 3});
   for (int i = 0; i < 3; ++i) step();
-  EXPECT_EQ(step(), (Tokens{{"most", 5}, {"some", 3}}));
+  EXPECT_EQ(step(), (OwnedTokens{{"most", 5}, {"some", 3}}));
   Job* quick = ask("quick", {.max_tokens = 2});
-  EXPECT_EQ(step(), (Tokens{{"most", 4}, {"quick", 3}, {"some", 3}}));
+  EXPECT_EQ(step(), (OwnedTokens{{"most", 4}, {"quick", 3}, {"some", 3}}));
   EXPECT_EQ(most->completions[4].tokens.size(), 4u) << "its newest gave way";
-  EXPECT_EQ(step(), (Tokens{{"most", 4}, {"quick", 1}, {"some", 3}}));
+  EXPECT_EQ(step(), (OwnedTokens{{"most", 4}, {"quick", 1}, {"some", 3}}));
   EXPECT_EQ(quick->num_left, 0);
-  EXPECT_EQ(step(), (Tokens{{"most", 4 + 7}, {"some", 3}}))
+  EXPECT_EQ(step(), (OwnedTokens{{"most", 4 + 7}, {"some", 3}}))
       << "it comes back and is computed again";
-  EXPECT_EQ(step(), (Tokens{{"most", 5}, {"some", 3}}));
+  EXPECT_EQ(step(), (OwnedTokens{{"most", 5}, {"some", 3}}));
   expect_whole({most, some, quick});
 }
 
@@ -83,11 +83,11 @@ TEST_F(Places, SeveralThatComeTogetherEachGetOneAndAPromptOfManySamplesLeavesThe
   Job* hog = ask("hog", {.num_samples = 64, .prompt = 500});
   step();
   for (const char* name : {"a", "b", "c"}) ask(name);
-  const Tokens first = step();
+  const OwnedTokens first = step();
   for (const char* name : {"a", "b", "c"}) EXPECT_EQ(first.at(name), 3) << name;
   while (!hog->forked) step();
   for (int i = 0; i < 20; ++i)
-    EXPECT_EQ(step(), (Tokens{{"a", 1}, {"b", 1}, {"c", 1}, {"hog", 5}}));
+    EXPECT_EQ(step(), (OwnedTokens{{"a", 1}, {"b", 1}, {"c", 1}, {"hog", 5}}));
   expect_whole({hog});
 }
 
@@ -98,7 +98,7 @@ TEST_F(Places, AreSharedByWeight) {
   for (int i = 0; i < 5; ++i) step();
   for (int i = 0; i < 16; ++i) jobs.push_back(ask("heavy", {.weight = 3}));
   for (int i = 0; i < 2; ++i) step();
-  for (int i = 0; i < 100; ++i) EXPECT_EQ(step(), (Tokens{{"heavy", 6}, {"light", 2}}));
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(step(), (OwnedTokens{{"heavy", 6}, {"light", 2}}));
   expect_whole(jobs);
 }
 
@@ -108,10 +108,10 @@ TEST_F(Places, OfALowerPriorityGoToAHigherOneAndNotBack) {
   step();
   jobs.push_back(ask("high", {.num_samples = 3, .max_tokens = 100, .priority = 1}));
   step();
-  for (int i = 0; i < 10; ++i) EXPECT_EQ(step(), (Tokens{{"high", 3}, {"low", 1}}));
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(step(), (OwnedTokens{{"high", 3}, {"low", 1}}));
   jobs.push_back(ask("high", {.num_samples = 9, .max_tokens = 100, .priority = 1}));
   for (int i = 0; i < 2; ++i) step();
-  for (int i = 0; i < 10; ++i) EXPECT_EQ(step(), (Tokens{{"high", 4}}));
+  for (int i = 0; i < 10; ++i) EXPECT_EQ(step(), (OwnedTokens{{"high", 4}}));
   expect_whole(jobs);
 }
 
