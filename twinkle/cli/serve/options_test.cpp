@@ -140,7 +140,7 @@ TEST(ServeOptions, AreTheseWithTheseDefaults) {
       "prefix_cache=true",
       "share_prefixes=false",
       "decode_graphs=true",
-      "resident_bytes=0",
+      "resident_bytes=-1",
       "park_directory=",
   };
   const ServeOptions o;
