@@ -85,12 +85,8 @@ TEST_F(SnapshotsTest, OneThatFindsNoRoomIsTakenAtTheNextPlaceThatTheRunGivesBack
   std::vector<std::string> told;
   services_->snapshots.on_put_off([&](const std::string& text) { told.push_back(text); });
   const std::string id = run();
-  std::atomic<bool> is_busy = false, go = false;
-  executor_->on_batch = [&] {
-    is_busy = true;
-    is_busy.notify_all();
-    go.wait(false);
-  };
+  std::atomic<bool> go = false;
+  executor_->on_batch = [&] { go.wait(false); };
   const Response first = train(id, 1), second = train(id, 2);
   const auto& of = *services_->runs.find(id);
   EXPECT_TRUE(services_->snapshots.take(of));
@@ -143,12 +139,15 @@ TEST_F(SnapshotsTest, AStartReadsNoMoreLargeSnapshotsThanTheEngineHasTaken) {
     result(step(id, 2));
     ASSERT_TRUE(is_saved(id, 2));
     std::ofstream(folder(id, "2") / "large");
-    fs::resize_file(folder(id, "2") / "large",
-                    uintmax_t{300} << 20);  // without a block of the disk
+    fs::resize_file(folder(id, "2") / "large", uintmax_t{300} << 20);  // takes no disk
   }
   open();
-  std::atomic<bool> go = false;
-  executor_->on_batch = [&] { go.wait(false); };
+  std::atomic<bool> is_busy = false, go = false;
+  executor_->on_batch = [&] {
+    is_busy = true;
+    is_busy.notify_all();
+    go.wait(false);
+  };
   std::vector<engine::Operation> busy;
   busy.emplace_back(engine::Create{.tenant = "busy"});
   busy.emplace_back(engine::ForwardBackward{.tenant = "busy", .sequences = {{.input_ids = {1}}}});
