@@ -299,6 +299,17 @@ TEST_F(Commands, AnInterruptedTrainingGoesOnBitForBit) {
                 "an interrupted run, or leave --resume out");
 }
 
+TEST_F(Commands, AResumedTrainingPrintsTheDateThatItBeganWith) {
+  // Nanoseconds, which are 0 of a time in seconds and never twice the same of the clock.
+  tokenizer_.write("chat_template.jinja",
+                   "{{ strftime_now('%S%f') }}" + std::string(text::kTinyChat));
+  std::vector<std::string> train{"train",    model(), path("rows.jsonl"), "--output", path("out"),
+                                 "--epochs", "100"};
+  interrupted(train);
+  train.emplace_back("--resume");
+  EXPECT_TRUE(run(train).starts_with("saved "));
+}
+
 // The child ends without its destructors; its files are in this process's folder, which goes.
 class CommandsDeathTest : public Commands {
  protected:

@@ -190,7 +190,9 @@ fn strftime_now(format: String) -> Result<String, Error> {
     let mut out = String::new();
     let time = now()
         .and_then(|seconds| chrono::DateTime::from_timestamp(seconds, 0))
-        .map_or_else(chrono::Local::now, |time| time.with_timezone(&chrono::Local));
+        .map_or_else(chrono::Local::now, |time| {
+            time.with_timezone(&chrono::Local)
+        });
     write!(out, "{}", time.format(&format)).map_err(|_| {
         Error::new(
             ErrorKind::InvalidOperation,

@@ -252,13 +252,16 @@ pub fn install(environment: &mut Environment<'static>) {
         selectattr, rejectattr, map, groupby, unique, chain, zip, format);
     // A line end at the end of the text stays, as in jinja2.
     environment.add_filter("=lines_indented", filters::indent);
-    environment.add_filter("=indent", |state: &mut State, arguments: Rest<ValueOrKwargs>| {
-        let mut arguments = arguments.into_values();
-        if let Some(text) = arguments.first_mut() {
-            *text = Value::from(format!("{text}\n"));
-        }
-        state.apply_filter("=lines_indented", &arguments)
-    });
+    environment.add_filter(
+        "=indent",
+        |state: &mut State, arguments: Rest<ValueOrKwargs>| {
+            let mut arguments = arguments.into_values();
+            if let Some(text) = arguments.first_mut() {
+                *text = Value::from(format!("{text}\n"));
+            }
+            state.apply_filter("=lines_indented", &arguments)
+        },
+    );
 }
 
 /// A checkpoint that counts the length of a text.

@@ -147,12 +147,7 @@ pub fn unmark(text: &str, marker: char, has_content: &[bool]) -> Rendering {
 
 /// A message begins at the last of its marks before its content and before the next message, and
 /// ends where that one begins.
-fn turns(
-    seen: &[Seen],
-    tools: &[usize],
-    has_content: &[bool],
-    size: usize,
-) -> Vec<(usize, usize)> {
+fn turns(seen: &[Seen], tools: &[usize], has_content: &[bool], size: usize) -> Vec<(usize, usize)> {
     let mut out = vec![UNCERTAIN; seen.len()];
     let mut end = size;
     for (i, message) in seen.iter().enumerate().rev() {
@@ -168,7 +163,9 @@ fn turns(
         let before = (i > 0 && out[i - 1] != UNCERTAIN).then(|| out[i - 1].0);
         let mut places = (seen[i].marks.iter())
             .filter(|&&at| before.map_or(true, |before| at > before) && at <= out[i].1);
-        places.next().is_some_and(|first| places.any(|at| at != first))
+        places
+            .next()
+            .is_some_and(|first| places.any(|at| at != first))
     };
     let is_certain = |i: usize| {
         let (begin, end) = out[i];

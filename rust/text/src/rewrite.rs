@@ -1,7 +1,7 @@
 //! Turns a Hugging Face chat template into one that the engine knows: `{% generation %}` blocks
 //! become scopes that print a marker at both ends, and every `{% for x in .. %}` body starts by
 //! printing the marker of x, which is empty unless x is one of the conversation's messages. So does
-//! what follows `{% set x = ..[..] %}`.
+//! what follows `{% set x = y[..] %}`.
 //! Whitespace control stays what it was: the first half of a replaced tag keeps its left side, the
 //! last half its right side.
 
@@ -78,16 +78,21 @@ fn marked(left: &str, inner: &str, right: &str, name: &str) -> String {
     )
 }
 
-/// x of ` set x = ..[..] `.
+/// x of ` set x = y[..] `.
 fn item_is_set(inner: &str) -> Option<&str> {
     let (name, value) = inner.trim_start().strip_prefix("set")?.split_once('=')?;
     let name = name.trim();
-    (is_name(name) && value.contains('[')).then_some(name)
+    let indexes = |(a, b): (&u8, &u8)| *b == b'[' && (*a == b'_' || a.is_ascii_alphanumeric());
+    let has_item = value
+        .as_bytes()
+        .iter()
+        .zip(value.as_bytes().iter().skip(1))
+        .any(indexes);
+    (is_name(name) && has_item).then_some(name)
 }
 
 fn is_name(word: &str) -> bool {
-    !word.is_empty()
-        && word.chars().all(|c| c == '_' || c.is_alphanumeric())
+    !word.is_empty() && word.chars().all(|c| c == '_' || c.is_alphanumeric())
 }
 
 fn next_tag(text: &str) -> Option<usize> {
@@ -140,6 +145,7 @@ mod tests {
             "{{ {'a': {'b': 1}} }}",
             "{% raw %}{% generation %}{% endraw %}",
             "{% set a = '%}' %}",
+            "{% set a = [b] %}",
         ] {
             assert_eq!(rewrite(text).source, text);
             assert!(!rewrite(text).has_generation);

@@ -136,6 +136,23 @@ bool is_data_file(const fs::path& path) {
   return extension == ".jsonl" || extension == ".json" || extension == ".csv";
 }
 
+// The time when the run began, in seconds since 1970: templates that print the date print the same
+// after a resume.
+int64_t began(const TrainingOptions& o) {
+  const fs::path file = fs::path(o.files.output) / kTrainerState;
+  if (o.files.resume && is_there(file)) {
+    const Json saved = read_json(file);
+    const Json* extra = find(saved, "extra");
+    const std::optional<Json> state =
+        extra && extra->is_string() ? json_in(extra->get_string()) : std::nullopt;
+    const Json* time = state ? find(*state, "began") : nullptr;
+    if (time && time->is_int64())
+      return time->get_int64();  // else resume() says what the file lacks
+  }
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::seconds>(now).count();
+}
+
 std::string duration(double seconds) {
   std::array<char, 32> text{};
   if (seconds < 100) {
@@ -196,7 +213,8 @@ class Training {
   explicit Training(const TrainingOptions& o)
       : o_(o),
         model_(checked_model(o)),
-        template_(model_, {.max_length = 0}),  // trainable_rows names --max-length
+        began_(began(o)),
+        template_(model_, {.max_length = 0, .now = began_}),  // trainable_rows names --max-length
         rows_(encoded(o, o.data, template_)),
         batches_(rows_.size(),
                  {.batch_size = o.recipe.batch_size, .shuffle = true, .seed = o.recipe.seed}),
@@ -278,6 +296,7 @@ class Training {
   void save(bool to_go_on) {
     const JsonObject state{{"cur_step", step_},
                            {"consumed_train_samples", batches_.consumed()},
+                           {"began", began_},
                            {"twinkle_train", settings_}};
     engine_.run<engine::SaveResult>(
         engine::Save{.tenant = kTenant,
@@ -330,6 +349,7 @@ class Training {
 
   const TrainingOptions& o_;
   const std::string model_;
+  const int64_t began_;
   const text::Template template_;
   const data::Dataset rows_;
   data::Dataset validation_;

@@ -14,6 +14,7 @@
 #include "twinkle/base/fault/fault.h"
 #include "twinkle/base/file.h"
 #include "twinkle/engine/checkpoint/adapter_digest.h"
+#include "twinkle/engine/checkpoint/eos.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/io/folder/model_code.h"
 #include "twinkle/io/peft/card.h"
@@ -219,13 +220,15 @@ void say_dtype(JsonObject& config, at::ScalarType dtype) {
   config.erase("dtype");
 }
 
+constexpr const char* kGeneration = "generation_config.json";
+
 // Files of the base model that a checkpoint carries along, so that it can be used on its own.
 // Beside an adapter that is not so of a tokenizer whose code auto_map names, as chatglm's and
 // internlm2's: copy_code() is for whole models.
 constexpr const char* kCarried[] = {
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
-    "generation_config.json",
+    kGeneration,
     // files of the parts that are kept and not read
     "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"};
 
@@ -296,7 +299,8 @@ void check_target(const fs::path& directory, const fs::path& base, std::string_v
           directory.string(), " cannot be accessed: ", error.message(), "; name another directory");
 }
 
-void CarriedFiles::write(const fs::path& base, const fs::path& staging) {
+void CarriedFiles::write(const BaseModel& of, const fs::path& staging, bool is_model) {
+  const fs::path& base = of.directory;
   const Lock lock(mutex_);
   if (!files_) {
     // A .gguf file has them beside it.
@@ -308,7 +312,9 @@ void CarriedFiles::write(const fs::path& base, const fs::path& staging) {
     files_ = std::move(read);
   }
   for (const auto& [name, text] : *files_)
-    write_file_atomically(staging / name, text, Commits::kWithFolder);
+    write_file_atomically(staging / name,
+                          is_model && name == kGeneration ? with_eos(text, of.eos_ids) : text,
+                          Commits::kWithFolder);
 }
 
 int64_t carried_bytes(const fs::path& base) {
@@ -446,7 +452,7 @@ SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carr
     if (!held.as_is) copy_code(base.directory, target.staging());
   }
   // A state to resume from is no model of its own, and there are many of them.
-  if (!held.as_is) carried.write(base.directory, target.staging());
+  if (!held.as_is) carried.write(base, target.staging(), !is_adapter);
   if (with_training) write_training(held, training, target.staging(), writers);
   target.commit();
   return result;

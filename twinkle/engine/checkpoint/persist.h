@@ -38,6 +38,7 @@ struct BaseModel {
       runs;  // the part of each that this rank trains; empty: all, it is alone
   Json mesh = JsonObject{{"dp", 1}, {"fsdp", 1}};  // data ranks
   std::vector<lora::LinearShape> linears;          // that adapters may target
+  std::vector<int32_t> eos_ids;                    // which end a reply
 };
 
 // Checks that a save may replace `directory`, before the work and again when it is done. Writes
@@ -53,8 +54,9 @@ void check_target(const std::filesystem::path& directory, const std::filesystem:
 // read once, at the first save. Any thread.
 class CarriedFiles {
  public:
-  // `base`: BaseModel::directory. Error kInvalid: a file cannot be read; AtomicFile's.
-  void write(const std::filesystem::path& base, const std::filesystem::path& staging);
+  // `is_model`: the folder is a whole model's, whose generation_config.json gets base.eos_ids.
+  // Error kInvalid: a file cannot be read; AtomicFile's.
+  void write(const BaseModel& base, const std::filesystem::path& staging, bool is_model);
 
  private:
   Mutex mutex_;

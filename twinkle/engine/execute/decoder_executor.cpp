@@ -145,6 +145,7 @@ void DecoderExecutor::make(const EngineOptions& options, const Comms& comms, at:
   num_threads_ = at::get_num_threads();
   pool_ = std::make_unique<lora::Pool>(*decoder_);
   model_info_ = facts_of(*decoder_, checkpoint);
+  base_.eos_ids = model_info_.eos_ids;
   base_.arithmetic = arithmetic_of(dtype, device, o.deterministic);
   model_info_.arithmetic = boost::json::serialize(base_.arithmetic);
   // A recording's gradients stay where they are; those of a split pass move.

@@ -5,11 +5,10 @@
 #include <torch/headeronly/version.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "twinkle/base/error.h"
-#include "twinkle/base/file.h"
 #include "twinkle/base/json.h"
+#include "twinkle/engine/checkpoint/eos.h"
 #include "twinkle/engine/checkpoint/persist.h"
 #include "twinkle/kernels/linear/linear_bf16.h"
 #include "twinkle/kernels/linear/linear_f32_product.h"
@@ -19,32 +18,6 @@
 
 namespace twinkle::engine {
 namespace {
-
-// Ids beyond the vocabulary end no text, since none of them is ever sampled: a small model may keep
-// those of the tokenizer that its family has.
-std::vector<int32_t> read_eos(const std::filesystem::path& path, const Json& config,
-                              int64_t vocab_size) {
-  std::vector<int32_t> out;
-  const auto add = [&](const Json& from, const std::string& where) {
-    const Json* eos = find(from, "eos_token_id");
-    if (!eos) return;
-    const JsonArray ids = eos->is_array() ? eos->get_array() : JsonArray{*eos};
-    for (const Json& id : ids) {
-      constexpr int64_t kMaxId = std::numeric_limits<int32_t>::max();
-      require(id.is_int64() && id.get_int64() >= 0 && id.get_int64() <= kMaxId, Code::kInvalid,
-              "engine: ", where, ": eos_token_id is ", boost::json::serialize(*eos),
-              ", expected an integer from 0 to ", kMaxId,
-              ", or a list of them; fetch it again, or take the field out");
-      if (id.get_int64() < vocab_size) out.push_back(static_cast<int32_t>(id.get_int64()));
-    }
-  };
-  add(model::text_of(config), "the config of " + path.string());
-  const auto generation = path / "generation_config.json";
-  if (is_there(generation)) add(read_json(generation), generation.string());
-  std::sort(out.begin(), out.end());
-  out.erase(std::unique(out.begin(), out.end()), out.end());
-  return out;
-}
 
 std::string products(at::ScalarType dtype, at::Device device) {
   if (!device.is_cpu()) return "library";
@@ -97,7 +70,7 @@ ModelInfo facts_of(model::Decoder& decoder, const Checkpoint& checkpoint) {
     ++size.linears;
   }
   info.carried_bytes = carried_bytes(checkpoint.path());
-  info.eos_ids = read_eos(checkpoint.path(), checkpoint.config(), spec.vocab_size);
+  info.eos_ids = read_eos(checkpoint.path(), model::text_of(checkpoint.config()), spec.vocab_size);
   return info;
 }
 

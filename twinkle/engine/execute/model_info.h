@@ -14,11 +14,11 @@ struct ModelInfo {
   std::string family, directory, config_json;
   int64_t vocab_size = 0, max_positions = 0, num_layers = 0, num_parameters = 0;
   int64_t num_routed_layers = 0, num_experts_per_tok = 0;
-  std::vector<int32_t> eos_ids;
-  std::string bf16_products;   // kernels::linear_bf16_best()
-  std::string arithmetic;      // JSON of arithmetic_of
-  AdapterSizes adapter_sizes;  // for all linears and the head
-  int64_t carried_bytes = 0;   // bytes of the tokenizer's files, which a checkpoint has
+  std::vector<int32_t> eos_ids;  // those of the model's configs, and the tokenizer's eos_token
+  std::string bf16_products;     // kernels::linear_bf16_best()
+  std::string arithmetic;        // JSON of arithmetic_of
+  AdapterSizes adapter_sizes;    // for all linears and the head
+  int64_t carried_bytes = 0;     // bytes of the tokenizer's files, which a checkpoint has
 };
 
 // "bf16" or "no". Error kInvalid: neither.
