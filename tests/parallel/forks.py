@@ -120,8 +120,13 @@ class Process:
 
     def end(self, seconds):
         """(its status, all that it has written to stderr), when it ends within so many seconds."""
-        status = self.status(seconds)
-        assert status is not None, f"{self.pid} goes on after {seconds} s: {self.error()[-4000:]}"
+        end = time.monotonic() + seconds
+        while (status := self.status(0.1)) is None:
+            assert time.monotonic() < end, f"{self.pid} goes on: {self.error()[-4000:]}"
+            while select.select([self._stdout], [], [], 0)[0]:  # or it would wait for a reader
+                if not (more := os.read(self._stdout, 1 << 16)):
+                    break
+                self._unread += more
         return status, self.error()
 
     def wait_for(self, text, seconds=120):

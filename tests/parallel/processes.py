@@ -69,6 +69,17 @@ def alone(script, *arguments, **more):
     return of_one
 
 
+def printed_by(script, *arguments, **more):
+    """All that one process prints, which ends well."""
+    process = Process(script, *arguments, **more)
+    try:
+        status, error = process.end(280)
+        assert status == 0, error[-4000:]
+        return process.rest()
+    finally:
+        process.stop()
+
+
 @contextmanager
 def running(size, script, *arguments, of_rank=None, **more):
     """Processes of `size` ranks, as a launcher would start them that ends none of them. of_rank:

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from parallel.forks import Process, environment
-from parallel.processes import alone, sha256, together
+from parallel.forks import environment
+from parallel.processes import alone, printed_by, sha256, together
 from seed_scripts import BEST_PRACTICES, SINGLE_GPU, TORCHRUN, with_sizes
 
 ROOT = Path(__file__).parents[2]
@@ -134,14 +134,8 @@ def test_the_documents_torchrun_mode_trains_as_its_single_gpu(tiny_llama_dir, tm
 
 
 def by_python(folder, where):
-    """What train.py in the folder prints."""
-    script = Process(folder / "train.py", folder=folder, **where)
-    try:
-        status, error = script.end(280)
-        assert status == 0, error[-4000:]
-        return script.rest()
-    finally:
-        script.stop()
+    """All that train.py in the folder prints."""
+    return printed_by(folder / "train.py", folder=folder, **where)
 
 
 def by_torchrun(folder, where):

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from parallel.processes import printed_by
 
 from twinkle import InternalError, InvalidError, LoraConfig, TorchSampler, TransformersModel
 from twinkle.checkpoint_engine import CheckpointEngineManager
@@ -14,11 +15,16 @@ from twinkle.checkpoint_engine import CheckpointEngineManager
 GRPO = Path(__file__).with_name("grpo.py")
 
 
+@pytest.fixture(scope="module")
+def alone(tiny_llama_dir):
+    """The last line that one process prints."""
+    return printed_by(GRPO, tiny_llama_dir, 3, 0, 0).splitlines()[-1]
+
+
 @pytest.mark.parametrize(("model_ranks", "sampler_ranks"), [(1, 1), (2, 1), (1, 2)])
 def test_grpo_over_two_groups_samples_and_trains_as_one_process(
-    model_ranks, sampler_ranks, cluster, tiny_llama_dir
+    model_ranks, sampler_ranks, alone, cluster, tiny_llama_dir
 ):
-    alone = cluster.run([GRPO, tiny_llama_dir, 3, 0, 0]).stdout.splitlines()[-1]
     together = cluster.run([GRPO, tiny_llama_dir, 3, model_ranks, sampler_ranks])
     assert together.stdout.splitlines()[-1] == alone
     steps = json.loads(alone)

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <limits>
 
+#include "twinkle/base/encoding/text_fault.h"
 #include "twinkle/base/fields/json_handler.h"
 #include "twinkle/base/file.h"
-#include "twinkle/base/text_fault.h"
 
 namespace twinkle {
 namespace {

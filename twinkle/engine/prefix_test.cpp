@@ -73,6 +73,24 @@ TEST(PrefixCache, IsAnOptionThatChangesNoTextAndNothingIsSharedWithoutIt) {
   EXPECT_EQ(shared(false), 0);
 }
 
+TEST(PrefixCache, OfTheBaseModelIsItsTenantsUnlessItIsShared) {
+  const model::TinyModel model;
+  for (const bool share : {false, true}) {
+    Engine engine({.model = {.path = model.path()}, .sampler = {.share_prefixes = share}});
+    const auto num_shared = [&](const std::string& tenant) {
+      const int64_t before = engine.sampling().num_shared_tokens;
+      engine.run<SampleResult>(Sample{
+          .tenant = tenant, .prompts = {drawn(7, 200).input_ids}, .params = {{.max_tokens = 1}}});
+      return engine.sampling().num_shared_tokens - before;
+    };
+    for (const char* tenant : {"a", "b"})
+      engine.run<Done>(Create{.tenant = tenant, .frozen = true});
+    EXPECT_EQ(num_shared("a"), 0);
+    EXPECT_EQ(num_shared("b"), share ? 192 : 0);
+    EXPECT_EQ(num_shared("b"), 192);
+  }
+}
+
 TEST(PromptScores, OfASampleAreTheForwards) {
   const model::TinyModel model;
   Engine engine({.model = {.path = model.path(), .mixed_precision = "no"}});

@@ -4,9 +4,9 @@
 #include <span>
 #include <string>
 
+#include "twinkle/base/encoding/text_fault.h"
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
-#include "twinkle/base/text_fault.h"
 
 namespace twinkle {
 

@@ -68,9 +68,6 @@ void refuse_columns(const Json& row, const JsonArray& messages) {
   };
   refuse("functions",
          "name it tools, a list of {\"type\": \"function\", \"function\": {...}}, or leave it out");
-  refuse("chat_template_kwargs",
-         "Template(enable_thinking=...) sets that argument for all rows; write others into the "
-         "chat template, and leave the field out");
   if (says_nothing(find(row, "history"))) return;
   require(begin_with(messages, history_messages(row)), Code::kInvalid,
           "text: field 'history' has turns that messages do not begin with; put them there, and "

@@ -95,7 +95,7 @@ TEST(ServeOptions, AreTheseWithTheseDefaults) {
       "log_level=info",
       "accept_other_arithmetic=false",
       "max_body_bytes_total=2147483648",
-      "max_body_bytes=268435456",
+      "max_body_bytes=67108864",
       "small_body_bytes=65536",
       "body_patience_seconds=20",
       "snapshot_seconds=60",
@@ -137,8 +137,9 @@ TEST(ServeOptions, AreTheseWithTheseDefaults) {
       "max_sequences=64",
       "prefill_tokens=512",
       "prefix_cache=true",
+      "share_prefixes=false",
       "decode_graphs=true",
-      "resident_bytes=0",
+      "resident_bytes=-1",
       "park_directory=",
   };
   const ServeOptions o;
@@ -185,7 +186,7 @@ TEST(ServeOptions, ThoseThatCannotBeTogetherAreRefusedByName) {
   EXPECT_EQ(error([](ServeOptions& o) { o.engine.scheduling.max_queued_bytes_total = 7; }),
             must("max_queued_bytes", "4294967296 (its default)", "max_queued_bytes_total", "7"));
   EXPECT_EQ(error([](ServeOptions& o) { o.bodies.max_bytes = 1 << 20; }),
-            must("max_body_bytes", "268435456 (its default)", "max_body_bytes_total", "1048576"));
+            must("max_body_bytes", "67108864 (its default)", "max_body_bytes_total", "1048576"));
   EXPECT_NE(error([](ServeOptions& o) {
               o.engine.model.value_head = true;
             }).find("cli: value_head is true, and a service has adapters"),
@@ -288,10 +289,12 @@ TEST(ServeOptions, ACheckTellsWhatWouldBeServedAndRefusesWhatWouldNot) {
 
 TEST(ServeOptions, ClientsSendABatchInPiecesThatAreTakenWhole) {
   ServeOptions o;
-  EXPECT_EQ(client_flags(o), (JsonObject{{"fwdbwd_max_chunk_bytes_count", 5'000'000}}));
+  EXPECT_EQ(client_flags(o), (JsonObject{{"fwdbwd_max_chunk_bytes_count", 5'000'000},
+                                         {"create_model_via_load_weights", true}}));
   o.bodies.max_body_bytes = 1 << 20;
   o.compress = true;
   EXPECT_EQ(client_flags(o), (JsonObject{{"fwdbwd_max_chunk_bytes_count", 1 << 19},
+                                         {"create_model_via_load_weights", true},
                                          {"proto_compress_fwdbwd", true}}));
 }
 

@@ -70,8 +70,8 @@ TEST(Preprocessor, SystemAndHistoryAreTheMessagesBeforeAnExchange) {
   const Row pair = run("EmojiDPOProcessor", with({{"prompt", "q"}, {"yes", "a"}, {"no", "b"}}),
                        {{"chosen_key", "yes"}, {"rejected_key", "no"}});
   EXPECT_EQ(pair.at("positive").at("messages"), all);
-  EXPECT_EQ(error_of("AlpacaProcessor",
-                     {{"instruction", "q"}, {"output", "a"}, {"history", JsonArray{"p"}}}),
+  EXPECT_EQ(row_error("AlpacaProcessor",
+                      {{"instruction", "q"}, {"output", "a"}, {"history", JsonArray{"p"}}}),
             "text: field 'history' holds \"p\", expected a list of [question, answer]");
 }
 

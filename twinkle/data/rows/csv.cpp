@@ -7,10 +7,10 @@
 #include <set>
 #include <utility>
 
+#include "twinkle/base/encoding/text_fault.h"
+#include "twinkle/base/encoding/utf8.h"
 #include "twinkle/base/file.h"
 #include "twinkle/base/parallel.h"
-#include "twinkle/base/text_fault.h"
-#include "twinkle/base/utf8.h"
 
 namespace twinkle::data {
 namespace {

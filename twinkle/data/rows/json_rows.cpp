@@ -4,8 +4,8 @@
 #include <iterator>
 #include <utility>
 
+#include "twinkle/base/encoding/text_fault.h"
 #include "twinkle/base/parallel.h"
-#include "twinkle/base/text_fault.h"
 
 namespace twinkle::data {
 namespace {

@@ -7,9 +7,9 @@
 #include <system_error>
 #include <vector>
 
+#include "twinkle/base/encoding/text_fault.h"
 #include "twinkle/base/file.h"
 #include "twinkle/base/json.h"
-#include "twinkle/base/text_fault.h"
 
 namespace twinkle {
 namespace {

@@ -9,8 +9,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "twinkle/base/encoding/utf8.h"
 #include "twinkle/base/error.h"
-#include "twinkle/base/utf8.h"
 #include "twinkle/io/lfs_pointer.h"
 
 namespace twinkle {

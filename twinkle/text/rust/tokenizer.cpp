@@ -3,8 +3,8 @@
 #include <limits>
 #include <utility>
 
+#include "twinkle/base/encoding/text_fault.h"
 #include "twinkle/base/file.h"
-#include "twinkle/base/text_fault.h"
 #include "twinkle/text/rows.h"
 #include "twinkle/text/rust/foreign.h"
 #include "twinkle/text/rust/tokenizer_settings.h"

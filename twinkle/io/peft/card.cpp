@@ -1,4 +1,4 @@
-#include "twinkle/engine/checkpoint/card.h"
+#include "twinkle/io/peft/card.h"
 
 #include <sstream>
 #include <string_view>
@@ -6,7 +6,7 @@
 #include "twinkle/base/file.h"
 #include "twinkle/base/random.h"
 
-namespace twinkle::engine {
+namespace twinkle {
 namespace {
 
 constexpr std::string_view kBegin = "<!-- Written by Twinkle, which replaces it with the adapter: ";
@@ -22,7 +22,7 @@ constexpr std::string_view kOfRounded =
 
 std::string quoted(const std::string& text) { return boost::json::serialize(Json(text)); }
 
-std::string targets_of(const PeftConfig& config) {
+std::string module_names(const PeftConfig& config) {
   if (const auto* pattern = std::get_if<std::string>(&config.target_modules)) return *pattern;
   std::string out;
   for (const auto& names : {std::get<0>(config.target_modules), config.target_parameters})
@@ -36,7 +36,7 @@ std::string last_line(std::string_view text) {
 
 }  // namespace
 
-std::string card_of(const PeftConfig& config) {
+std::string peft_card(const PeftConfig& config) {
   const std::string base = config.base_model.empty() ? "BASE" : config.base_model;
   std::ostringstream out;
   out << "---\n";
@@ -46,7 +46,7 @@ std::string card_of(const PeftConfig& config) {
   if (base == kRounded) out << kOfRounded;
   out << "- base model: " << base << "\n- rank: " << config.rank << ", alpha: " << config.alpha;
   if (!config.rank_pattern.empty()) out << " (other ranks of some modules: adapter_config.json)";
-  out << "\n- modules: " << targets_of(config) << "\n\nWith Twinkle:\n\n```sh\ntwinkle sample "
+  out << "\n- modules: " << module_names(config) << "\n\nWith Twinkle:\n\n```sh\ntwinkle sample "
       << quoted(base) << " \"Who are you?\" --adapter THIS_FOLDER\n```\n\n";
   if (!config.share_expert_factors)
     out << "With peft:\n\n```python\nfrom peft import PeftModel\nfrom transformers import "
@@ -57,7 +57,7 @@ std::string card_of(const PeftConfig& config) {
   return text + last_line(text);
 }
 
-bool is_card(const std::filesystem::path& file) {
+bool is_peft_card(const std::filesystem::path& file) {
   if (File(file).size() > kMaxBytes) return false;
   const std::string text = read_file(file);
   const size_t last = text.rfind(kBegin);
@@ -65,4 +65,4 @@ bool is_card(const std::filesystem::path& file) {
          text.substr(last) == last_line(std::string_view(text).substr(0, last));
 }
 
-}  // namespace twinkle::engine
+}  // namespace twinkle

@@ -1,10 +1,10 @@
-#include "twinkle/base/text_fault.h"
+#include "twinkle/base/encoding/text_fault.h"
 
 #include <algorithm>
 #include <array>
 #include <cctype>
 
-#include "twinkle/base/utf8.h"
+#include "twinkle/base/encoding/utf8.h"
 
 namespace twinkle {
 namespace {

@@ -7,13 +7,13 @@
 
 #include "twinkle/io/peft/peft.h"
 
-namespace twinkle::engine {
+namespace twinkle {
 
-inline constexpr const char* kCard = "README.md";
+inline constexpr const char* kPeftCard = "README.md";
 
-std::string card_of(const PeftConfig& config);
+std::string peft_card(const PeftConfig& config);
 
-// True of a file that holds a card as card_of makes it, of any config. Error kInvalid: File's.
-bool is_card(const std::filesystem::path& file);
+// True of a file that holds a card as peft_card makes it, of any config. Error kInvalid: File's.
+bool is_peft_card(const std::filesystem::path& file);
 
-}  // namespace twinkle::engine
+}  // namespace twinkle

@@ -1,4 +1,4 @@
-#include "twinkle/base/text_fault.h"
+#include "twinkle/base/encoding/text_fault.h"
 
 #include <gtest/gtest.h>
 
