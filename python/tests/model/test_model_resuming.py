@@ -141,6 +141,15 @@ def test_a_loops_state_of_another_format_is_refused_with_both_formats(model, tmp
     )
 
 
+def test_a_state_without_a_loops_leaves_counters_and_options(model, tmp_path):
+    """As another program saves it, `twinkle train` for example."""
+    path = _saved(model, tmp_path, lambda state: state.pop("checkpoint_version"))
+    model.set_optimizer("AdamW", lr=0.25)
+    assert model.resume_from_checkpoint(path)["cur_step"] == 0
+    group = model._group()
+    assert (group.options["lr"], group.iters, group.lr_step) == (0.25, 0, 0)
+
+
 @pytest.mark.parametrize("only_model", [False, True])
 def test_resuming_returns_what_was_saved_of_the_loop(
     engine_built, tiny_llama_dir, tmp_path, only_model

@@ -179,7 +179,8 @@ def _check_counters(where, state):
 
 
 def _loop_state(directory):
-    """The training loop's state in trainer_state.json; the engine reports a missing file."""
+    """The training loop's state in trainer_state.json; {} where another program has saved its own,
+    or none. The engine reports a missing file."""
     file = Path(directory) / "trainer_state.json"
     if not file.is_file():
         return {}
@@ -188,7 +189,7 @@ def _loop_state(directory):
     require(isinstance(text, str), f"model: {file}: extra is {text!r}, it must be a text")
     extra = _object(text, f"model: {file}: extra:") if text else {}
     _check_counters(f"model: {file}: extra:", extra)
-    return extra
+    return extra if "checkpoint_version" in extra else {}
 
 
 def _check_state(group, directory, state):
