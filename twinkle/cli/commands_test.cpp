@@ -305,7 +305,7 @@ TEST_F(Commands, AResumedTrainingPrintsTheDateThatItBeganWith) {
                    "{{ strftime_now('%S%f') }}" + std::string(text::kTinyChat));
   std::vector<std::string> train{"train",    model(), path("rows.jsonl"), "--output", path("out"),
                                  "--epochs", "100"};
-  interrupted(train);
+  interrupted_at_once(train);
   train.emplace_back("--resume");
   EXPECT_TRUE(run(train).starts_with("saved "));
 }
