@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import seed_scripts
-from parallel.processes import printed_by, sha256
+from parallel.processes import sha256
 from seed_scripts import with_sizes
 
 ROOT = Path(__file__).parents[2]
@@ -34,26 +34,22 @@ GRPO = with_sizes(
 IDS = ("Qwen/Qwen3.5-4B", "Qwen/Qwen2.5-7B-Instruct")
 
 
-def written(folder, text, rows, model):
-    """The variables by which a script in this folder finds its model and its data."""
-    folder.mkdir()
-    (folder / "train.py").write_text(text)
-    data = folder / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {
-        "TWINKLE_MODEL_ID_ALIASES": ",".join(f"{i}={model}" for i in IDS),
-        "TWINKLE_DATASET_ID_ALIASES": f"swift/self-cognition={data},modelscope/gsm8k={data}",
-    }
-
-
 @pytest.fixture
 def run(tiny_llama_dir, tmp_path):
     """run(cluster, text, rows): a script in a folder of its own; its completed process."""
 
     def start(cluster, text, rows=(), name="script"):
         folder = tmp_path / name
-        where = written(folder, text, rows, tiny_llama_dir)
-        return cluster.run(["train.py"], folder=folder, **where)
+        folder.mkdir()
+        (folder / "train.py").write_text(text)
+        data = folder / "rows.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return cluster.run(
+            ["train.py"],
+            folder=folder,
+            TWINKLE_MODEL_ID_ALIASES=",".join(f"{i}={tiny_llama_dir}" for i in IDS),
+            TWINKLE_DATASET_ID_ALIASES=f"swift/self-cognition={data},modelscope/gsm8k={data}",
+        )
 
     return start
 
@@ -69,30 +65,20 @@ def adapter(folder):
     return sha256(folder / "output/last-checkpoint")
 
 
-MESH = "fsdp_size=4, dp_size=2"
-
-
-@pytest.fixture(scope="module")
-def alone(tiny_llama_dir, tmp_path_factory):
-    """(the folder of the README's script in one process, all that it has printed)."""
-    sizes = {"ranks=8": "ranks=1", MESH: "dp_size=1", "mode='ray'": "mode='local'"}
-    folder = tmp_path_factory.mktemp("readme") / "alone"
-    where = written(folder, with_sizes(SFT, sizes), self_cognition(40), tiny_llama_dir)
-    return folder, printed_by(folder / "train.py", folder=folder, **where)
-
-
 @pytest.mark.parametrize(("fsdp", "dp"), [(1, 2), (2, 2)])
 def test_the_readmes_script_gives_the_losses_and_the_adapter_of_one_process(
-    fsdp, dp, alone, run, cluster, tmp_path
+    fsdp, dp, run, cluster, tmp_path
 ):
-    sizes = {"ranks=8": f"ranks={fsdp * dp}", MESH: f"fsdp_size={fsdp}, dp_size={dp}"}
-    together = run(cluster, with_sizes(SFT, sizes), self_cognition(40))
+    rows, mesh = self_cognition(40), "fsdp_size=4, dp_size=2"
+    sizes = {"ranks=8": f"ranks={fsdp * dp}", mesh: f"fsdp_size={fsdp}, dp_size={dp}"}
+    together = run(cluster, with_sizes(SFT, sizes), rows, "together")
+    alone = {"ranks=8": "ranks=1", mesh: "dp_size=1", "mode='ray'": "mode='local'"}
+    alone = run(cluster, with_sizes(SFT, alone), rows, "alone")
     told = [
-        re.findall(r"Current is step.*'loss': '?([0-9.]+)", printed)
-        for printed in (together.stdout, alone[1])
+        re.findall(r"Current is step.*'loss': '?([0-9.]+)", r.stdout) for r in (together, alone)
     ]
     assert told[0] == told[1] and told[0]
-    assert adapter(tmp_path / "script") == adapter(alone[0])
+    assert adapter(tmp_path / "together") == adapter(tmp_path / "alone")
 
 
 def test_the_pages_script_prints_what_one_process_prints(run, cluster, tmp_path):
