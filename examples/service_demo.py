@@ -42,7 +42,7 @@ class Server:
     """`twinkle serve` in a process of its own, on a free port of loopback."""
 
     def __init__(self, model, state):
-        self.command = [sys.executable, "-m", "twinkle", "serve", "--model", model]
+        self.command = [sys.executable, "-P", "-m", "twinkle", "serve", "--model", model]
         self.command += ["--state", str(state), "--until-stdin-ends"]
         self.port = "0"
         self.start()

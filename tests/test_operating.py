@@ -67,13 +67,16 @@ def test_probes_ask_paths_that_are_there_and_leave_the_server_its_time(snippets)
 
 
 def test_the_proxy_hands_on_what_comes_as_it_came(snippets):
-    place, statements = re.fullmatch(r"location (\S+) \{\n(.*)\}\n", snippets[2], re.S).groups()
+    place, statements = re.fullmatch(
+        r"location (\S+) \{\n(.*)\}\nlocation @busy \{ return 429; \}\n", snippets[2], re.S
+    ).groups()
     said = dict(re.fullmatch(r" +(\w+) (.+);", line).groups() for line in statements.splitlines())
     text = (ROOT / "docs/operating.md").read_text()
     assert place == re.search(r"before a server with `root_path: (\S+)`", text)[1] + "/"
     assert said["proxy_pass"] == f"http://127.0.0.1:{default('port')}", "a path would replace it"
     assert int(said["proxy_read_timeout"].rstrip("s")) > int(default("hold_seconds")) + 5
     assert said["client_max_body_size"] == "0", "what a proxy refuses uses no number up"
+    assert said["error_page"] == "502 504 =429 @busy", "the SDK polls again at once after a 5xx"
     for name in ("proxy_buffering", "proxy_request_buffering", "gzip"):
         assert said[name] == "off"
 

@@ -15,6 +15,7 @@
 #include "python/src/interruptible.h"
 #include "python/src/json_caster.h"
 #include "python/src/released_gil.h"
+#include "twinkle/text/columns.h"
 #include "twinkle/text/messages.h"
 #include "twinkle/text/template.h"
 
@@ -86,12 +87,23 @@ py::object in_place_of_messages(const py::dict& row) {
       text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));  // names are cut
 }
 
+bool is_plain(const py::handle& value) {
+  return py::isinstance<py::str>(value) || py::isinstance<py::list>(value) ||
+         py::isinstance<py::dict>(value) || py::isinstance<py::bool_>(value) ||
+         py::isinstance<py::int_>(value) || py::isinstance<py::float_>(value);
+}
+
 // The fields that the template and its errors look at, of a row that may also carry tensors and
 // arrays. `where` opens the text of errors.
 Json trajectory_json(const py::dict& row, const std::string& where = "text: ") {
   JsonObject out;
-  for (const char* name : {"messages", "tools", "user_data", "images", "videos", "audios"})
-    if (row.contains(name)) out[name] = to_json(row[name], where + name);
+  const auto copy = [&](std::string_view name, bool only_plain) {
+    const py::str key(name.data(), name.size());
+    if (row.contains(key) && (!only_plain || is_plain(row[key])))
+      out[name] = to_json(row[key], where + std::string(name));
+  };
+  for (const std::string_view name : text::kChatColumns) copy(name, false);
+  for (const std::string_view name : text::kMoreColumns) copy(name, true);
   if (!row.contains("messages"))
     for (const std::string& name : fields_of(row)) out.emplace(name, nullptr);
   return out;

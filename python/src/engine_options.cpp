@@ -67,10 +67,17 @@ const char* noun_of(OptionKind kind) {
   }
 }
 
+// The tenants of a script's engine are all its own: no prompt is another's secret.
+engine::EngineOptions of_scripts() {
+  engine::EngineOptions out;
+  out.sampler.share_prefixes = true;
+  return out;
+}
+
 }  // namespace
 
 engine::EngineOptions engine_options_of(const py::dict& given) {
-  engine::EngineOptions out;
+  engine::EngineOptions out = of_scripts();
   const auto all = options_of(out);
   for (const auto& [key, value] : given) {
     const std::string name(utf8(py::str(key), "engine: an option's name"));
@@ -83,7 +90,7 @@ engine::EngineOptions engine_options_of(const py::dict& given) {
 }
 
 py::list described_engine_options() {
-  const engine::EngineOptions defaults;
+  const engine::EngineOptions defaults = of_scripts();
   py::list out;
   for (const AnyOption& one : options_of(defaults)) {
     py::dict row;

@@ -48,6 +48,20 @@ def test_from_dict_takes_the_other_name_and_refuses_unknown_ones():
         SamplingParams.from_dict({"warmth": 1})
 
 
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: SamplingParams(n=2), "^sampler: SamplingParams: unknown argument 'n'; it takes .*"
+         "Did you mean num_samples\\?$"),
+        (lambda: SamplingParams(temprature=2), r"Did you mean temperature\?$"),
+        (lambda: LoraConfig(rnak=8), r"^lora: LoraConfig: unknown argument 'rnak';.* mean rank\?$"),
+    ],
+)  # fmt: skip
+def test_unknown_arguments_of_the_constructors_are_named_with_those_that_were_meant(make, text):
+    with pytest.raises(InvalidError, match=text):
+        make()
+
+
 def test_the_longer_names_are_taken_by_the_constructors():
     assert SamplingParams(max_new_tokens=4) == SamplingParams(max_tokens=4)
     assert LoraConfig(rank=4) == LoraConfig(r=4) == LoraConfig.from_any({"rank": 4})

@@ -4,6 +4,7 @@ Names are imported when they are first used: `import twinkle` loads neither torc
 """
 
 import importlib
+import importlib.metadata
 
 from twinkle.errors import (
     BusyError,
@@ -97,3 +98,20 @@ def __getattr__(name):
 
 def __dir__():
     return sorted(__all__)
+
+
+def _warn_of_namesake():
+    """Logs a warning where ModelScope's Twinkle is installed, too."""
+    try:
+        other = importlib.metadata.version("twinkle-kit")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    from twinkle.logger import get_logger
+
+    get_logger().warning(
+        f"twinkle: the package twinkle-kit {other} is installed here, too, and both are imported "
+        f"as 'twinkle', now from {__path__[0]}: install each in an environment of its own"
+    )
+
+
+_warn_of_namesake()

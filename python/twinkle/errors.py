@@ -1,6 +1,8 @@
 """The exceptions of Twinkle. Errors of the C++ engine arrive as these, text unchanged."""
 
 import difflib
+import functools
+import inspect
 
 
 class TwinkleError(Exception):
@@ -54,14 +56,38 @@ def later(module, needs):
     return missing
 
 
-def refuse_unknown(where, kwargs, known=()):
+def refuse_unknown(where, kwargs, known=(), others=None):
     """Raises InvalidError that names the keyword arguments which are not among `known`, and those
-    that were probably meant."""
+    that were probably meant. others: {what other libraries call one: its name here}."""
     unknown = sorted(map(str, set(kwargs) - set(known)))
     if unknown:
         take = f"; it takes {', '.join(sorted(known))}" if known else ""
-        near = [name for one in unknown for name in difflib.get_close_matches(one, known, n=1)]
+        close = lambda one: difflib.get_close_matches(one, known, n=1)  # noqa: E731
+        near = [
+            name
+            for one in unknown
+            for name in ([others[one]] if others and one in others else close(one))
+        ]
         meant = f". Did you mean {', '.join(near)}?" if near else ""
         raise InvalidError(
             f"{where}: unknown argument {', '.join(map(repr, unknown))}{take}{meant}"
         )
+
+
+def names_arguments(where, **others):
+    """Decorates a class whose constructor then refuses an unknown argument as refuse_unknown does,
+    in place of Python's TypeError."""
+
+    def decorate(cls):
+        init = cls.__init__
+        known = [name for name in inspect.signature(init).parameters if name != "self"]
+
+        @functools.wraps(init)
+        def named(self, *args, **kwargs):
+            refuse_unknown(where, kwargs, known, others)
+            init(self, *args, **kwargs)
+
+        cls.__init__ = named
+        return cls
+
+    return decorate

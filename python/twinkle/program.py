@@ -33,7 +33,8 @@ def main():
     if program is None:
         sys.exit("twinkle: bin/twinkle is not in the installed package: run `make build`")
     # Held back until the executable, which takes a while to load, handles them (interrupts.cpp).
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    signal.pthread_sigmask(signal.SIG_BLOCK, held)
     # The executable asks this interpreter for what is Python's business, such as hubs.
     os.environ.setdefault("TWINKLE_PYTHON", sys.executable)
     # It looks for torch next to the package; torch may be in another folder.

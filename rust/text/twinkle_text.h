@@ -30,19 +30,19 @@ typedef struct {
 typedef struct {
   size_t num_messages; /* render the first so many; SIZE_MAX: all */
   bool add_generation_prompt;
-  bool mark; /* fill `generated` and `starts` */
+  bool blocks; /* fill `generated` */
+  bool turns;  /* fill `turns`; the text is another where the template does not bear the marks */
 } twinkle_request;
 
-/* generated: num_generated pairs [begin, end) of bytes, one per generation block. starts:
- * num_starts bytes, where message i begins, SIZE_MAX where the template does not loop over it.
- * Free with twinkle_rendering_free. */
+/* Pairs [begin, end) of bytes: num_generated of the generation blocks, num_turns of the messages,
+ * SIZE_MAX twice where the place of a message is not certain. Free with twinkle_rendering_free. */
 typedef struct {
   char* text;
   size_t size;
   size_t* generated;
   size_t num_generated;
-  size_t* starts;
-  size_t num_starts;
+  size_t* turns;
+  size_t num_turns;
 } twinkle_rendering;
 
 /* Asked now and then, from the thread of the call, whether it is to end with an error; may be
@@ -75,7 +75,8 @@ size_t twinkle_tokenizer_size(const twinkle_tokenizer* tokenizer);
 char* twinkle_chat_open(twinkle_view source, twinkle_chat** out);
 void twinkle_chat_close(twinkle_chat* chat);
 bool twinkle_chat_has_generation(const twinkle_chat* chat);
-/* context: a JSON object with `messages` and all else that the template reads. out has
+/* context: a JSON object with `messages` and all else that the template reads; strftime_now takes
+ * the seconds since 1970 in `__twinkle_now`, if it is there, as the present time. out has
  * num_requests places, which are filled only when NULL is returned. A rendering has limits of
  * steps, memory and depth, which grow with the conversation: src/limits.rs. */
 char* twinkle_chat_render(const twinkle_chat* chat, twinkle_view context,

@@ -15,7 +15,7 @@ namespace {
 using Maybe = std::optional<at::Tensor>;
 using Length = std::optional<int64_t>;
 
-std::vector<int64_t> on_host(const Maybe& cu_seqlens) {
+std::vector<int64_t> lengths_on_host(const Maybe& cu_seqlens) {
   const at::Tensor ends = cu_seqlens->to(at::kCPU, at::kLong);
   return {ends.const_data_ptr<int64_t>(), ends.const_data_ptr<int64_t>() + ends.numel()};
 }
@@ -37,7 +37,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(
   check(q, dropout, causal);
   const auto results = computed([=] {
     const AttentionResult out =
-        attention(q.cpu(), k.cpu(), v.cpu(), on_host(cu_q), options_of(scale, left));
+        attention(q.cpu(), k.cpu(), v.cpu(), lengths_on_host(cu_q), options_of(scale, left));
     return std::vector{out.out.to(q.device()), out.lse.t().contiguous().to(q.device())};
   });
   return {results[0], results[1], {}, {}, {}};
@@ -53,7 +53,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(
   const auto results = computed([=] {
     const AttentionSaved saved{
         grad.cpu(), q.cpu(), k.cpu(), v.cpu(), {out.cpu(), lse.cpu().t().contiguous()}};
-    const AttentionGrads grads = attention_backward(saved, on_host(cu_q), options_of(scale, left));
+    const AttentionGrads grads =
+        attention_backward(saved, lengths_on_host(cu_q), options_of(scale, left));
     return std::vector{grads.q.to(q.device()), grads.k.to(q.device()), grads.v.to(q.device())};
   });
   return {results[0], results[1], results[2]};

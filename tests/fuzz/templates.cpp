@@ -20,7 +20,8 @@ void read_templates(const std::string& bytes) {
                           "tools"),
       .variables = {{"bos_token", "<s>"}, {"enable_thinking", true}}};
   const text::ChatTemplate chat(bytes);
-  const std::vector<text::RenderRequest> requests{{.add_generation_prompt = true}, {.mark = true}};
+  const std::vector<text::RenderRequest> requests{
+      {.add_generation_prompt = true}, {.blocks = true}, {.turns = true}};
   chat.render(said, requests);
 }
 

@@ -18,7 +18,7 @@ struct Tensor {
   std::vector<float> values;
 };
 
-std::string file(const std::vector<Tensor>& tensors) {
+std::string state_file(const std::vector<Tensor>& tensors) {
   std::string header, data;
   for (const Tensor& tensor : tensors) {
     const std::string begin = std::to_string(data.size());
@@ -57,24 +57,24 @@ std::vector<std::string> training_state_corpus() {
   const std::string junk = R"({"junk":{"dtype":"F32","shape":[268435456],)"
                            R"("data_offsets":[0,1073741824]}})";
   return {
-      fields(none) + file({}), fields(some + adam) + file({first, second, gradient}),
-      fields(some) + file({gradient, {"grad/head", "[4]", {1, 2, 3, 4}}}),
-      fields(some, 4) + file({{"grad/0", "[2,3]", {1, 2, 3, 4, 5, 6}}}),
-      fields(none + sgd) + file({momentum, master_a, master_b}),
+      fields(none) + state_file({}), fields(some + adam) + state_file({first, second, gradient}),
+      fields(some) + state_file({gradient, {"grad/head", "[4]", {1, 2, 3, 4}}}),
+      fields(some, 4) + state_file({{"grad/0", "[2,3]", {1, 2, 3, 4, 5, 6}}}),
+      fields(none + sgd) + state_file({momentum, master_a, master_b}),
       // These were accepted once: counts that no training leaves, gradients that are not there,
       // tensors that are nobody's, a second moment below zero; and a few bytes that are a gigabyte.
       fields(R"("seed": 1, "calls": 9223372036854775807, "pending": -1, "num_tokens": -3e300, )"
              R"("clipped": false, "published": 0)") +
-          file({gradient}),
+          state_file({gradient}),
       fields(R"("seed": 1, "calls": 1, "pending": 9223372036854775807, )"
              R"("num_tokens": 1e308, "clipped": false, "published": 0)") +
-          file({gradient}),
+          state_file({gradient}),
       fields(R"("seed": 1, "calls": 1, "pending": 0, "num_tokens": 0, "clipped": false, )"
              R"("published": -1)") +
-          file({}),
-      fields(some) + file({}),
-      fields(some) + file({gradient, {"junk", "[1]", {1}}, {"grad/999", "[1]", {1}}}),
-      fields(none + adam) + file({first, negative}),
+          state_file({}),
+      fields(some) + state_file({}),
+      fields(some) + state_file({gradient, {"junk", "[1]", {1}}, {"grad/999", "[1]", {1}}}),
+      fields(none + adam) + state_file({first, negative}),
       fields(none) + raw<uint64_t>(junk.size()) + junk + std::string(kHole)};
 }
 

@@ -1,4 +1,4 @@
-"""What each process of test_all_weights.py runs: MODEL OUT [FOLDER OUT FOLDER ...], with DP and
+"""The script of each process of test_all_weights.py: MODEL OUT [FOLDER OUT FOLDER ...], with DP and
 FSDP in the environment: four batches, from scratch or after what is saved in the folder, for each
 OUT. Tells its data rank, losses and norms, and what it has sampled, for each of them."""
 

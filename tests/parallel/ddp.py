@@ -1,6 +1,6 @@
-"""What each process of parity/test_ddp.py runs: MODEL ADAPTER BATCHES.json. Trains the adapter with
-transformers, peft and torch's DDP, and then with TransformersModel. Tells [losses, norms] of each.
-"""
+"""The script of each process of parity/test_ddp.py: MODEL ADAPTER BATCHES.json. It trains the
+adapter with transformers, peft and torch's DDP, and then with TransformersModel, and tells [losses,
+norms] of each."""
 
 import json
 import os

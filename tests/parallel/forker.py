@@ -77,7 +77,7 @@ class Forks:
         if not text:
             for pid in self._pids.values():
                 os.kill(pid, signal.SIGKILL)
-            os._exit(0)  # which has nothing to tidy up
+            os._exit(0)  # there is nothing to tidy up
         pid = os.fork()
         if pid == 0:
             self._waiting.close()

@@ -140,7 +140,7 @@ class Process:
             self._unread += more
 
     def rest(self):
-        """What it has written since, where it has ended."""
+        """All that it has written since, where it has ended."""
         with os.fdopen(os.dup(self._stdout), "rb") as stdout:
             return (self._unread + stdout.read()).decode()
 

@@ -1,4 +1,4 @@
-"""What the process of test_refusals.py runs, the first of two: MODEL. Tells {case: its error}."""
+"""The script of test_refusals.py, for the first process of two: MODEL. Tells {case: its error}."""
 
 import json
 import os

@@ -92,7 +92,7 @@ def drop(holds_itself):
 
 
 def say_when_it_samples():
-    """Of the first rank, whose engine counts the steps that all take together."""
+    """The first rank does: its engine counts the steps that all take together."""
     while model.engine.stats()["num_sampling_steps"] == 0:
         time.sleep(0.01)
     print("samples", flush=True)

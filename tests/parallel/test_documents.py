@@ -21,6 +21,7 @@ SIZES = {
     "step % 20": "step % 2",
     "step % 40": "step % 4",
 }
+OF_A_REAL_MODEL = SIZES | {"range(100)": "range(8)", "range(1000)": "range(40)"}
 
 
 def test_the_page_begins_with_the_commands_that_show_it():
@@ -42,29 +43,31 @@ def places(model, data_dir):
     }
 
 
-def fsdp2(file, dp, fsdp):
+def fsdp2(file, dp, fsdp, sizes):
     """The document's script in a file, for these ranks."""
     mesh = {"fsdp_size=4, dp_size=2": f"fsdp_size={fsdp}, dp_size={dp}"}
-    file.write_text(with_sizes(BEST_PRACTICES, SIZES | mesh))
+    file.write_text(with_sizes(BEST_PRACTICES, sizes | mesh))
     return file
 
 
-def alone_in(folder, where):
+def alone_in(folder, where, sizes):
     """(the folder in which one process has run the script, and saved, what it has told)."""
     one = folder / "one"
     one.mkdir()
-    told = alone("noted.py", fsdp2(folder / "one.py", 1, 1), folder=one, **where)
-    assert sum(name == "forward_backward" for name, _ in told) == 10
-    assert sum(name == "calculate_loss" for name, _ in told) == 6  # of two evaluations
-    return one, told
+    return one, alone("noted.py", fsdp2(folder / "one.py", 1, 1, sizes), folder=one, **where)
 
 
-def check(folder, dp, fsdp, where, of_one):
+def count(told, name):
+    """How often the script has called this."""
+    return sum(called == name for called, _ in told)
+
+
+def check(folder, dp, fsdp, where, of_one, sizes):
     """of_one: what alone_in gives."""
     one, told = of_one
     several = folder / "several"
     several.mkdir()
-    script, size = fsdp2(folder / "several.py", dp, fsdp), dp * fsdp
+    script, size = fsdp2(folder / "several.py", dp, fsdp, sizes), dp * fsdp
     assert together(size, "noted.py", script, folder=several, **where) == [told] * size
     saved = sorted(each.name for each in (one / "output").iterdir())
     assert saved == sorted(each.name for each in (several / "output").iterdir())
@@ -75,17 +78,23 @@ def check(folder, dp, fsdp, where, of_one):
 
 @pytest.fixture(scope="module")
 def of_one(tiny_llama_dir, data_dir, tmp_path_factory):
-    return alone_in(tmp_path_factory.mktemp("one"), places(tiny_llama_dir, data_dir))
+    where = places(tiny_llama_dir, data_dir)
+    one, told = alone_in(tmp_path_factory.mktemp("one"), where, SIZES)
+    assert count(told, "forward_backward") == 10
+    assert count(told, "calculate_loss") == 6  # of two evaluations
+    return one, told
 
 
 @pytest.mark.parametrize(("dp", "fsdp"), [(2, 1), (2, 2)])
 def test_the_documents_script_on_a_tiny_model(dp, fsdp, of_one, tiny_llama_dir, data_dir, tmp_path):
-    check(tmp_path, dp, fsdp, places(tiny_llama_dir, data_dir), of_one)
+    check(tmp_path, dp, fsdp, places(tiny_llama_dir, data_dir), of_one, SIZES)
 
 
 def test_the_documents_script_on_a_real_model(smollm2_dir, data_dir, tmp_path):
     where = places(smollm2_dir, data_dir)
-    check(tmp_path, 2, 1, where, alone_in(tmp_path, where))
+    of_one = alone_in(tmp_path, where, OF_A_REAL_MODEL)
+    assert count(of_one[1], "forward_backward") == 5 and count(of_one[1], "calculate_loss") == 1
+    check(tmp_path, 2, 1, where, of_one, OF_A_REAL_MODEL)
 
 
 def chats_in(file, count):

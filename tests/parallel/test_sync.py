@@ -120,8 +120,8 @@ def test_a_rank_that_is_stopped_ends_the_syncs_of_the_others_by_name(tiny_llama_
         the_others_name(ranks, 1, "has been silent for 2 s: its process is stopped")
 
 
-# A message for every few numbers: thousands of them in a sync.
-SMALL_BUCKETS = {"BUCKET_BYTES": "32"}
+# Thousands of messages in a sync.
+SMALL_BUCKETS = {"BUCKET_BYTES": "128"}
 
 
 def system_calls(process):
@@ -138,7 +138,7 @@ def stop_in_transfer(ranks, rank):
     first = system_calls(process)
     while system_calls(process) < first + 1000:
         assert process.status() is None, process.error()[-4000:]
-        time.sleep(0.01)
+        time.sleep(0.001)
     process.send_signal(signal.SIGSTOP)
 
 

@@ -263,7 +263,7 @@ def test_a_rank_that_ends_before_its_first_model_is_told_at_once(
 
 
 def test_a_rank_that_never_comes_is_named_after_the_first_meeting(tiny_llama_dir, tmp_path):
-    """Which takes 30 s elsewhere: rank 1 ends well, and nobody can know that it was to come."""
+    """Elsewhere it takes 30 s: rank 1 ends well, and nobody can know that it was to come."""
     more = {"TWINKLE_DIST_TIMEOUT_SECONDS": "2", "FIRST_MEETING_SECONDS": "2"}
     with endless(2, tiny_llama_dir, tmp_path, DO="1:at once exit", **more) as ranks:
         status, error = ranks[0].end(60)

@@ -33,6 +33,7 @@ from twinkle.errors import ConflictError
 from twinkle.logger import get_logger
 from twinkle.remote.cluster import VERSION, Cluster, _environment
 
+NO_NICER = {"RAY_worker_niceness": "0"}  # as of conftest.py's clusters
 ENDS, TOKENS = (Path(__file__).with_name(name) for name in ("ends.py", "tokens.py"))
 
 
@@ -406,11 +407,12 @@ def test_the_cluster_that_was_joined_stays_and_holds_nothing_of_them(ended, clus
 def test_a_cluster_that_was_started_here_ends_with_the_driver(how):
     mark = secrets.token_hex(16)
     environment = {
-        **os.environ, "RAY_ADDRESS": "local", "TWINKLE_TEST_MARK": mark, "OMP_NUM_THREADS": "1",
+        **os.environ, **NO_NICER, "RAY_ADDRESS": "local", "TWINKLE_TEST_MARK": mark,
+        "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, ENDS, how], env=environment, capture_output=True, text=True, timeout=120,
+        [sys.executable, ENDS, how], env=environment, capture_output=True, text=True, timeout=280,
         start_new_session=True,
     )  # fmt: skip
     assert done.returncode == {"end": 0, "interrupt": 1, "kill": -9}[how], done.stderr
@@ -430,6 +432,7 @@ def test_a_cluster_that_was_started_here_ends_with_the_driver(how):
 def test_a_cluster_that_was_started_here_is_joined_with_its_token_alone(cluster):
     """Which nobody can read, and which the next cluster does not get."""
     environment = {name: value for name, value in os.environ.items() if "RAY_" not in name}
+    environment |= NO_NICER
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     here = cluster.environment
     done = subprocess.run(

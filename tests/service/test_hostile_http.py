@@ -26,14 +26,14 @@ from service.wire import wait_until
 )  # fmt: skip
 def test_paths_that_are_not_there_are_404(wire, path):
     for method in ("GET", "POST", "HEAD", "DELETE", "PUT", "BREW"):
-        asked = f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        asked = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
         said = wire.raw(asked.encode("latin1"), seconds=20)
         assert said.startswith((b"HTTP/1.1 404", b"HTTP/1.1 422")), said[:200]
         if method != "HEAD":
             assert "detail" in json.loads(said.partition(b"\r\n\r\n")[2])
 
 
-POST = b"POST /api/v1/create_session HTTP/1.1\r\nhost: x\r\n"
+POST = b"POST /api/v1/create_session HTTP/1.1\r\nhost: localhost\r\n"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_2000_open_polls_wait_and_those_who_hung_up_are_forgotten(attacked, wire
     ack = train(wire, message(run, 2)).json()  # after a number that has not come
     body = json.dumps({"request_id": ack["request_id"]}).encode()
     poll = (
-        b"POST /api/v1/retrieve_future HTTP/1.1\r\nhost: x\r\nx-api-key: tml-hostile\r\n"
+        b"POST /api/v1/retrieve_future HTTP/1.1\r\nhost: localhost\r\nx-api-key: tml-hostile\r\n"
         b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
     ) + body
     polls = [wire.connect() for _ in range(2000)]

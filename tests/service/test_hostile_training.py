@@ -241,7 +241,7 @@ def test_requests_that_come_twice_in_any_order_or_cut_are_done_once(attacked, wi
     run = wire.run()
     cut = message(run, 10, weights=ONES).SerializeToString()
     head = (
-        b"POST /api/v1/forward_backward HTTP/1.1\r\nhost: x\r\nx-api-key: tml-hostile\r\n"
+        b"POST /api/v1/forward_backward HTTP/1.1\r\nhost: localhost\r\nx-api-key: tml-hostile\r\n"
         b"content-type: application/x-protobuf\r\ncontent-length: %d\r\n\r\n" % len(cut)
     )
     with wire.connect() as peer:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -20,8 +21,8 @@ chat = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokeni
 print(json.dumps([tokenizer(sys.argv[2])["input_ids"], chat]))
 """
 ASK_THE_SDK = """
-import json, sys, tinker
-service = tinker.ServiceClient(base_url=sys.argv[3], api_key="tml-test")
+import json, os, sys, tinker
+service = tinker.ServiceClient(base_url=sys.argv[3], api_key=os.environ["HF_TOKEN"])
 trained = service.create_lora_training_client(sys.argv[1], rank=4).get_tokenizer()
 sampled = service.create_sampling_client(base_model=sys.argv[1]).get_tokenizer()
 print(json.dumps([t(sys.argv[2])["input_ids"] for t in (trained, sampled)]))
@@ -29,22 +30,29 @@ print(json.dumps([t(sys.argv[2])["input_ids"] for t in (trained, sampled)]))
 
 
 @pytest.fixture(scope="module")
-def named(tiny_llama_dir, tmp_path_factory):
+def named(tiny_llama_dir, tmp_path_factory, twinkle):
+    """A server that asks for a key, which is its `key`."""
     from service.conftest import Server
 
+    state = tmp_path_factory.mktemp("state")
+    made = twinkle("keys", "create", "--state", state, "--tenant", "alice")
     names = ["--name", "made-up/name", "--name", "made-up/name/variant"]
-    it = Server(tiny_llama_dir, tmp_path_factory.mktemp("state"), *names)
+    it = Server(tiny_llama_dir, state, *names)
+    it.key = made.stdout.strip()
     yield it
     assert it.stop() == 0
 
 
-def run(script, home, endpoint, *arguments):
+def run(script, home, server, *arguments):
     """A process that knows no hub but the server, with nothing in its cache."""
     offline = {"HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN", "HF_HUB_CACHE"}
     kept = {key: value for key, value in os.environ.items() if key not in offline}
     result = subprocess.run(
         [sys.executable, "-c", script, *arguments],
-        env={**kept, "HF_HOME": str(home), "HF_ENDPOINT": endpoint, "TINKER_TELEMETRY": "0"},
+        env={
+            **kept, "HF_HOME": str(home), "HF_ENDPOINT": server.url + "/hf",
+            "HF_TOKEN": server.key, "TINKER_TELEMETRY": "0",
+        },
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-4000:]
@@ -60,7 +68,7 @@ def test_transformers_loads_the_tokenizer_of_a_made_up_name(named, tiny_llama_di
         own.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False),
     ]
     for name in ("tiny", "made-up/name"):
-        assert run(LOAD, tmp_path, named.url + "/hf", name, TEXT) == expected
+        assert run(LOAD, tmp_path, named, name, TEXT) == expected
 
 
 def test_the_sdk_gives_the_tokenizer_of_every_served_name(named, tiny_llama_dir, tmp_path):
@@ -69,13 +77,16 @@ def test_the_sdk_gives_the_tokenizer_of_every_served_name(named, tiny_llama_dir,
     pytest.importorskip("tinker")
     expected = AutoTokenizer.from_pretrained(tiny_llama_dir)(TEXT)["input_ids"]
     name = "made-up/name/variant"
-    found = run(ASK_THE_SDK, tmp_path, named.url + "/hf", name, TEXT, named.url)
+    found = run(ASK_THE_SDK, tmp_path, named, name, TEXT, named.url)
     assert found == [expected, expected]
 
 
 def test_a_file_is_told_of_without_its_bytes(named, tiny_llama_dir):
     url = f"{named.url}/hf/made-up/name/resolve/main/tokenizer.json"
-    with urllib.request.urlopen(urllib.request.Request(url, method="HEAD")) as told:
+    key = {"Authorization": f"Bearer {named.key}"}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=key, method="HEAD")) as told:
         assert told.read() == b""
         size = (Path(tiny_llama_dir) / "tokenizer.json").stat().st_size
         assert int(told.headers["Content-Length"]) == size
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(url)

@@ -107,7 +107,7 @@ def test_who_may_not_come_in_is_told_before_its_body_is_sent(server, alice, make
         place = server.url.removeprefix("http://").split(":")
         with socket.create_connection(("127.0.0.1", int(place[1])), timeout=10) as peer:
             peer.sendall(
-                f"POST /api/v1/{path} HTTP/1.1\r\nHost: x\r\nx-api-key: {key}\r\n"
+                f"POST /api/v1/{path} HTTP/1.1\r\nHost: localhost\r\nx-api-key: {key}\r\n"
                 "Content-Length: 100000000\r\n\r\n".encode()
             )
             out = b""

@@ -73,7 +73,7 @@ def test_clients_that_announce_much_and_send_little_take_no_room(start, tiny_lla
     wire = Wire(server.url)
     run = wire.run()
     head = (
-        b"POST /api/v1/forward_backward HTTP/1.1\r\nhost: x\r\nx-api-key: tml-slow\r\n"
+        b"POST /api/v1/forward_backward HTTP/1.1\r\nhost: localhost\r\nx-api-key: tml-slow\r\n"
         b"content-type: application/x-protobuf\r\ncontent-length: %d\r\n\r\n" % (256 * MIB)
     )
     slow = [wire.connect() for _ in range(100)]
@@ -112,7 +112,7 @@ def test_slow_readers_of_a_file_of_the_tokenizer_share_its_bytes(start, tiny_lla
         reader = socket.socket()
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         reader.connect((wire.place.hostname, wire.place.port))
-        reader.sendall(b"GET /hf/tiny/resolve/main/vocab.txt HTTP/1.1\r\nhost: x\r\n\r\n")
+        reader.sendall(b"GET /hf/tiny/resolve/main/vocab.txt HTTP/1.1\r\nhost: localhost\r\n\r\n")
         readers.append(reader)
     for reader in readers:
         assert reader.recv(12) == b"HTTP/1.1 200"
@@ -153,7 +153,7 @@ def in_one_chunk(wire, route, body, content_type, sent=5000):
     """The answer to a body whose length comes with it, and of which no more is sent than
     tells its number."""
     head = (
-        f"POST /api/v1/{route} HTTP/1.1\r\nhost: x\r\nx-api-key: {wire.key}\r\n"
+        f"POST /api/v1/{route} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {wire.key}\r\n"
         f"content-type: {content_type}\r\ntransfer-encoding: chunked\r\n\r\n{len(body):x}\r\n"
     )
     with wire.connect() as peer:

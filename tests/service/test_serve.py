@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def test_what_is_printed_is_the_whole_configuration_and_reads_back(tmp_path):
             "compress": False,
             "token_budget": 4096,
             "deterministic": True,
-            "max_body_bytes": 256 << 20,
+            "max_body_bytes": 64 << 20,
         }.items()
     )
     file = tmp_path / "serve.yaml"
@@ -103,7 +104,7 @@ def test_a_printed_configuration_asks_for_keys_that_are_made_later(tmp_path, tin
 def test_without_arguments_it_is_smollm2_by_both_names():
     printed = serve("--print-config").stdout
     assert "\nmodel: smollm2\n" in printed
-    assert "\nname: [smollm2, HuggingFaceTB/SmolLM2-135M-Instruct]\n" in printed
+    assert "\nname: [smollm2, smollm2-q4_1]\n" in printed
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_without_arguments_it_is_smollm2_by_both_names():
         ("model: /no/model\n", "/no/model"),
         (
             "max_body_bytes_total: 1048576\n",
-            "max_body_bytes is 268435456 (its default), it must be at most max_body_bytes_total",
+            "max_body_bytes is 67108864 (its default), it must be at most max_body_bytes_total",
         ),
     ],
 )
@@ -324,7 +325,7 @@ def test_without_arguments_smollm2_is_served_and_sampled_by_both_names(smollm2_d
         params = tinker.SamplingParams(max_tokens=4, temperature=0.0)
         drawn = []
         with tinker.ServiceClient(base_url="http://127.0.0.1:8000", api_key="tml-any") as client:
-            for name in ("smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"):
+            for name in ("smollm2", "smollm2-q4_1"):
                 sampler = client.create_sampling_client(base_model=name)
                 drawn.append(sampler.sample(prompt, 1, params).result().sequences[0].tokens)
         assert drawn[0] == drawn[1] and len(drawn[0]) == 4
@@ -385,3 +386,19 @@ def test_polls_that_are_held_at_sigterm_are_answered_and_the_status_is_0(tiny_ll
     assert at - begun < hold + 1
     assert server.process.wait(hold + 5 - (time.monotonic() - begun)) == 0
     server.process.stdout.close()
+
+
+def test_it_goes_on_after_a_hangup_and_ends_though_nobody_reads_its_log(
+    start, tiny_llama_dir, tmp_path
+):
+    read, write = os.pipe()
+    server = start(tiny_llama_dir, tmp_path, log=write)
+    os.close(write)
+    for hangup in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        server.process.send_signal(hangup)
+    wire = Wire(server.url)
+    for _ in range(400):  # lines for more than a pipe takes
+        assert wire.send("GET", "/api/v1/samplers/" + "a" * 200).status == 404
+    assert server.stop() == 0
+    assert b"SIGHUP: the server goes on" in os.read(read, 1 << 20)
+    os.close(read)

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "twinkle/base/encoding/text_fault.h"
 #include "twinkle/base/fields/json_handler.h"
 #include "twinkle/base/file.h"
 
@@ -191,7 +192,8 @@ Json parse_prefix(std::string_view text, size_t& used, std::string& cause, OutOf
   boost::json::error_code error;
   used = parser.write_some(false, text.data(), text.size(), error);
   if (!error && !parser.done()) error = boost::json::error::incomplete;
-  cause = error ? error.message() : "";
+  cause = error ? json_fault(text, used) : "";
+  if (error && cause.empty()) cause = error.message();
   if (error == boost::json::error::exponent_overflow && numbers == OutOfRange::kRefuse) {
     std::string_view number = builder.refused;
     if (number.empty()) number = number_around(text, used);  // the parser itself gave up
@@ -226,6 +228,7 @@ std::optional<Json> json_in(std::string_view text) {
 }
 
 Json parse_json(std::string_view text, std::string_view what) {
+  text = without_mark(text);
   std::string cause;
   size_t used = 0;
   Json value = parse_whole(text, used, cause);

@@ -98,7 +98,7 @@ class Commands : public testing::Test {
                                         "\n");
   }
   ~Commands() override {
-    for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);
   }
   std::string model() const { return tokenizer_.directory().string(); }
   std::string path(const char* name) const { return (scratch_ / name).string(); }
@@ -132,6 +132,22 @@ TEST_F(Commands, TrainWritesAnAdapterThatSampleTakes) {
     EXPECT_TRUE(answers.starts_with("> a\n")) << answers;
     EXPECT_NE(answers.find("\n\n> c\n"), std::string::npos) << answers;
   }
+}
+
+TEST_F(Commands, SamplePlainContinuesTextsWithoutAChatTemplate) {
+  const std::string with = run({"sample", model(), "a", "--plain", "--max-tokens", "3"});
+  tokenizer_.write("tokenizer_config.json", "{}");
+  EXPECT_EQ(run({"sample", model(), "a", "--plain", "--max-tokens", "3"}), with);
+  EXPECT_NE(
+      error_of([this] { run({"sample", model(), "a"}); }).find("'twinkle sample' with --plain"),
+      std::string::npos);
+}
+
+TEST_F(Commands, ADataFileInTheModelsPlaceIsNamed) {
+  const std::string rows = path("rows.jsonl");
+  EXPECT_EQ(error_of([&] { run({"train", rows, model(), "--output", path("out")}); }),
+            "cli: " + rows + " is a data file; the model comes first: twinkle train " + model() +
+                " " + rows);
 }
 
 TEST_F(Commands, NumbersOutOfRangeAreRefusedByTheirOptionsNames) {
@@ -409,6 +425,14 @@ TEST_F(Commands, ARowThatTeachesNothingIsRefusedByItsLineAndRemedy) {
   EXPECT_EQ(refusal(R"({"positive": {"messages": [{"role": "user", "content": "a"}]}})"),
             "the row holds several chats and no messages; for preferences see "
             "docs/preferences.md");
+  const std::string chat = R"({"messages": [{"role": "user", "content": "a"}, )"
+                           R"({"role": "assistant", "content": "b"}], )";
+  EXPECT_EQ(refusal(chat + R"("rejected_response": "c"})"),
+            "field 'rejected_response' is the worse one of a pair, and twinkle train learns no "
+            "preferences; see docs/preferences.md, or leave the field out");
+  EXPECT_EQ(refusal(chat + R"("label": false})"),
+            "field 'label' is false, so the reply is one to avoid, and twinkle train learns every "
+            "reply; leave the row out");
   const std::string longer = R"({"messages": [{"role": "user", "content": "aaaaaaaaaaaaaaaaaa"}, )"
                              R"({"role": "assistant", "content": "b"}]})";
   const std::string error = refusal(longer, "--max-length", "30");

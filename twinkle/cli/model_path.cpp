@@ -58,8 +58,9 @@ std::string model_path(const std::string& id, Download download) {
     ::dup2(ends[1], STDOUT_FILENO);
     ::close(ends[0]);
     const char* program = python ? python : "python3";
-    // Its own name comes first, because an environment's Python finds its packages by it.
-    ::execlp(program, program, "-m", "twinkle.hub", "get", "--errors-on-stdout", id.c_str(),
+    // Its own name comes first, because an environment's Python finds its packages by it. -P: no
+    // file of the folder that the command runs in is imported.
+    ::execlp(program, program, "-P", "-m", "twinkle.hub", "get", "--errors-on-stdout", id.c_str(),
              download == Download::kAll ? nullptr : "--no-weights", nullptr);
     ::_exit(127);
   }
@@ -85,7 +86,7 @@ std::string model_name(const std::string& id) {
   std::string lower = id;
   std::transform(id.begin(), id.end(), lower.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  if (lower == "smollm2") return "HuggingFaceTB/SmolLM2-135M-Instruct";
+  if (lower == "smollm2") return "smollm2-q4_1";  // rounded to 4 bits: not the hub's model
   const size_t mark = id.find("://");
   return mark == id.npos ? id : id.substr(mark + 3);
 }

@@ -18,7 +18,7 @@ namespace twinkle::cli {
 namespace {
 
 // Exit status and what went to standard error.
-std::pair<int, std::string> run(std::vector<const char*> arguments) {
+std::pair<int, std::string> run_words(std::vector<const char*> arguments) {
   arguments.insert(arguments.begin(), "twinkle");
   testing::internal::CaptureStderr();
   const int status = run_program(static_cast<int>(arguments.size()), arguments.data(), "1.2");
@@ -29,16 +29,16 @@ TEST(Program, AnUnknownSubcommandIsNamedWithThoseThatThereAre) {
   const std::string required =
       "A subcommand is required: backup, info, keys, restore, sample, serve, train; --help says "
       "more\n";
-  EXPECT_EQ(run({}), std::pair(2, "twinkle: cli: " + required));
+  EXPECT_EQ(run_words({}), std::pair(2, "twinkle: cli: " + required));
   for (const std::string word : {"foo", "--foo"}) {
-    EXPECT_EQ(run({word.c_str()}),
+    EXPECT_EQ(run_words({word.c_str()}),
               std::pair(2, "twinkle: cli: '" + word + "' is not a subcommand. " + required));
   }
 }
 
 TEST(Program, WrongArgumentsEndWith2AndWrongInputWith1AndBothNameTheProgram) {
   EXPECT_EQ(
-      run({"info"}),
+      run_words({"info"}),
       std::pair(2, std::string("twinkle: cli: model is required; 'twinkle info --help' lists the "
                                "arguments\n")));
   for (const std::vector<const char*>& wrong :
@@ -47,12 +47,12 @@ TEST(Program, WrongArgumentsEndWith2AndWrongInputWith1AndBothNameTheProgram) {
         {"train", "model", "rows", "--seed", "x"},
         {"sample", "model", "hi", "--top-p", "0"},
         {"info", "model", "--speed"}}) {
-    const auto [status, text] = run(wrong);
+    const auto [status, text] = run_words(wrong);
     EXPECT_EQ(status, 2) << text;
     EXPECT_TRUE(text.starts_with("twinkle: ")) << text;
     EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
   }
-  const auto [status, text] = run({"info", "/dev"});
+  const auto [status, text] = run_words({"info", "/dev"});
   EXPECT_EQ(status, 1);
   EXPECT_TRUE(text.starts_with("twinkle: ")) << text;
 }
@@ -77,7 +77,7 @@ TEST(Program, OptionsThatCannotBeAreWrongArgumentsInAFileToo) {
         {"keys", "limit", "--tenant", "a", "--compute-seconds-per-minute", "1e-9"},
         {"keys", "revoke"},
         {"keys", "list", "--state", ""}}) {
-    const auto [status, text] = run(wrong);
+    const auto [status, text] = run_words(wrong);
     EXPECT_EQ(status, 2) << text;
     EXPECT_TRUE(text.starts_with("twinkle: ")) << text;
   }
@@ -86,15 +86,16 @@ TEST(Program, OptionsThatCannotBeAreWrongArgumentsInAFileToo) {
        {std::vector{"keys", "list", "--state", nothing.c_str()},
         {"backup", file.c_str(), "--state", nothing.c_str()},
         {"serve", "--model", nothing.c_str(), "--state", nothing.c_str(), "--check"}})
-    EXPECT_EQ(run(right).first, 1);
+    EXPECT_EQ(run_words(right).first, 1);
   EXPECT_FALSE(std::filesystem::exists(nothing));
 }
 
 TEST(Program, ACopyOfNoFolderOrIntoNoneIsRefusedByName) {
   const std::string must = " is '', it must be the path of a folder\n";
   for (const char* command : {"backup", "restore"}) {
-    EXPECT_EQ(run({command, ""}), std::pair(2, "twinkle: cli: folder" + must));
-    EXPECT_EQ(run({command, "x", "--state", ""}), std::pair(2, "twinkle: cli: --state" + must));
+    EXPECT_EQ(run_words({command, ""}), std::pair(2, "twinkle: cli: folder" + must));
+    EXPECT_EQ(run_words({command, "x", "--state", ""}),
+              std::pair(2, "twinkle: cli: --state" + must));
   }
 }
 
@@ -104,7 +105,7 @@ TEST(Program, TheStateOfAServerThatRunsIsNoBackup) {
   std::filesystem::create_directories(dir / "state/journal");
   const FileHandle server = store::lock_folder(dir / "state/journal");
   EXPECT_EQ(
-      run({"restore", state.c_str(), "--state", copy.c_str()}),
+      run_words({"restore", state.c_str(), "--state", copy.c_str()}),
       std::pair(1, "twinkle: cli: " + state + " is the state of a server that runs, process " +
                        std::to_string(::getpid()) +
                        ", and no backup; make one by 'twinkle backup FOLDER --state " + state +
@@ -114,26 +115,26 @@ TEST(Program, TheStateOfAServerThatRunsIsNoBackup) {
 
 TEST(Program, AMisspeltOptionIsAnsweredWithTheOneThatWasProbablyMeant) {
   const std::string help = " --help' lists the arguments\n";
-  EXPECT_EQ(run({"serve", "--prot", "80"}),
+  EXPECT_EQ(run_words({"serve", "--prot", "80"}),
             std::pair(2,
                       "twinkle: cli: there is no option '--prot'; did you mean '--port'?; not "
                       "expected: --prot 80; 'twinkle serve" +
                           help));
-  EXPECT_EQ(run({"serve", "--modle", "x", "--nmae=y", "z"}),
+  EXPECT_EQ(run_words({"serve", "--modle", "x", "--nmae=y", "z"}),
             std::pair(2,
                       "twinkle: cli: there is no option '--modle'; did you mean '--model'?; not "
                       "expected: --modle x --nmae=y z; 'twinkle serve" +
                           help));
-  EXPECT_EQ(run({"serve", "x"}),
+  EXPECT_EQ(run_words({"serve", "x"}),
             std::pair(2, "twinkle: cli: not expected: x; 'twinkle serve" + help));
   for (const std::vector<const char*>& wrong : {std::vector{"train", "model", "rows", "--epoch=1"},
                                                 {"keys", "create", "--tennant", "a"},
                                                 {"info", "model", "--helpp"}}) {
-    const auto [status, text] = run(wrong);
+    const auto [status, text] = run_words(wrong);
     EXPECT_EQ(status, 2) << text;
     EXPECT_NE(text.find("; did you mean '--"), std::string::npos) << text;
   }
-  EXPECT_EQ(run({"info", "model", "--wholly-another"}),
+  EXPECT_EQ(run_words({"info", "model", "--wholly-another"}),
             std::pair(2,
                       "twinkle: cli: there is no option '--wholly-another'; not expected: "
                       "--wholly-another; 'twinkle info" +
@@ -141,7 +142,7 @@ TEST(Program, AMisspeltOptionIsAnsweredWithTheOneThatWasProbablyMeant) {
 }
 
 TEST(Program, AWrongValueIsToldWithTheHelpOfTheInnermostCommand) {
-  EXPECT_EQ(run({"keys", "create", "--tenant", "a", "--weight", "x"}),
+  EXPECT_EQ(run_words({"keys", "create", "--tenant", "a", "--weight", "x"}),
             std::pair(2, std::string("twinkle: cli: --weight: 'x' must be a number of at least "
                                      "0.001, at most 1000; 'twinkle keys create --help' lists the "
                                      "arguments\n")));
@@ -151,7 +152,7 @@ TEST(Program, HelpExplainsMODELWhereOneIsTakenAlone) {
   const auto help = [](std::vector<const char*> arguments) {
     arguments.push_back("--help");
     testing::internal::CaptureStdout();
-    EXPECT_EQ(run(arguments), std::pair(0, std::string()));
+    EXPECT_EQ(run_words(arguments), std::pair(0, std::string()));
     return testing::internal::GetCapturedStdout();
   };
   for (const std::vector<const char*>& takes :
@@ -185,7 +186,7 @@ TEST(Program, OutputThatIsNotTakenIsAnError) {
   const int full = ::open("/dev/full", O_WRONLY);
   ASSERT_GE(full, 0);
   ::dup2(full, STDOUT_FILENO);
-  const auto [status, text] = run({"--version"});
+  const auto [status, text] = run_words({"--version"});
   ::dup2(kept, STDOUT_FILENO);
   ::close(full);
   ::close(kept);

@@ -27,6 +27,7 @@ struct Options {
   engine::SamplingParams params;
   Seed seed;
   engine::EngineOptions engine;  // but model and device
+  bool plain = false;            // prompts are continued as they are, without the chat template
   bool limited = false;  // --max-tokens was given, and isn't cut to what the model has room for
 };
 
@@ -41,7 +42,8 @@ void check_adapter(const std::filesystem::path& folder) {
 void run(const Options& o) {
   check_adapter(o.adapter);
   const std::string path = model_path(o.model);
-  const text::Template tmpl(path, {.max_length = 0, .default_system = o.system});
+  const text::Template tmpl(
+      path, {.use_chat_template = !o.plain, .max_length = 0, .default_system = o.system});
   engine::EngineOptions with = o.engine;
   with.model.path = path;
   with.model.device = device_or_default(o.device);
@@ -84,6 +86,8 @@ void sample(CLI::App& app, Action& action) {
       ->required();
   command->add_option("--adapter", o->adapter, "PEFT directory");
   command->add_option("--system", o->system, "system message");
+  command->add_flag("--plain", o->plain, "continue the prompt as it is, without a chat template")
+      ->excludes(command->get_option("--system"));
   command->add_option("--max-tokens", o->params.max_tokens, "longest answer, tokens")
       ->capture_default_str();
   command->add_option("--temperature", o->params.temperature, "0 is greedy")->capture_default_str();

@@ -17,6 +17,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
+#include "twinkle/base/log/write.h"
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/device.h"
 #include "twinkle/cli/model_path.h"
@@ -88,21 +89,30 @@ server::HttpOptions http_of(const ServeOptions& o, Log& log) {
   return out;
 }
 
-// Ctrl-C and SIGTERM, which no other thread takes from here on. A limit on the size of files
-// refuses a write, as a full disk does.
+// Ctrl-C, SIGTERM and SIGHUP, which no other thread takes from here on. A limit on the size of
+// files refuses a write, as a full disk does, and so does who has stopped to read the log.
 sigset_t hold_signals() {
-  std::signal(SIGXFSZ, SIG_IGN);
+  for (const int ignored : {SIGXFSZ, SIGPIPE, SIGUSR1, SIGUSR2}) std::signal(ignored, SIG_IGN);
   sigset_t signals;
   sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
+  for (const int held : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, held);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   return signals;
 }
 
-// Returns true on a signal, or when standard input ends, if that counts: a parent that is gone has
-// closed its end of it. False: `other`, if there is one, can be read.
-bool wait_for_end(const sigset_t& signals, bool until_stdin_ends, int other = -1) {
+// Whether the signal that has come ends the server. SIGHUP, which a terminal that is closed sends,
+// does not.
+bool ends_by(int signalled, Log& log) {
+  signalfd_siginfo which{};
+  if (::read(signalled, &which, sizeof which) != sizeof which) return false;
+  if (which.ssi_signo != SIGHUP) return true;
+  log.write(Level::kInfo, "SIGHUP: the server goes on, and reads no option again");
+  return false;
+}
+
+// Returns true on a signal that ends the server, or when standard input ends, if that counts: a
+// parent that is gone has closed its end of it. False: `other`, if there is one, can be read.
+bool wait_for_end(const sigset_t& signals, bool until_stdin_ends, Log& log, int other = -1) {
   const FileHandle signalled(::signalfd(-1, &signals, SFD_CLOEXEC));
   std::array<pollfd, 3> ends{{{.fd = signalled.get(), .events = POLLIN},
                               {.fd = until_stdin_ends ? STDIN_FILENO : -1, .events = POLLIN},
@@ -110,22 +120,24 @@ bool wait_for_end(const sigset_t& signals, bool until_stdin_ends, int other = -1
   std::array<char, 256> ignored{};
   for (;;) {
     if (::poll(ends.data(), ends.size(), -1) < 0) continue;
-    if (ends[0].revents != 0) return true;
+    if (ends[0].revents != 0 && ends_by(signalled.get(), log)) return true;
     if (ends[1].revents != 0 && ::read(STDIN_FILENO, ignored.data(), ignored.size()) <= 0)
       return true;
     if (ends[2].revents != 0) return false;
   }
 }
 
+// Who reads standard output no more does not hold the end up.
+void say_end() { write_within(STDOUT_FILENO, "twinkle ends\n", std::chrono::seconds(1)); }
+
 // While it lives, the end comes at once: a start, which may take minutes, has told nobody anything,
 // and the next one finds what it leaves as after a kill.
 class EndsAtOnce {
  public:
-  EndsAtOnce(const sigset_t& signals, bool until_stdin_ends)
-      : thread_([this, signals, until_stdin_ends] {
-          if (!wait_for_end(signals, until_stdin_ends, is_over_.get())) return;
-          std::printf("twinkle ends\n");
-          std::fflush(stdout);
+  EndsAtOnce(const sigset_t& signals, bool until_stdin_ends, Log& log)
+      : thread_([this, signals, until_stdin_ends, &log] {
+          if (!wait_for_end(signals, until_stdin_ends, log, is_over_.get())) return;
+          say_end();
           ::_exit(0);
         }) {}
   ~EndsAtOnce() {
@@ -210,7 +222,7 @@ void run_service(const ServeOptions& o, const std::string& version, bool until_s
   const sigset_t signals = hold_signals();
   Log log(o.log_level);
   server::Access access = access_of(o, log);
-  std::optional<EndsAtOnce> starts(std::in_place, signals, until_stdin_ends);
+  std::optional<EndsAtOnce> starts(std::in_place, signals, until_stdin_ends, log);
   log.write(Level::kInfo, "twinkle " + version +
                               ", state: " + std::filesystem::absolute(o.state).string() +
                               ", auth: " + told_auth(o));
@@ -271,8 +283,8 @@ void run_service(const ServeOptions& o, const std::string& version, bool until_s
   std::printf("twinkle serves %s at %s\n", backend.model().names[0].c_str(),
               server::url_of(o.http.address, http->port()).c_str());
   std::fflush(stdout);
-  wait_for_end(signals, until_stdin_ends);
-  std::printf("twinkle ends\n");
+  wait_for_end(signals, until_stdin_ends, log);
+  say_end();
   http->drain(o.service.promises.hold + kAnswered);
   const auto saved = std::make_shared<std::promise<void>>();
   http->post([&services, saved] { services.save_runs([saved] { saved->set_value(); }); });

@@ -1,5 +1,9 @@
 #include "twinkle/data/encode.h"
 
+#include <algorithm>
+
+#include "twinkle/text/columns.h"
+
 namespace twinkle::data {
 namespace {
 
@@ -20,9 +24,11 @@ std::vector<std::string> nested_fields(const Row& row) {
 // The fields that the template reads; others may be large.
 Json trajectory_of(const Row& row) {
   JsonObject out;
-  for (const char* name : {"messages", "tools", "user_data", "images", "videos", "audios"}) {
+  const auto copy = [&](std::string_view name) {
     if (const Json* value = row.if_contains(name)) out[name] = *value;
-  }
+  };
+  std::ranges::for_each(text::kChatColumns, copy);
+  std::ranges::for_each(text::kMoreColumns, copy);
   // Without messages it is refused, by an error that names what the row has in their place.
   if (!out.contains("messages"))
     for (const auto& field : row) out.emplace(field.key(), nullptr);

@@ -247,6 +247,17 @@ TEST_F(BadInput, DirectoriesThatASaveCannotHave) {
   EXPECT_EQ(std::distance(fs::directory_iterator(scratch_.path()), {}), 2);
 }
 
+TEST_F(BadInput, AnAdaptersCardIsReplacedAndAUsersReadmeIsNot) {
+  const Save save{.tenant = "me", .directory = scratch_ / "adapter"};
+  engine_.run<SaveResult>(save);
+  engine_.run<SaveResult>(save);
+  const fs::path readme = save.directory / "README.md";
+  EXPECT_NE(read_text(readme).find("base_model: \"" + model_.path()), std::string::npos);
+  write_text(readme, "# Mine\n");
+  expect_refused(save, " holds 'README.md', which is not a checkpoint file, and a save");
+  EXPECT_EQ(read_text(readme), "# Mine\n");
+}
+
 TEST(BadOptions, ACacheBeyondTheMachinesMemoryIsRefusedAtTheStart) {
   const model::TinyModel model;
   expect_error("engine: kv_tokens is 2147483647, whose keys and values take ", [&] {

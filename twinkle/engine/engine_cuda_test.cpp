@@ -40,7 +40,7 @@ struct Numbers {
 };
 
 // Relative to the largest number of one name; counts that differ, too.
-void expect_near(const Numbers& got, const Numbers& want, double tolerance) {
+void expect_numbers_near(const Numbers& got, const Numbers& want, double tolerance) {
   ASSERT_EQ(got.all.size(), want.all.size());
   std::map<std::string, double> largest;
   for (const auto& [name, x] : want.all) largest[name] = std::max(largest[name], std::abs(x));
@@ -90,7 +90,7 @@ class EngineOnDevice : public testing::TestWithParam<std::string> {
   void expect_like_the_cpu(const std::function<Numbers(Engine&)>& numbers_of) const {
     Engine cpu(on("cpu")), device(on_device());
     const Numbers got = numbers_of(device), want = numbers_of(cpu);
-    if (GetParam() == "no") return expect_near(got, want, 1e-4);
+    if (GetParam() == "no") return expect_numbers_near(got, want, 1e-4);
     Engine exact(on("cpu", "no"));
     expect_as_near_to(numbers_of(exact), got, want);
   }
@@ -125,7 +125,7 @@ void step_both(Engine& engine, Numbers& out) {
   out.add("norm b", b.grad_norm);
 }
 
-Numbers train(Engine& engine) {
+Numbers train_on_device(Engine& engine) {
   Numbers out;
   create_tenant(engine, "a", kDropped);
   create_tenant(engine, "b", kPlain);
@@ -156,7 +156,7 @@ Numbers train(Engine& engine) {
   return out;
 }
 
-TEST_P(EngineOnDevice, TrainsManyTenantsAsTheCpuDoes) { expect_like_the_cpu(train); }
+TEST_P(EngineOnDevice, TrainsManyTenantsAsTheCpuDoes) { expect_like_the_cpu(train_on_device); }
 
 Numbers train_all(Engine& engine, const std::string& directory) {
   Numbers out;
@@ -216,7 +216,7 @@ void add(Numbers& out, const SampleResult& result) {
 }
 
 // In bfloat16 two tokens may be equally likely: there the first step is compared alone.
-Numbers sample(Engine& engine, bool all) {
+Numbers sample_on_device(Engine& engine, bool all) {
   Numbers out;
   create_tenant(engine, "a", kDropped);
   engine.run<ForwardResult>(ForwardBackward{.tenant = "a", .sequences = {of(1, 9)}});
@@ -230,7 +230,7 @@ Numbers sample(Engine& engine, bool all) {
 TEST_P(EngineOnDevice, SamplesAsTheCpuDoes) {
   Engine cpu(on("cpu")), device(on_device());
   const bool all = GetParam() == "no";
-  expect_near(sample(device, all), sample(cpu, all), tolerance());
+  expect_numbers_near(sample_on_device(device, all), sample_on_device(cpu, all), tolerance());
 }
 
 // Features that llama lacks: biases, norms of heads and sandwiches, windows, interleaved and
@@ -272,13 +272,13 @@ TEST_P(FamilyOnDevice, TrainsAndSamplesAsTheCpuDoes) {
   const auto numbers = [&](const std::string& device) {
     Engine engine({.model = {.path = model.path(), .mixed_precision = "no", .device = device},
                    .sampler = {.kv_tokens = 512}});
-    Numbers out = sample(engine, true);
+    Numbers out = sample_on_device(engine, true);
     out.add("backward", engine.run<ForwardResult>(
                             ForwardBackward{.tenant = "a", .sequences = {of(2, 9), of(12, 3)}}));
     out.add("a", engine.run<InspectResult>(Inspect{"a", true}));
     return out;
   };
-  expect_near(numbers("cuda"), numbers("cpu"), 1e-4);
+  expect_numbers_near(numbers("cuda"), numbers("cpu"), 1e-4);
 }
 
 // The log-probability of every generated token, by the trainer's forward over the whole text.
@@ -351,7 +351,7 @@ TEST_P(EngineOnDevice, ASavedAdapterIsOneForTheCpu) {
   engine.run<LoadResult>(Load{"a", directory, /*optimizer=*/true});
   scored[1].add("scored",
                 engine.run<ForwardResult>(Forward{.tenant = "a", .sequences = {of(3, 7)}}));
-  expect_near(scored[0], scored[1], tolerance());
+  expect_numbers_near(scored[0], scored[1], tolerance());
 }
 
 TEST(EngineDevice, OneThatIsNotHereIsNamedBeforeTheModelIsRead) {

@@ -10,7 +10,7 @@ namespace {
 using Texts = std::vector<std::pair<std::vector<int32_t>, std::vector<float>>>;
 
 // Four requests of one prompt, and one of another.
-Texts sample(Engine& engine, const std::string& tenant) {
+Texts sample_texts(Engine& engine, const std::string& tenant) {
   Sample op{.tenant = tenant};
   for (uint64_t i = 0; i < 5; ++i) {
     op.prompts.push_back(drawn(i == 4 ? 8 : 7, 140).input_ids);
@@ -23,7 +23,7 @@ Texts sample(Engine& engine, const std::string& tenant) {
   return out;
 }
 
-void train(Engine& engine, const std::string& tenant) {
+void train_prefixed(Engine& engine, const std::string& tenant) {
   engine.run<ForwardResult>(work(tenant));
   engine.run<StepResult>(Step{.tenant = tenant, .options = R"({"lr": 0.05})"});
 }
@@ -39,22 +39,22 @@ TEST_P(Prefixes, AfterAStepTextIsThatOfTheNewWeightsAlone) {
   const EngineOptions options{.model = {.path = model.path(), .mixed_precision = "no"}};
   Engine engine(options);
   engine.run<Done>(Create{.tenant = "me", .lora_json = GetParam()});
-  const Texts first = sample(engine, "me");
-  EXPECT_EQ(sample(engine, "me"), first);
-  for (int step = 0; step < 2; ++step) train(engine, "me");
-  const Texts after = sample(engine, "me");
+  const Texts first = sample_texts(engine, "me");
+  EXPECT_EQ(sample_texts(engine, "me"), first);
+  for (int step = 0; step < 2; ++step) train_prefixed(engine, "me");
+  const Texts after = sample_texts(engine, "me");
   EXPECT_NE(after, first);
   Engine fresh(options);
   fresh.run<Done>(Create{.tenant = "me", .lora_json = GetParam()});
-  for (int step = 0; step < 2; ++step) train(fresh, "me");
-  EXPECT_EQ(sample(fresh, "me"), after);
+  for (int step = 0; step < 2; ++step) train_prefixed(fresh, "me");
+  EXPECT_EQ(sample_texts(fresh, "me"), after);
   // Without the tenant the base is what it was.
   engine.run<Done>(Delete{"me"});
   engine.run<Done>(Create{.tenant = "base", .frozen = true});
-  const Texts base = sample(engine, "base");
+  const Texts base = sample_texts(engine, "base");
   Engine untouched(options);
   untouched.run<Done>(Create{.tenant = "base", .frozen = true});
-  EXPECT_EQ(sample(untouched, "base"), base);
+  EXPECT_EQ(sample_texts(untouched, "base"), base);
 }
 
 TEST(PrefixCache, IsAnOptionThatChangesNoTextAndNothingIsSharedWithoutIt) {
@@ -71,6 +71,24 @@ TEST(PrefixCache, IsAnOptionThatChangesNoTextAndNothingIsSharedWithoutIt) {
   };
   EXPECT_GT(shared(true), 0);
   EXPECT_EQ(shared(false), 0);
+}
+
+TEST(PrefixCache, OfTheBaseModelIsItsTenantsUnlessItIsShared) {
+  const model::TinyModel model;
+  for (const bool share : {false, true}) {
+    Engine engine({.model = {.path = model.path()}, .sampler = {.share_prefixes = share}});
+    const auto num_shared = [&](const std::string& tenant) {
+      const int64_t before = engine.sampling().num_shared_tokens;
+      engine.run<SampleResult>(Sample{
+          .tenant = tenant, .prompts = {drawn(7, 200).input_ids}, .params = {{.max_tokens = 1}}});
+      return engine.sampling().num_shared_tokens - before;
+    };
+    for (const char* tenant : {"a", "b"})
+      engine.run<Done>(Create{.tenant = tenant, .frozen = true});
+    EXPECT_EQ(num_shared("a"), 0);
+    EXPECT_EQ(num_shared("b"), share ? 192 : 0);
+    EXPECT_EQ(num_shared("b"), 192);
+  }
 }
 
 TEST(PromptScores, OfASampleAreTheForwards) {

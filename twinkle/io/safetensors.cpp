@@ -7,6 +7,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
+#include "twinkle/io/lfs_pointer.h"
 
 namespace twinkle {
 namespace {
@@ -27,6 +28,7 @@ std::string header_text(const File& file) {
   const std::string name = file.path().string();
   require(file.size() >= 8, Code::kInvalid, "io: ", name, " is ", file.size(),
           " bytes, a safetensors file has at least 8: it is truncated or of another kind");
+  refuse_lfs_pointer(file);
   uint64_t length = 0;
   file.read_at(0, std::as_writable_bytes(std::span(&length, 1)));
   require(length <= kMaxHeaderBytes, Code::kInvalid, "io: ", name, ": header length is ", length,

@@ -147,6 +147,8 @@ TEST(Safetensors, NamesWhatIsWrongWithTheFile) {
   EXPECT_EQ(
       file_error("abc"),
       "io: is 3 bytes, a safetensors file has at least 8: it is truncated or of another kind");
+  EXPECT_EQ(file_error("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
+            "io: is a Git LFS pointer, not the file itself; fetch it with: git lfs pull");
   EXPECT_EQ(file_error("GGUFGGUFxx"),
             "io: header length is 5068035327123605319, it must be at most 100000000: this is no "
             "safetensors file");

@@ -23,7 +23,7 @@ constexpr int64_t kAtOnce = int64_t{1} << 40;
 
 using Sizes = std::vector<std::pair<int, int>>;  // ranks, and those that share the base
 
-JsonObject config_of(bool tied) {
+JsonObject trained_config(bool tied) {
   JsonObject config = model::tiny_config("qwen2");  // its sizes are no whole lines, with biases
   config["tie_word_embeddings"] = tied;
   return config;
@@ -41,7 +41,7 @@ model::Batch batch() {
 
 TEST(Ownership, GivesEveryElementOneRankAndEachRankItsShare) {
   for (const bool tied : {true, false}) {
-    const model::TinyModel model(config_of(tied));
+    const model::TinyModel model(trained_config(tied));
     model::Decoder decoder = decoder_of(model.path(), model::no_borders());
     for (const auto& [n, fsdp] : Sizes{{1, 1}, {2, 1}, {3, 1}, {2, 2}, {4, 2}, {6, 3}, {8, 4}}) {
       const Ownership owned(decoder, n, fsdp);
@@ -67,7 +67,7 @@ TEST(Ownership, GivesEveryElementOneRankAndEachRankItsShare) {
 // none.
 TEST(TrainedWeights, AddUpWhatRanksComputeAndTellTheirValues) {
   for (const bool tied : {true, false}) {
-    const model::TinyModel model(config_of(tied));
+    const model::TinyModel model(trained_config(tied));
     model::Decoder alone = decoder_of(model.path(), model::no_borders());
     alone.train_all();
     model::Tape tape{.batch = batch()};
@@ -175,7 +175,7 @@ class HeldGrads : public mesh::CountingComm {
 
 TEST(TrainedWeights, HoldTheGradientsOfOnePieceAtATimeAndOfATiedHead) {
   for (const bool tied : {true, false}) {
-    JsonObject config = config_of(tied);
+    JsonObject config = trained_config(tied);
     config["num_hidden_layers"] = 6;
     const model::TinyModel model(config);
     for (const int fsdp : {1, 2}) {

@@ -15,9 +15,10 @@ struct Request {
   int32_t slot = -1;     // adapter of every token, as in nn::Segment; -1: the base model
   uint64_t version = 0;  // names the weights, base and adapter: requests that give the same number
                          // share the pages of equal beginnings, now and later, so the caller never
-                         // gives one number to two states of the weights. 0: nothing is shared
+                         // gives one number to two states of the weights. Those without an adapter
+                         // share their owner's, or with share_prefixes all. 0: nothing is shared
   bool stream = false;   // its tokens are events as soon as they are known, see take_events()
-  std::string owner = {};  // owners share the prompt tokens of a forward, and the pages, ...
+  std::string owner = {};  // owners share the prompt tokens of a forward, places and pages, ...
   double weight = 1.0;     // > 0; ... by weight, that of an owner's newest request, ...
   int32_t priority = 0;    // ... among those of one priority: prompts of a higher one come first
 };
@@ -27,6 +28,7 @@ struct SamplerOptions {
   int64_t max_sequences = 64;
   int64_t prefill_tokens = 512;
   bool prefix_cache = true;
+  bool share_prefixes = false;
   bool decode_graphs = true;
 
   static constexpr auto fields() {
@@ -43,6 +45,11 @@ struct SamplerOptions {
         option("prefix_cache", &O::prefix_cache, any(),
                "sequences that begin alike share keys and values, now and later; changes no "
                "number"),
+        option(
+            "share_prefixes", &O::share_prefixes, any(),
+            "tenants share keys and values of the base model, so that the time of a prompt shows "
+            "whether another tenant has sent its beginning; changes no number [true in scripts, "
+            "whose tenants are one user's; false in a service]"),
         option("decode_graphs", &O::decode_graphs, any(),
                "record decoding steps on a GPU and replay them; changes no number")};
   }

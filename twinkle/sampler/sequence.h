@@ -15,6 +15,9 @@
 
 namespace twinkle::sampler {
 
+// Tokens that a sequence makes before it may lose its place again.
+inline constexpr int64_t kTurnTokens = 32;
+
 struct Job {
   int64_t ticket = 0;
   int rank = 0;  // which computes it
@@ -22,6 +25,7 @@ struct Job {
   Decode decode;
   int64_t limit = 0;       // tokens to generate at most
   int64_t rope_row = 0;    // of position 0 in rope's table, by the longest that it may become
+  uint64_t sharer = 0;     // the number of those who share its pages; the schedule's
   bool forked = false;     // its prompt is computed, and is as many sequences as it has samples
   int64_t num_left = 0;    // samples that have not ended
   int64_t num_scored = 0;  // first tokens of the prompt that have their scores, or get none
@@ -40,9 +44,13 @@ struct Sequence {
   int64_t computed = 0;
   int64_t next = 0;      // end of what the running step computes
   bool running = false;  // it has been in a batch since it got its first page
-  bool may_run = false;  // in the plan in the making: it runs, or may begin
+  bool beyond =
+      false;  // it runs, but a batch has no place for it: its request has too many samples
+  bool may_run = false;  // in the plan in the making: it has a place, or gets one
   bool done = false;
-  size_t num_given = 0;  // generated tokens that are events already
+  int64_t placed_size = 0;  // its tokens when it got its place
+  int64_t gave_way = -1;    // the step in which it last lost its place or pages to others; -1: none
+  size_t num_given = 0;     // generated tokens that are events already
   StopStrings stops;
   uint64_t version;             // of the request; 0 from when the prefix cache was reset
   int64_t num_linked = 0;       // its first pages that the prefix cache knows
@@ -61,11 +69,18 @@ struct Sequence {
 
   // What stands in place of the page before its first. Keys that were turned by other rows of the
   // table are others, whatever the tokens.
-  uint64_t root() const { return job->rope_row == 0 ? 0 : kOtherRoot; }
+  uint64_t root() const { return root_of(job->sharer, job->rope_row != 0); }
   int64_t size() const { return std::ssize(tokens); }
   int64_t left() const { return size() - computed; }
   bool finishes() const { return next == size(); }
+  // Places of a batch that it takes, now or when its prompt is computed.
+  int64_t width() const { return job->forked ? 1 : job->request.params.num_samples; }
   bool planned() const { return next > computed; }
+  bool has_place() const { return running && !beyond; }
+  // True: it gave way before, and must not again: it has only just come back.
+  bool just_came_back() const {
+    return has_place() && gave_way >= 0 && size() - placed_size < kTurnTokens;
+  }
   // Where the pass must end at the latest that computes it further: where a snapshot of its state
   // is wanted, which is only there at a pass's end. At the last page before the prompt's end, from
   // which requests of the same prompt and a talk's next turn go on, and where pages are shared.
@@ -93,7 +108,7 @@ struct Sequence {
     computed = next = num_linked = 0;
     linked_id = root();
     shared_end = 0;
-    running = false;
+    running = beyond = false;
   }
   // Takes over what another sequence of the same tokens has computed, but for the state.
   void adopt(const Sequence& other) {
@@ -101,6 +116,8 @@ struct Sequence {
     computed = other.computed;
     next = other.next;
     running = other.running;
+    placed_size = other.placed_size;
+    gave_way = other.gave_way;
     num_linked = other.num_linked;
     linked_id = other.linked_id;
     routes = other.routes;

@@ -10,6 +10,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
 #include "twinkle/server/auth/audit_line.h"
+#include "twinkle/server/auth/foreign.h"
 #include "twinkle/server/bodies/body_limit.h"
 #include "twinkle/server/bodies/num_values.h"
 #include "twinkle/server/http/matches.h"
@@ -160,6 +161,11 @@ std::string key_in(const Head& head) {
   const std::string bearer = head.header("authorization");
   const bool is_bearer = bearer.starts_with("Bearer ") && head.header("x-api-key").empty();
   return is_bearer ? bearer.substr(7) : head.header("x-api-key");
+}
+
+// Who needs no key for a path could hold its connection for as long as a body may take.
+bool has_body(const Head& head) {
+  return head.content_length > 0 || !head.header("transfer-encoding").empty();
 }
 
 // Who asks, or its refusal, before anything of the request is read or written down.
@@ -419,8 +425,12 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
     std::map<std::string, std::string> parameters;
     const Route& route = route_of(head.method, path, parameters);
     pattern = route.path;
+    if (services.access.is_open())
+      if (const std::string why = foreign(head); !why.empty()) return refuse(refusal(403, why));
     auto entered = enter(route, head, services);
     if (auto* refused = std::get_if<Response>(&entered)) return refuse(std::move(*refused));
+    require(route.verb == "POST" || !has_body(head), Code::kInvalid, "server: ", route.verb, " ",
+            route.path, " takes no body; leave it out");
     const auto& caller = std::get<Caller>(entered);
     Admission admission = room.admit(head, caller.owner);
     if (admission.max_body_bytes < 0) return refuse(std::move(admission.refused));

@@ -75,11 +75,45 @@ TEST_F(RoutesTest, HowLongABodyMayBeDependsOnItsRouteAndKind) {
     admit(head, path, *services_, room, [&](const Admission& a) { out = a.max_body_bytes; });
     return out;
   };
-  EXPECT_EQ(most("POST", "/api/v1/forward_backward", "application/x-protobuf"), 256 << 20);
+  EXPECT_EQ(most("POST", "/api/v1/forward_backward", "application/x-protobuf"), 64 << 20);
   EXPECT_EQ(most("POST", "/api/v1/asample", "application/json"), 8 << 20);
   EXPECT_EQ(most("GET", "/api/v1/healthz", "application/x-protobuf"), 64 << 10);
   EXPECT_EQ(most("POST", "/api/v1/create_session", "application/json"), 64 << 10);
   EXPECT_EQ(most("POST", "/api/v1/create_session", "application/x-protobuf"), 64 << 10);
+}
+
+TEST_F(RoutesTest, WhatTakesNoBodyWaitsForNone) {
+  BodyRoom room({}, *loop_);
+  const auto told = [&](Head head) {
+    head.method = "GET";
+    std::string out = "let in";
+    admit(head, "/healthz", *services_, room, [&](const Admission& a) {
+      if (a.max_body_bytes < 0) out = text(a.refused, "detail");
+    });
+    return out;
+  };
+  EXPECT_EQ(told({}), "let in");
+  EXPECT_EQ(told({.content_length = 0}), "let in");
+  EXPECT_EQ(told({.content_length = 1}), "server: GET /healthz takes no body; leave it out");
+  EXPECT_NE(told({.headers = {{"transfer-encoding", "chunked"}}}), "let in");
+}
+
+TEST_F(RoutesTest, APageOfAnotherSiteComesInWithAKeyOnly) {
+  BodyRoom room({}, *loop_);
+  const auto status = [&](const char* key) {
+    const Head head{.method = "POST", .headers = {{"x-api-key", key}, {"host", "evil.example"}}};
+    int out = 200;
+    admit(head, "/api/v1/create_session", *services_, room, [&](const Admission& a) {
+      if (a.max_body_bytes < 0) out = a.refused.status;
+    });
+    return out;
+  };
+  EXPECT_EQ(status("tml-a"), 403);
+  const store::KeyFile keys(dir_.path());
+  const auto made = keys.create({.tenant = "alice", .scopes = {"train"}});
+  ask_for_keys(keys);
+  EXPECT_EQ(status(made.text.c_str()), 200);
+  EXPECT_EQ(status("tml-a"), 401);
 }
 
 TEST_F(RoutesTest, ARefusalIsToldOfTheTenantWhoseKeyItWas) {

@@ -28,7 +28,7 @@ struct Sharing {
 
 // Ranks of a model that share its base and train an adapter, and a sampler of another base, whose
 // ranks may share it, too: the base goes, once, and after each step all sample the same.
-void expect_same_samples(const Sharing& senders, const Sharing& receivers) {
+void expect_same_shared_samples(const Sharing& senders, const Sharing& receivers) {
   const model::TinyModel model;
   const ScratchDir other;
   write_other(other);
@@ -86,9 +86,9 @@ void expect_same_samples(const Sharing& senders, const Sharing& receivers) {
 
 TEST(LinkOfParts, GoesFromAndToThoseWhoHoldThem) {
   for (const int64_t gathered : {int64_t{0}, int64_t{30'000}, int64_t{1} << 40}) {
-    expect_same_samples(Sharing{2, gathered}, Sharing{1, 0});
-    expect_same_samples(Sharing{1, 0}, Sharing{3, gathered});
-    expect_same_samples(Sharing{3, gathered}, Sharing{2, gathered});
+    expect_same_shared_samples(Sharing{2, gathered}, Sharing{1, 0});
+    expect_same_shared_samples(Sharing{1, 0}, Sharing{3, gathered});
+    expect_same_shared_samples(Sharing{3, gathered}, Sharing{2, gathered});
   }
 }
 

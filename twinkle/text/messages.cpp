@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include "twinkle/text/columns.h"
+
 namespace twinkle::text {
 namespace {
 
@@ -44,8 +46,8 @@ Json content_for(const Json& content, size_t index, bool takes_parts) {
   return parts;
 }
 
-// The names under which reasoning is passed; `reasoning_content` is what templates read, gpt-oss
-// reads `thinking`.
+// The names under which reasoning is passed; `reasoning_content` is what most templates read,
+// gpt-oss reads `thinking`, Solar `reasoning`.
 void alias_reasoning(JsonObject& message) {
   for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
     const Json* value = message.if_contains(name);
@@ -57,6 +59,7 @@ void alias_reasoning(JsonObject& message) {
       message = std::move(first);
     }
     message["reasoning_content"] = reasoning;
+    message.emplace("reasoning", reasoning);
     return;
   }
 }
@@ -101,6 +104,46 @@ void normalise_tool_calls(JsonObject& message, bool takes_argument_text) {
   }
 }
 
+// Fields of other forms of chats that would be lost, and what to write in their place.
+constexpr std::array<std::array<std::string_view, 2>, 4> kLost = {
+    {{"function_call",
+      "the old form of calls; write 'tool_calls', [{\"type\": \"function\", \"function\": "
+      "{\"name\": "
+      "..., \"arguments\": ...}}]"},
+     {"mask", "not read; write 'weight', 0 for a reply that is not trained"},
+     {"masked", "not read; write 'weight', 0 for a reply that is not trained"},
+     {"train_detail", "not read: a reply is trained as a whole, or by 'weight' 0 not at all"}}};
+
+void refuse_lost(const Json& message, const std::string& path) {
+  for (const auto& [name, remedy] : kLost)
+    require(!find(message, name), Code::kInvalid, "text: field '", path, name, "' is ", remedy);
+}
+
+// False: a field of the message says that it is not to be trained.
+bool is_wanted(const JsonObject& message, size_t index) {
+  bool out = true;
+  for (const char* name : {"weight", "loss", "loss_weight", "train", "training"}) {
+    const Json* value = message.if_contains(name);
+    if (!value) continue;
+    const bool yes = *value == true || *value == 1 || *value == 1.0;
+    require(yes || *value == false || *value == 0 || *value == 0.0, Code::kInvalid,
+            "text: field 'messages[", index, "].", name, "' is ", boost::json::serialize(*value),
+            ", it must be 0 or 1, true or false");
+    require(!yes || message.at("role") == "assistant", Code::kInvalid, "text: field 'messages[",
+            index, "].", name, "' is ", boost::json::serialize(*value),
+            ", but only the assistant's messages are trained; make it 0, or take it out");
+    out &= yes;
+  }
+  return out;
+}
+
+void check_content(const Json& given, size_t index) {
+  const Json* content = given.get_object().if_contains("content");
+  if (!content || content->is_string() || content->is_structured()) return;
+  require(content->is_null() && find(given, "tool_calls"), Code::kInvalid, "text: field 'messages[",
+          index, "].content' is ", boost::json::serialize(*content), ", it must be a text");
+}
+
 JsonObject message_of(const Json& given, size_t index, const MessageOptions& options) {
   require(given.is_object(), Code::kInvalid, "text: field 'messages[", index,
           "]' is not an object with role and content");
@@ -111,6 +154,8 @@ JsonObject message_of(const Json& given, size_t index, const MessageOptions& opt
       "].role' is missing or not a string",
       message.contains("from") ? "; ShareGPTProcessor reads turns with 'from' and 'value'" : "");
   const bool is_assistant = *role == "assistant";
+  check_content(given, index);
+  refuse_lost(given, "messages[" + std::to_string(index) + "].");
   if (Json* content = message.if_contains("content"))
     *content = content_for(*content, index, options.takes_parts);
   alias_reasoning(message);
@@ -132,6 +177,18 @@ Json tools_of(const Json& trajectory) {
   for (Json& tool : list.get_array())
     if (const auto from_text = parsed(tool, &Json::is_object)) tool = *from_text;
   return list;
+}
+
+JsonObject variables_of(const Json& trajectory) {
+  const Json* given = find(trajectory, "chat_template_kwargs");
+  if (!given) return {};
+  const Json variables = parsed(*given, &Json::is_object).value_or(*given);
+  require(variables.is_object(), Code::kInvalid,
+          "text: field 'chat_template_kwargs' is not an object of names that the template reads");
+  for (const char* name : {"messages", "tools", "add_generation_prompt", "chat_template"})
+    require(!find(variables, name), Code::kInvalid, "text: field 'chat_template_kwargs.", name,
+            "' is not for a row to say; take it out");
+  return without_nulls(variables.get_object());
 }
 
 void refuse_media(const Json& trajectory) {
@@ -176,6 +233,8 @@ std::string in_place_of_messages(const std::vector<std::string>& fields) {
   const auto contains = [&fields](std::string_view name) {
     return std::find(fields.begin(), fields.end(), name) != fields.end();
   };
+  if (contains("role") && contains("content"))
+    return "; this is one chat's list of messages: pass [{\"messages\": [...]}]";
   if (contains("chosen") && contains("rejected"))
     return has + "pairs are for preference optimization, see docs/preferences.md";
   for (const auto& [first, second, name] : kForms)
@@ -235,23 +294,29 @@ Prepared prepare(const Json& trajectory, const MessageOptions& options) {
   require(!rows.empty(), Code::kInvalid,
           "text: field 'messages' is empty, it must hold at least one message");
   refuse_media(trajectory);
+  refuse_columns(trajectory, rows);
   Prepared out;
   JsonArray messages;
   for (size_t i = 0; i < rows.size(); ++i) messages.push_back(message_of(rows[i], i, options));
-  const bool add_system = !options.default_system.empty() && messages[0].at("role") == "user";
-  if (add_system)
-    messages.insert(messages.begin(),
-                    Json{{"role", "system"}, {"content", options.default_system}});
+  std::string system = system_column(trajectory, rows);
+  if (system.empty() && messages[0].at("role") == "user") system = options.default_system;
+  const bool add_system = !system.empty();
+  if (add_system) messages.insert(messages.begin(), Json{{"role", "system"}, {"content", system}});
+  out.num_added = add_system ? 1 : 0;
   const auto rounds = key_rounds(trajectory, rows.size());
-  out.key_rounds = rounds.has_value();
-  for (size_t i = 0; i < messages.size(); ++i) {
-    const size_t in_row = i - (add_system ? 1 : 0);
+  out.is_limited = rounds.has_value();
+  for (size_t i = out.num_added; i < messages.size(); ++i) {
+    const size_t in_row = i - out.num_added;
+    const bool wanted = is_wanted(messages[i].get_object(), in_row);
     if (messages[i].at("role") != "assistant") continue;
+    out.is_limited |= !wanted;
+    if (!wanted) continue;
     if (!rounds || std::find(rounds->begin(), rounds->end(), in_row) != rounds->end())
       out.trained.push_back(i);
   }
   out.messages = std::move(messages);
   out.tools = tools_of(trajectory);
+  out.variables = variables_of(trajectory);
   return out;
 }
 

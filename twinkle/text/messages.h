@@ -15,7 +15,7 @@ namespace twinkle::text {
 struct MessageOptions {
   std::string default_system;    // put first when the row begins with a user message; empty: none
   bool takes_parts = false;      // content may stay a list of text parts; else they are joined
-  bool reads_reasoning = false;  // the template reads reasoning_content; else it goes into <think>
+  bool reads_reasoning = false;  // the template writes reasoning; else it goes into <think>
   bool takes_argument_text = false;  // a call's arguments may stay JSON text; else they are parsed
   // The content of a message with tool calls whose own is missing or null; nothing: it stays
   // missing.
@@ -24,22 +24,26 @@ struct MessageOptions {
 
 struct Prepared {
   Json messages, tools;
-  // Indices into `messages` of the assistant messages to train: all, or those of user_data's
-  // key_rounds, which count the messages of the row as it was given.
+  JsonObject variables;  // the row's chat_template_kwargs
+  // Indices into `messages` of the assistant messages to train: all but those whose own weight (or
+  // loss, loss_weight, train, training) is 0 or false, and but those that user_data's key_rounds
+  // leaves out, which counts the messages of the row as it was given.
   std::vector<size_t> trained;
-  bool key_rounds = false;  // `trained` was limited
+  bool is_limited = false;  // `trained` is not all of them
+  size_t num_added = 0;     // messages that were put before those of the row
 };
 
-// Error kInvalid: no messages, an empty list, a message without role, a part that is not text,
-// key_rounds out of range; each names the field and the value.
+// Error kInvalid: no messages, an empty list, a message without role, a part or a content that is
+// not text, key_rounds or a weight out of range, a field of another form of chats that would be
+// lost (function_call, mask); each names the field and the value.
 Prepared prepare(const Json& trajectory, const MessageOptions& options);
 
 // The text of a content that is a string or a list of text parts. Error kInvalid: other parts.
 std::string plain_text(const Json& content, size_t message_index);
 
 // Ends the error about a row without messages that has these fields: "; the row has instruction,
-// output: ", and the preprocessor of data that makes messages of them, or what else to do. Empty
-// without fields.
+// output: ", and the preprocessor of data that makes messages of them, or what else to do. Of a
+// message in a row's place it says so. Empty without fields.
 std::string in_place_of_messages(const std::vector<std::string>& fields);
 
 // user_data's value of `key`: user_data is a list of [key, value] pairs, or an object; a text that

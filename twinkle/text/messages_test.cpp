@@ -83,7 +83,6 @@ TEST(Prepare, LeavesAContentAsItIsBesideToolCalls) {
   EXPECT_EQ(messages(row(calls), options), list(calls + "," + null));
   EXPECT_EQ(messages(row(calls + "," + null), options), list(calls + "," + null));
   EXPECT_EQ(messages(row(calls), {.absent_content = ""}), list(calls + R"(,"content":"")"));
-  EXPECT_EQ(messages(row(null + R"(,"name":"x")"), options), list(R"("name":"x")"));
 }
 
 TEST(Prepare, ChoosesTheTurnsToTrain) {
@@ -102,13 +101,70 @@ TEST(Prepare, ChoosesTheTurnsToTrain) {
             "text: field 'user_data.key_rounds' holds 4, the row has messages 0 to 3");
 }
 
+TEST(Prepare, LeavesOutTheTurnsThatSayIt) {
+  const auto of = [](const std::string& first, const std::string& second) {
+    return R"({"messages": [{"role":"user","content":"1","weight":0},
+      {"role":"assistant","content":"2",)" +
+           first + R"(}, {"role":"user","content":"3"},
+      {"role":"assistant","content":"4",)" +
+           second + "}]}";
+  };
+  using Indices = std::vector<size_t>;
+  for (const char* no : {R"("weight":0)", R"("weight":0.0)", R"("loss":false)", R"("train":false)",
+                         R"("training":false)", R"("loss_weight":0)"}) {
+    const Prepared prepared = prepare_text(of(no, R"("weight":1,"loss":null)"));
+    EXPECT_EQ(prepared.trained, (Indices{3})) << no;
+    EXPECT_TRUE(prepared.is_limited) << no;
+  }
+  EXPECT_FALSE(prepare_text(of(R"("weight":1.0)", R"("train":true)")).is_limited);
+  EXPECT_EQ(error(of(R"("weight":0.5)", R"("x":1)")),
+            "text: field 'messages[1].weight' is 5E-1, it must be 0 or 1, true or false");
+  EXPECT_EQ(error(R"({"messages": [{"role":"user","content":"1","train":true}]})"),
+            "text: field 'messages[0].train' is true, but only the assistant's messages are "
+            "trained; make it 0, or take it out");
+}
+
+TEST(Prepare, PassesOnWhatARowGivesTheTemplate) {
+  const std::string list = R"("messages": [{"role":"user","content":"1"}])";
+  EXPECT_EQ(
+      prepare_text(R"({"chat_template_kwargs": {"builtin_tools": ["a"], "x": null}, )" + list + "}")
+          .variables,
+      (JsonObject{{"builtin_tools", JsonArray{"a"}}}));
+  EXPECT_EQ(error(R"({"chat_template_kwargs": {"tools": []}, )" + list + "}"),
+            "text: field 'chat_template_kwargs.tools' is not for a row to say; take it out");
+  EXPECT_EQ(error(R"({"chat_template_kwargs": 1, )" + list + "}"),
+            "text: field 'chat_template_kwargs' is not an object of names that the template reads");
+}
+
+TEST(Prepare, RefusesOtherFormsOfChatsThatWouldBeLost) {
+  const auto message = [](const std::string& field) {
+    return error(R"({"messages": [{"role":"assistant","content":"1",)" + field + "}]}");
+  };
+  EXPECT_TRUE(message(R"("function_call":{"name":"f"})")
+                  .starts_with("text: field 'messages[0].function_call' is the old form of calls; "
+                               "write 'tool_calls', "));
+  for (const char* name : {"mask", "masked", "train_detail"})
+    EXPECT_TRUE(message('"' + std::string(name) + "\":1")
+                    .starts_with("text: field 'messages[0]." + std::string(name) + "' is not read"))
+        << name;
+}
+
 TEST(Prepare, RefusesBadRowsByFieldAndValue) {
+  for (const char* value : {"5", "true", "null"})
+    EXPECT_EQ(error(R"({"messages": [{"role": "user", "content": "a"},
+        {"role": "assistant", "content": )" +
+                    std::string(value) + "}]}"),
+              "text: field 'messages[1].content' is " + std::string(value) + ", it must be a text");
+
   EXPECT_EQ(error("{}"), "text: field 'messages' is missing");
   EXPECT_EQ(error(R"({"messages": null})"), "text: field 'messages' is missing");
   EXPECT_EQ(error(R"({"instruction": "a", "input": "", "output": "b"})"),
             "text: field 'messages' is missing; the row has instruction, input, output: "
             "AlpacaProcessor makes messages of them, dataset.map('AlpacaProcessor') or twinkle "
             "train --preprocessor AlpacaProcessor");
+  EXPECT_EQ(error(R"({"role": "user", "content": "hi"})"),
+            "text: field 'messages' is missing; this is one chat's list of messages: pass "
+            "[{\"messages\": [...]}]");
   EXPECT_EQ(error(R"({"text": "a"})"),
             "text: field 'messages' is missing; the row has text: make messages of it, "
             R"([{"role": "user", "content": ...}, ...])");

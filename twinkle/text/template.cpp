@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "twinkle/text/columns.h"
 #include "twinkle/text/rows.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
 #include "twinkle/text/turns.h"
@@ -114,14 +115,15 @@ std::string Template::render(const Json& trajectory, bool add_generation_prompt)
 MessageOptions Template::message_options() const {
   return {.default_system = options_.default_system,
           .takes_parts = chat_->takes_parts(),
-          .reads_reasoning = chat_->reads("reasoning_content"),
+          .reads_reasoning = chat_->reads_reasoning(),
           .takes_argument_text = chat_->takes_argument_text(),
           .absent_content = chat_->absent_content()};
 }
 
 Conversation Template::conversation(const Prepared& prepared) const {
-  Conversation out{prepared.messages, prepared.tools, tokenizer_->special_tokens()};
+  Conversation out{prepared.messages, prepared.tools, tokenizer_->special_tokens(), options_.now};
   out.variables["enable_thinking"] = options_.enable_thinking;
+  for (const auto& [name, value] : prepared.variables) out.variables[name] = value;
   return out;
 }
 
@@ -135,11 +137,13 @@ Template::Labelled Template::encode_chat(const Json& trajectory, bool add_genera
     out.labels.assign(out.ids.size(), kIgnored);
     return out;
   }
+  refuse_weights(trajectory);
   const Turns turns = render_turns(*chat_, said, prepared);
   const auto offsets = turns.rule == Rule::kGeneration ? Offsets::kTrimmed : Offsets::kWhole;
   Encoding encoding = tokenizer_->encode_with_offsets(turns.text, offsets);
   require_tokens(encoding.ids, turns.text, prepared.messages);
   auto labels = label_tokens(turns.text, encoding, turns.written, turns.rule);
+  require_trained(turns, prepared, encoding, labels);
   return {std::move(encoding.ids), std::move(labels)};
 }
 

@@ -29,8 +29,9 @@ struct TemplateOptions {
   bool use_chat_template = true;  // false: a row is one user message, plain text, all of it trained
   int64_t max_length = 8192;      // tokens; 0: no limit
   Truncation truncation = Truncation::kRaise;
-  std::string default_system;   // for rows that begin with a user message; empty: none
-  bool enable_thinking = true;  // passed on to the chat template
+  std::string default_system;       // for rows that begin with a user message; empty: none
+  bool enable_thinking = true;      // passed on to the chat template
+  std::optional<int64_t> now = {};  // seconds since 1970 for strftime_now; none: the clock's
 };
 
 // L tokens. labels[t] is the token that position t is to predict, input_ids[t + 1], where the

@@ -4,125 +4,172 @@
 #include <map>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 namespace twinkle::text {
 namespace {
 
-constexpr size_t kNoStart = SIZE_MAX;
-
-std::vector<Span> generated_spans(const Rendering& marked, const Prepared& prepared) {
-  std::vector<Span> out;
-  for (const auto& [begin, end] : marked.generated)
-    if (begin < end) out.push_back({begin, end});
-  std::sort(out.begin(), out.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
-  if (!prepared.key_rounds) return out;
-  size_t next = 0, message = kNoStart;  // the message in whose bytes a span begins
-  const std::vector<size_t>& starts = marked.starts;
-  std::erase_if(out, [&](const Span& span) {
-    for (; next < starts.size() && (starts[next] == kNoStart || starts[next] <= span.begin); ++next)
-      if (starts[next] != kNoStart) message = next;
-    return !std::binary_search(prepared.trained.begin(), prepared.trained.end(), message);
-  });
-  return out;
-}
-
-// Marks can be used when the text is the same without them and every turn to train, and all that
-// follows the first of them, has one, in order.
-bool marks_hold(const Rendering& plain, const Rendering& marked, size_t first) {
-  if (plain.text != marked.text) return false;
-  for (size_t i = first; i < marked.starts.size(); ++i) {
-    if (marked.starts[i] == kNoStart) return false;
-    if (i > first && marked.starts[i] < marked.starts[i - 1]) return false;
-  }
-  return true;
+size_t common(std::string_view a, std::string_view b) {
+  return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first -
+                             a.begin());
 }
 
 // How much of the generation prompt the turn's text begins with. A prompt that opens a <think>
 // which the turn lacks matches in part: then up to the last line end or tag that both share.
 size_t prompt_length(std::string_view prompt, std::string_view turn) {
-  size_t same = 0;
-  while (same < std::min(prompt.size(), turn.size()) && prompt[same] == turn[same]) ++same;
+  const size_t same = common(prompt, turn);
   if (same == prompt.size()) return same;
   const size_t cut = prompt.substr(0, same).find_last_of("\n>");
   return cut == prompt.npos ? 0 : cut + 1;
 }
 
-// The role of the message before turn i; empty where it is the first.
-std::string role_before(const Prepared& prepared, size_t i) {
-  return i == 0 ? std::string() : get<std::string>(prepared.messages.at(i - 1), "role");
-}
+// Renders one conversation, and finds its replies in the text of the whole.
+class Finder {
+ public:
+  Finder(const ChatTemplate& chat, const Conversation& conversation, const Prepared& prepared,
+         const std::string& text)
+      : chat_(chat), conversation_(conversation), prepared_(prepared), text_(text) {}
 
-// The generation prompt by the role of the message before: some templates have none after a tool's
-// result.
-using Prompts = std::map<std::string, std::string>;
+  // Those whose place the marks show, with the generation prompts that they begin with.
+  std::vector<Reply> marked(const Rendering& marks) const {
+    std::vector<Reply> out;
+    if (marks.text != text_) return out;
+    for (const size_t i : prepared_.trained)
+      if (marks.turns[i]) out.push_back({i, *marks.turns[i]});
+    return out;
+  }
 
-std::vector<Span> marked_spans(const std::string& text, const std::vector<size_t>& starts,
-                               const Prompts& prompts, const Prepared& prepared) {
+  // `replies` behind their prompts; without those whose prompt cannot be determined.
+  std::vector<Reply> behind_prompts(const std::vector<Reply>& replies) const {
+    // Some templates have no prompt after a tool's result: one for each role before a reply.
+    std::map<std::string, std::vector<Reply>> by_role;
+    for (const Reply& reply : replies) by_role[role_before(reply.message)].push_back(reply);
+    std::map<std::string, std::optional<std::string>> prompts;
+    for (const auto& [role, of_role] : by_role) {
+      auto& found = prompts[role];
+      for (const Reply& reply : {of_role.front(), of_role.back()})
+        if (!found && reply.message > 0) found = beyond(reply.message, reply.place.begin);
+      if (!found) found = beyond(SIZE_MAX, text_.size());
+    }
+    std::map<std::string, std::string> said;  // between the message before and the prompt
+    std::vector<Reply> out;
+    for (Reply reply : replies) {
+      const std::string role = role_before(reply.message);
+      if (!prompts.at(role)) continue;
+      const auto [begin, end] = reply.place;
+      std::string_view prompt = *prompts.at(role);
+      std::string_view turn = std::string_view(text_).substr(begin, end - begin);
+      if (!turn.starts_with(prompt) && reply.message > 0) {
+        if (!said.contains(role)) said[role] = beyond(reply.message, begin, false).value_or("");
+        const size_t before = turn.starts_with(said[role]) ? said[role].size() : 0;
+        prompt.remove_prefix(std::min(before, prompt.size()));
+        turn.remove_prefix(before);
+        reply.place.begin += before;
+      }
+      reply.place.begin += prompt_length(prompt, turn);
+      out.push_back(reply);
+    }
+    return out;
+  }
+
+  // Cuts off what a template writes only between two messages: a rendering for each pair of roles
+  // around a reply. Leaves out replies that end otherwise than the first of their kind.
+  void cut_ends(std::vector<Reply>& replies) const {
+    std::map<std::pair<std::string, std::string>, std::string> ends;
+    std::erase_if(replies, [&](Reply& reply) {
+      if (reply.message + 1 == prepared_.messages.get_array().size()) return false;
+      const std::pair key(role_before(reply.message), role_before(reply.message + 2));
+      if (!ends.contains(key)) ends[key] = end_of_another(reply);
+      const std::string& end = ends.at(key);
+      const auto [from, to] = reply.place;
+      if (!std::string_view(text_).substr(from, to - from).ends_with(end)) return true;
+      reply.place.end -= end.size();
+      return false;
+    });
+  }
+
+  // Adds the missing ones by the rule of prefix differences, two renderings each.
+  void complete(std::vector<Reply>& replies) const {
+    std::vector<Reply> out;
+    auto known = replies.begin();
+    for (const size_t i : prepared_.trained) {
+      const bool is_known = known != replies.end() && known->message == i;
+      out.push_back(is_known ? *known++ : Reply{i, by_prefixes(i)});
+      if (out.size() > 1 && out.back().place.begin < out[out.size() - 2].place.end) not_found(i);
+    }
+    replies = std::move(out);
+  }
+
+ private:
+  // The role of the message before turn i; empty where it is the first.
+  std::string role_before(size_t i) const {
+    return i == 0 ? std::string() : get<std::string>(prepared_.messages.at(i - 1), "role");
+  }
+
+  std::string render(size_t num_messages, bool add_generation_prompt) const {
+    const RenderRequest request{.num_messages = num_messages,
+                                .add_generation_prompt = add_generation_prompt};
+    return std::move(chat_.render(conversation_, {&request, 1}).front().text);
+  }
+
+  // The generation prompt: what the conversation before a turn, rendered with it, has beyond that
+  // turn's start. Where that conversation reads otherwise than within the whole: what the whole
+  // one has more with it.
+  std::optional<std::string> beyond(size_t num_messages, size_t start,
+                                    bool add_generation_prompt = true) const {
+    const std::string with = render(num_messages, add_generation_prompt);
+    if (with.size() < start || with.compare(0, start, text_, 0, start) != 0) return std::nullopt;
+    return with.substr(start);
+  }
+
+  // The end of the reply's place, which is written because another message follows.
+  std::string end_of_another(const Reply& reply) const {
+    const std::string with = render(reply.message + 1, false);
+    const auto [begin, end] = reply.place;
+    const bool ends_within = begin < with.size() && with.size() < end && text_.starts_with(with);
+    return ends_within ? text_.substr(with.size(), end - with.size()) : "";
+  }
+
+  Span by_prefixes(size_t i) const {
+    const std::string with = render(i + 1, false);
+    if (!text_.starts_with(with)) not_found(i);
+    if (i == 0)
+      return {prompt_length(beyond(SIZE_MAX, text_.size()).value_or(""), with), with.size()};
+    const std::string before = render(i, true);
+    if (with.starts_with(before)) return {before.size(), with.size()};
+    // The turn may lack the end of the prompt, and nothing else.
+    const std::string said = render(i, false);
+    if (!with.starts_with(said) || !before.starts_with(said)) not_found(i);
+    const size_t at = said.size();
+    return {
+        at + prompt_length(std::string_view(before).substr(at), std::string_view(with).substr(at)),
+        with.size()};
+  }
+
+  [[noreturn]] void not_found(size_t i) const {
+    fail(Code::kInvalid, "text: the text that the assistant wrote in messages[",
+         i - prepared_.num_added,
+         "] cannot be found: the chat template renders the conversation up to it differently than "
+         "within the whole; put {% generation %} tags around the assistant's text");
+  }
+
+  const ChatTemplate& chat_;
+  const Conversation& conversation_;
+  const Prepared& prepared_;
+  const std::string& text_;
+};
+
+std::vector<Span> generated_spans(const Rendering& rendering, const Turns& turns, bool of_replies) {
   std::vector<Span> out;
-  for (const size_t i : prepared.trained) {
-    const size_t begin = starts[i];
-    const size_t end = i + 1 < starts.size() ? starts[i + 1] : text.size();
-    const size_t skip = prompt_length(prompts.at(role_before(prepared, i)),
-                                      std::string_view(text).substr(begin, end - begin));
-    if (begin + skip < end) out.push_back({begin + skip, end});
+  for (const Span& block : rendering.generated) {
+    const auto overlaps = [&block](const Reply& reply) {
+      return block.begin < reply.place.end && reply.place.begin < block.end;
+    };
+    if (block.begin < block.end &&
+        (!of_replies || std::any_of(turns.replies.begin(), turns.replies.end(), overlaps)))
+      out.push_back(block);
   }
-  return out;
-}
-
-// The rule of prefix differences as it is written, two renderings per turn: for templates whose
-// loop over the messages cannot be marked.
-std::vector<Span> prefix_spans(const ChatTemplate& chat, const Conversation& conversation,
-                               const std::string& text, const Prepared& prepared) {
-  std::vector<RenderRequest> requests;
-  for (const size_t i : prepared.trained) {
-    requests.push_back({.num_messages = i, .add_generation_prompt = true});
-    requests.push_back({.num_messages = i + 1});
-  }
-  const auto prefixes = chat.render(conversation, requests);
-  std::vector<Span> out;
-  for (size_t k = 0; k < prepared.trained.size(); ++k) {
-    const std::string& before = prefixes[2 * k].text;
-    const std::string& with = prefixes[2 * k + 1].text;
-    require(
-        text.starts_with(before) && text.starts_with(with), Code::kInvalid,
-        "text: the text that message ", prepared.trained[k],
-        " has generated cannot be found: the chat template renders the conversation up to it "
-        "differently than within the whole; put {% generation %} tags around the assistant's text");
-    if (before.size() < with.size()) out.push_back({before.size(), with.size()});
-  }
-  return out;
-}
-
-// The generation prompt: what the conversation before a turn, rendered with it, has beyond that
-// turn's start. Where that conversation reads otherwise than within the whole: what the whole
-// one has more with it.
-std::optional<std::string> generation_prompt(const ChatTemplate& chat,
-                                             const Conversation& conversation,
-                                             const std::string& text, size_t turn, size_t start) {
-  const auto beyond = [&](size_t num_messages, size_t at) -> std::optional<std::string> {
-    const RenderRequest request{.num_messages = num_messages, .add_generation_prompt = true};
-    const std::string with = chat.render(conversation, {&request, 1}).front().text;
-    if (with.size() < at || with.compare(0, at, text, 0, at) != 0) return std::nullopt;
-    return with.substr(at);
-  };
-  if (turn > 0)
-    if (auto prompt = beyond(turn, start)) return prompt;
-  return beyond(SIZE_MAX, text.size());
-}
-
-// One rendering per role: of the last turn that follows it. None: the prompt cannot be determined.
-std::optional<Prompts> generation_prompts(const ChatTemplate& chat,
-                                          const Conversation& conversation, const Rendering& marked,
-                                          const Prepared& prepared) {
-  Prompts out;
-  for (auto turn = prepared.trained.rbegin(); turn != prepared.trained.rend(); ++turn) {
-    const std::string role = role_before(prepared, *turn);
-    if (out.contains(role)) continue;
-    const auto prompt =
-        generation_prompt(chat, conversation, marked.text, *turn, marked.starts[*turn]);
-    if (!prompt) return std::nullopt;
-    out[role] = *prompt;
-  }
+  std::sort(out.begin(), out.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
   return out;
 }
 
@@ -132,23 +179,23 @@ Turns render_turns(const ChatTemplate& chat, const Conversation& conversation,
                    const Prepared& prepared) {
   const Json& tools = conversation.tools;
   const bool with_tools = tools.is_array() && !tools.get_array().empty();
-  const std::vector<RenderRequest> requests{{}, {.mark = true}};
+  const bool has_blocks = chat.has_generation(with_tools);
+  std::vector<RenderRequest> requests{{}, {.turns = true}};
+  if (has_blocks) requests.push_back({.blocks = true});
   const auto renderings = chat.render(conversation, requests);
-  const Rendering &plain = renderings[0], &marked = renderings[1];
-  Turns out{.text = plain.text};
-  if (chat.has_generation(with_tools) && marked.text == plain.text) {
+  Turns out{.text = renderings[0].text};
+  const Finder finder(chat, conversation, prepared, out.text);
+  out.replies = finder.marked(renderings[1]);
+  if (has_blocks && renderings[2].text == out.text) {
     out.rule = Rule::kGeneration;
-    out.written = generated_spans(marked, prepared);
+    if (prepared.is_limited) finder.complete(out.replies);
+    out.written = generated_spans(renderings[2], out, prepared.is_limited);
     return out;
   }
-  if (prepared.trained.empty()) return out;
-  if (marks_hold(plain, marked, prepared.trained.front())) {
-    if (const auto prompts = generation_prompts(chat, conversation, marked, prepared)) {
-      out.written = marked_spans(out.text, marked.starts, *prompts, prepared);
-      return out;
-    }
-  }
-  out.written = prefix_spans(chat, conversation, out.text, prepared);
+  out.replies = finder.behind_prompts(out.replies);
+  finder.cut_ends(out.replies);
+  finder.complete(out.replies);
+  for (const Reply& reply : out.replies) out.written.push_back(reply.place);
   return out;
 }
 
@@ -183,6 +230,26 @@ std::vector<int64_t> label_tokens(const std::string& text, const Encoding& encod
     take(from, token);
   }
   return labels;
+}
+
+void require_trained(const Turns& turns, const Prepared& prepared, const Encoding& encoding,
+                     const std::vector<int64_t>& labels) {
+  const auto is_trained = [](int64_t label) { return label != kIgnored; };
+  const auto require_labels = [&](size_t message, ptrdiff_t from, ptrdiff_t to) {
+    const bool found =
+        from < to && std::any_of(labels.begin() + from, labels.begin() + to, is_trained);
+    require(found, Code::kInvalid, "text: messages[", message - prepared.num_added,
+            "] has no trained token: ",
+            turns.rule == Rule::kGeneration
+                ? "the chat template's {% generation %} blocks leave it out"
+                : "the chat template writes nothing of it after the generation prompt",
+            "; give it a content, take it out, or leave it out of user_data.key_rounds");
+  };
+  const std::vector<uint32_t>&begins = encoding.begins, &ends = encoding.ends;
+  for (const auto& [message, place] : turns.replies)
+    require_labels(message, std::upper_bound(ends.begin(), ends.end(), place.begin) - ends.begin(),
+                   std::lower_bound(begins.begin(), begins.end(), place.end) - begins.begin());
+  if (!prepared.trained.empty()) require_labels(prepared.trained.front(), 0, std::ssize(labels));
 }
 
 }  // namespace twinkle::text

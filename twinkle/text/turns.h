@@ -6,7 +6,8 @@
 // before it with the generation prompt. The marks that a rendering leaves at its messages give
 // these places without rendering every prefix. They also say what the rule cannot where a template
 // renders a turn otherwise once others follow (Qwen3 drops old reasoning): the turn as it stands in
-// the whole conversation.
+// the whole conversation. Where the marks leave a turn's place uncertain, its prefixes are
+// rendered.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -21,15 +22,17 @@ namespace twinkle::text {
 
 inline constexpr int64_t kIgnored = -100;  // the label of a token that is not learnt
 
-struct Span {
-  size_t begin = 0, end = 0;  // bytes of the text
-};
-
 enum class Rule { kGeneration, kPrefix };
+
+struct Reply {
+  size_t message = 0;  // index into Prepared::messages
+  Span place;
+};
 
 struct Turns {
   std::string text;
-  std::vector<Span> written;  // rising, not overlapping
+  std::vector<Span> written;   // rising, not overlapping
+  std::vector<Reply> replies;  // of `prepared.trained`; with kGeneration those of a certain place
   Rule rule = Rule::kPrefix;
 };
 
@@ -43,5 +46,9 @@ Turns render_turns(const ChatTemplate& chat, const Conversation& conversation,
 // that of its last one. kPrefix: tokens that begin inside a span.
 std::vector<int64_t> label_tokens(const std::string& text, const Encoding& encoding,
                                   const std::vector<Span>& written, Rule rule);
+
+// Error kInvalid: a reply of `prepared.trained` without a label; the text names it.
+void require_trained(const Turns& turns, const Prepared& prepared, const Encoding& encoding,
+                     const std::vector<int64_t>& labels);
 
 }  // namespace twinkle::text

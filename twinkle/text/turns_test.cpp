@@ -146,10 +146,125 @@ TEST(Turns, FollowGenerationBlocksWhereThereAreSome) {
   EXPECT_EQ(written(source, {"q", "a", "r", "b"}), (std::vector<std::string>{"a", "b"}));
   Prepared prepared = prepared_of({"q", "a", "r", "b"});
   prepared.trained = {3};
-  prepared.key_rounds = true;
+  prepared.is_limited = true;
   const Turns turns = render_turns(ChatTemplate(source), said(prepared), prepared);
   ASSERT_EQ(turns.written.size(), 1u);
   EXPECT_EQ(turns.text.substr(turns.written[0].begin), "b;");
+}
+
+TEST(Turns, AreFoundInTemplatesOfManyShapes) {
+  const std::string one = "{{ '<|' + m.role + '|>' + m.content + '</s>' }}";
+  const std::string prompt = "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}";
+  const std::string by_index =
+      "{% for i in range(messages|length) %}{% set m = messages[i] %}" + one + "{% endfor %}";
+  const std::string loop = "{% for m in messages %}" + one + "{% endfor %}";
+  const std::string silent =
+      "{% set ns = namespace(n=0) %}{% for m in messages %}{% if m.role == 'user' %}"
+      "{% set ns.n = loop.index0 %}{% endif %}{% endfor %}";
+  const std::vector<std::string> templates{
+      silent + by_index,                                           // a loop before the printing one
+      silent + loop, loop + silent,                                // or after it
+      "{% for k in range(1) %}" + silent + loop + "{% endfor %}",  // or around it
+      // a list that is built before it is printed
+      "{% set ns = namespace(all=[]) %}{% for m in messages %}{% set ns.all = ns.all + "
+      "['<|' + m.role + '|>' + m.content + '</s>'] %}{% endfor %}{{ ns.all | join }}",
+      "{% set ns = namespace(all=[]) %}{% for m in messages %}{% set ns.all = ns.all + [{'role': "
+      "m.role, 'content': m.content}] %}{% endfor %}{% for m in ns.all %}" +
+          one + "{% endfor %}",
+      // macros, of a message and of a number
+      "{% macro say(m) %}" + one + "{% endmacro %}{% for m in messages %}{{ say(m) }}{% endfor %}",
+      "{% macro say(i) %}{% set m = messages[i] %}" + one +
+          "{% endmacro %}"
+          "{% for i in range(messages|length) %}{{ say(i) }}{% endfor %}",
+      // two messages in a pass
+      "{% for i in range(0, messages|length, 2) %}{{ '<|user|>' + messages[i].content + '</s>' }}"
+      "{% if i + 1 < messages|length %}{{ '<|assistant|>' + messages[i + 1].content + '</s>' }}"
+      "{% endif %}{% endfor %}",
+      "{% for pair in messages | batch(2) %}{% for m in pair %}" + one + "{% endfor %}{% endfor %}",
+      "{% for u in messages %}{% if u.role == 'user' %}{{ '<|user|>' + u.content + '</s>' }}"
+      "{% if loop.nextitem %}{{ '<|assistant|>' + loop.nextitem.content + '</s>' }}{% endif %}"
+      "{% endif %}{% endfor %}"};
+  for (const std::string& source : templates)
+    for (const std::vector<std::string>& contents :
+         {std::vector<std::string>{"q", "a", "r", "b", "s", "c"}, {"", "a", "", "", "a", "a"}}) {
+      EXPECT_EQ(written(source + prompt, contents),
+                (std::vector<std::string>{contents[1] + "</s>", contents[3] + "</s>",
+                                          contents[5] + "</s>"}))
+          << source;
+    }
+}
+
+TEST(Turns, LeaveOutWhatAnotherSaysWithinThem) {
+  // A tool's result within the assistant's turn, which goes on.
+  const std::string within =
+      "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}</u>"
+      "{% elif m.role == 'assistant' %}{% if not loop.previtem or loop.previtem.role == 'user' %}"
+      "<a>{% endif %}{{ m.content }}{% for c in m.tool_calls %}[{{ c.name }}]{% endfor %}"
+      "{% if loop.nextitem and loop.nextitem.role == 'tool' %}({{ loop.nextitem.content }})"
+      "{% endif %}{% endif %}{% endfor %}"
+      "{% if add_generation_prompt and messages[-1].role == 'user' %}<a>{% endif %}";
+  Json call = message("assistant", "let me");
+  call.get_object()["tool_calls"] = JsonArray{JsonObject{{"name", "f"}}};
+  const JsonArray messages{message("user", "q"), call, message("tool", "result"),
+                           message("assistant", "a")};
+  const Prepared prepared = prepare(JsonObject{{"messages", messages}}, {});
+  const Turns turns = render_turns(ChatTemplate(within), said(prepared), prepared);
+  ASSERT_EQ(turns.text, "<u>q</u><a>let me[f](result)a");
+  std::vector<std::string> found;
+  for (const Span& s : turns.written) found.push_back(turns.text.substr(s.begin, s.end - s.begin));
+  EXPECT_EQ(found, (std::vector<std::string>{"let me[f]", "a"}));
+  // A list of tools after the last message.
+  Prepared with_tools = prepared_of({"q", "a"});
+  with_tools.tools = JsonArray{JsonObject{{"name", "f"}}};
+  Conversation conversation = said(with_tools);
+  conversation.tools = with_tools.tools;
+  const ChatTemplate chat(
+      "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+      "{% for t in tools %}{{ t.name }}{% endfor %}"
+      "{% if add_generation_prompt %}<assistant>{% endif %}");
+  EXPECT_TRUE(error_of([&] {
+                render_turns(chat, conversation, with_tools);
+              }).starts_with("text: the text that the assistant wrote in messages[1] cannot "));
+}
+
+TEST(Turns, LeaveOutWhatIsWrittenBetweenMessagesAndSearchesWithinThem) {
+  // As of Alpaca's, whose turns are kept apart by lines, and of Command R's, which looks for a
+  // call.
+  EXPECT_EQ(written("{% for m in messages %}{{ m.content }}</s>{% if not loop.last %}{{ '\n\n' }}"
+                    "{% endif %}{% endfor %}",
+                    {"q", "a", "r", "b"}),
+            (std::vector<std::string>{"a</s>", "b</s>"}));
+  EXPECT_EQ(
+      written("{% for m in messages %}<{{ m.role }}>{% for x in messages %}"
+              "{% if x.content == m.content %}{{ loop.index0 }}{% endif %}{% endfor %}:"
+              "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}",
+              {"q", "a", "r", "b"}),
+      (std::vector<std::string>{"1:a", "3:b"}));
+}
+
+TEST(Turns, WithoutATrainedTokenAreRefused) {
+  const TinyModel model;
+  const Tokenizer tokenizer(model.directory());
+  const auto refusal = [&](const std::string& source) {
+    const Prepared prepared = prepared_of({"q", "a", "r", ""});
+    const Turns turns = render_turns(ChatTemplate(source), said(prepared), prepared);
+    const Encoding encoding = tokenizer.encode_with_offsets(turns.text, Offsets::kWhole);
+    const auto labels = label_tokens(turns.text, encoding, turns.written, turns.rule);
+    return error_of([&] { require_trained(turns, prepared, encoding, labels); });
+  };
+  const std::string remedy =
+      "; give it a content, take it out, or leave it out of user_data.key_rounds";
+  EXPECT_EQ(refusal("{% for m in messages %}[{{ m.content }}{% endfor %}"
+                    "{% if add_generation_prompt %}[{% endif %}"),
+            "text: messages[3] has no trained token: the chat template writes nothing of it after "
+            "the generation prompt" +
+                remedy);
+  EXPECT_EQ(refusal("{% for m in messages %}[{% if m.content.endswith('a') %}{% generation %}"
+                    "{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}.{% endif %}"
+                    "{% endfor %}"),
+            "text: messages[3] has no trained token: the chat template's {% generation %} blocks "
+            "leave it out" +
+                remedy);
 }
 
 TEST(Turns, AreRefusedWhereTheTemplateDoesNotShowThem) {
@@ -159,9 +274,9 @@ TEST(Turns, AreRefusedWhereTheTemplateDoesNotShowThem) {
   };
   EXPECT_EQ(
       error_of(work),
-      "text: the text that message 1 has generated cannot be found: the chat template renders the "
-      "conversation up to it differently than within the whole; put {% generation %} tags "
-      "around the assistant's text");
+      "text: the text that the assistant wrote in messages[1] cannot be found: the chat template "
+      "renders the conversation up to it differently than within the whole; put {% generation %} "
+      "tags around the assistant's text");
 }
 
 }  // namespace

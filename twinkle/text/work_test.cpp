@@ -76,7 +76,7 @@ TEST_P(EncodingWork, IsInProportionToTheNumberOfTurns) {
   const Template encoder(model.directory(), {.max_length = 0});
   const Work ten = work(encoder, 10), hundred = work(encoder, 100), more = work(encoder, 1000);
   EXPECT_EQ(ten.tokenisations, 1u);
-  EXPECT_LE(ten.renderings, 3u);
+  EXPECT_LE(ten.renderings, 4u);
   EXPECT_LE(ten.rendered_bytes, 3 * ten.tokenised_bytes);
   // A straight line through 10, 100 and 1000 turns, to the byte.
   const auto line = [&](size_t a, size_t b) { return b + 10 * (b - a); };

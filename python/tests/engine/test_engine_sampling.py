@@ -100,6 +100,14 @@ def test_the_prefix_cache_spares_tokens_until_it_is_reset(tiny_llama_dir):
     assert computed() == (201, want)
 
 
+@pytest.mark.parametrize(("options", "shared"), [({}, 192), ({"share_prefixes": False}, 0)])
+def test_tenants_of_a_script_share_the_base_models_prefixes(tiny_llama_dir, options, shared):
+    engine = Engine(tiny_llama_dir, **options)
+    for name in ("one", "other"):
+        engine.tenant(name).sample([drawn([200])[0]], {"max_tokens": 2}).result()
+    assert engine.stats()["num_prefix_tokens"] == shared
+
+
 def test_samples_with_stop_strings_hold_on_to_nothing(tiny_llama_dir):
     engine = Engine(tiny_llama_dir)
     base, template = engine.tenant("base"), engine.template()._template

@@ -70,6 +70,15 @@ def test_every_export_exists(name):
     assert getattr(twinkle, name) is not None
 
 
+def test_a_namesake_that_is_installed_is_named_at_import(tmp_path):
+    kit = tmp_path / "twinkle_kit-0.5.1.dist-info"
+    kit.mkdir()
+    (kit / "METADATA").write_text("Metadata-Version: 2.1\nName: twinkle-kit\nVersion: 0.5.1\n")
+    code = f"import sys; sys.path.append({str(tmp_path)!r}); import twinkle"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "the package twinkle-kit 0.5.1 is installed here, too, and both are" in run.stderr
+
+
 @pytest.mark.parametrize("name", ["init_tinker_client", "init_twinkle_client"])
 def test_names_of_later_versions_say_what_they_need_and_what_there_is(name):
     with pytest.raises(

@@ -131,6 +131,12 @@ def test_adapters_are_checked(model):
     assert not model.engine.tenants and model._group().name == ""
     with pytest.raises(InvalidError, match="the base model cannot be removed"):
         model.remove_adapter("")
+    model.add_adapter_to_model("a", LoraConfig())
+    with pytest.raises(
+        ConflictError,
+        match=r"^model: there is an adapter 'a' already: choose another name, or call remove_adap",
+    ):
+        model.add_adapter_to_model("a", LoraConfig())
 
 
 @pytest.mark.parametrize(
@@ -138,14 +144,18 @@ def test_adapters_are_checked(model):
     [
         (lambda m: m.set_optimizer("Lion"), "unknown optimizer 'Lion'"),
         (lambda m: m.set_optimizer("AdamW", speed=3), "has no option"),
-        (lambda m: m.set_optimizer(dict), "is not an optimizer of the engine"),
+        (lambda m: m.set_optimizer(dict), "it must be a name or a class of torch.optim, with its"),
+        (lambda m: m.set_optimizer(torch.optim.SGD([torch.zeros(1)])),
+         r"^model: optimizer_cls is an object of SGD, it must be a name or a class of torch.optim, "
+         r"with its options beside it: set_optimizer\('AdamW', lr=1e-4\)$"),
+        (lambda m: m.forward_backward([A]), r"by name: forward_backward\(inputs=...\)$"),
         (lambda m: m.set_lr_scheduler("Up"), "unknown lr schedule 'Up'"),
         (lambda m: m.save(interval=0), "interval is 0"),
         (lambda m: m.save(".."), "name is '..'"),
         (lambda m: m.save(colour=1), "unknown argument 'colour'"),
         (lambda m: m.clip_grad_and_step(gradient_accumulation_steps=0), "steps is 0"),
     ],
-)
+)  # fmt: skip
 def test_settings_are_checked_when_they_are_made(model, call, text):
     before = model.get_train_configs()
     with pytest.raises(InvalidError, match=text):

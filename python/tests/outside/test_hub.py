@@ -256,7 +256,7 @@ def test_an_id_that_no_hub_gives_is_told_with_the_reason_of_each_and_the_remedy(
 
 
 def test_the_name_of_a_model_is_the_one_that_others_know():
-    names = {"smollm2": hub.SMOLLM2, "hf://a/b": "a/b", "ms://a/b": "a/b", "/tmp/x": "/tmp/x"}
+    names = {"smollm2": "smollm2-q4_1", "hf://a/b": "a/b", "ms://a/b": "a/b", "/tmp/x": "/tmp/x"}
     assert {name: hub.name_of(name) for name in names} == names
 
 
@@ -276,9 +276,19 @@ def test_another_tokenizer_is_refused():
 
 @needs_smollm2
 def test_every_spelling_of_the_built_in_model_is_one_directory(smollm2):
-    for model_id in (hub.SMOLLM2, "hf://" + hub.SMOLLM2, "ms://" + hub.SMOLLM2, "SmolLM2"):
+    for model_id in ("SmolLM2", "smollm2-q4_1"):
         assert hub.get(model_id) == smollm2
     assert list(Path(smollm2).parent.glob("*.partial-*")) == []
+
+
+@pytest.mark.parametrize("prefix", ["", "hf://", "ms://"])
+def test_the_hubs_name_of_the_built_in_model_is_asked_of_the_hub(hubs, prefix, tmp_path):
+    hubs["huggingface_hub"] = hubs["modelscope"] = str(tmp_path)
+    assert hub.get(prefix + hub.SMOLLM2) == str(tmp_path)
+    unknown = socket.gaierror(-2, "Name or service not known")
+    hubs["huggingface_hub"] = hubs["modelscope"] = raised(ConnectionError("failed"), unknown)
+    with pytest.raises(NotFoundError, match=r"network.*; 'smollm2' is a copy of it rounded to 4 "):
+        hub.get(prefix + hub.SMOLLM2)
 
 
 @needs_smollm2
@@ -308,7 +318,7 @@ def test_a_conversion_that_fails_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(InvalidError, match="the file is truncated or damaged"):
         hub.get("smollm2")
     left = names_in(tmp_path / "twinkle" / "models")
-    assert left == [".SmolLM2-135M-Instruct.lock"]
+    assert left == [".smollm2-q4_1.lock"]
 
 
 @needs_smollm2

@@ -3,14 +3,13 @@
 import contextlib
 import os
 import random
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from parallel.forks import Process
 
 import twinkle
 from twinkle.model import TransformersModel
@@ -35,17 +34,24 @@ for version in range(1, 10**6):
 """
 
 
-def _killed(directory, folder, delay_s):
+@pytest.fixture(scope="module")
+def saver(tmp_path_factory):
+    script = tmp_path_factory.mktemp("saver") / "saver.py"
+    script.write_text(SAVER)
+    return script
+
+
+def _killed(saver, directory, folder, delay_s):
     """The last version that a killed process said it had saved."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SAVER, directory, str(folder)], stdout=subprocess.PIPE, text=True
-    )
-    first = process.stdout.readline()
-    time.sleep(delay_s)
-    process.send_signal(signal.SIGKILL)
-    rest = process.stdout.read().split()
-    process.wait()
-    return int(rest[-1] if rest else first)
+    process = Process(saver, directory, folder)
+    try:
+        first = process.wait_for("\n")
+        time.sleep(delay_s)
+        process.send_signal(signal.SIGKILL)
+        process.end(60)
+        return int((process.rest().split() or [first])[-1])
+    finally:
+        process.stop()
 
 
 def _check(directory, folder, said):
@@ -62,19 +68,19 @@ def _check(directory, folder, said):
     assert [entry.name for entry in folder.iterdir()] == ["run"]
 
 
-def _kill_often(directory, folder, times, seed):
+def _kill_often(saver, directory, folder, times, seed):
     drawn = random.Random(seed)
     for _ in range(times):
-        _check(directory, folder, _killed(directory, folder, drawn.uniform(0, 0.15)))
+        _check(directory, folder, _killed(saver, directory, folder, drawn.uniform(0, 0.15)))
 
 
-def test_a_checkpoint_survives_kills_at_random_moments(tiny_llama_dir, tmp_path):
-    _kill_often(tiny_llama_dir, tmp_path, times=3, seed=1)
+def test_a_checkpoint_survives_kills_at_random_moments(saver, tiny_llama_dir, tmp_path):
+    _kill_often(saver, tiny_llama_dir, tmp_path, times=3, seed=1)
 
 
 @pytest.mark.soak
-def test_a_checkpoint_survives_a_hundred_kills(tiny_llama_dir, tmp_path):
-    _kill_often(tiny_llama_dir, tmp_path, times=100, seed=2)
+def test_a_checkpoint_survives_a_hundred_kills(saver, tiny_llama_dir, tmp_path):
+    _kill_often(saver, tiny_llama_dir, tmp_path, times=100, seed=2)
 
 
 @pytest.fixture
@@ -114,53 +120,3 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_says_so(tiny_llama_dir, small_
     filler.unlink()
     model.save("run", str(small_disk), save_optimizer=True)
     assert _bytes(small_disk) != before
-
-
-# Fills a file system of its own, 8 MiB, which ends with the process that mounted it.
-FILLER = """
-import sys
-from pathlib import Path
-
-import twinkle
-from twinkle.model import TransformersModel
-
-def files():
-    return {p.name: p.read_bytes() for p in run.iterdir()}
-
-folder = Path(sys.argv[2])
-run = folder / "run"
-model = TransformersModel(model_id=sys.argv[1], mixed_precision="no")
-model.add_adapter_to_model("default", twinkle.LoraConfig(r=4, target_modules="all-linear"))
-model.forward_backward(inputs=[{"input_ids": [5, 6, 7, 8], "labels": [6, 7, 8, -100]}])
-model.clip_grad_and_step()
-model.save("run", folder, save_optimizer=True)
-before, state = files(), model.engine.inspect(tenant=model._group().tenant).result()
-try:
-    with open(folder / "filler", "wb", buffering=0) as filler:
-        while True:
-            filler.write(bytes(4096))
-except OSError:
-    pass
-try:
-    model.save("run", folder, save_optimizer=True)
-except twinkle.TwinkleError as error:
-    print(error)
-assert files() == before and {p.name for p in folder.iterdir()} == {"run", "filler"}
-assert model.engine.inspect(tenant=model._group().tenant).result() == state
-(folder / "filler").unlink()
-model.save("run", folder, save_optimizer=True)
-assert files().keys() == before.keys()
-"""
-
-
-def test_a_full_disk_is_named_and_keeps_the_old_checkpoint(tiny_llama_dir, tmp_path):
-    disk = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=8m none "$0" && exec "$@"']
-    if shutil.which("unshare") is None or subprocess.run([*disk, tmp_path, "true"]).returncode:
-        pytest.skip("a file system of our own needs root")
-    done = subprocess.run(
-        [*disk, tmp_path, sys.executable, "-c", FILLER, tiny_llama_dir, tmp_path],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "No space left on device; free space there or save elsewhere" in done.stdout

@@ -200,7 +200,7 @@ program.main()
 """
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_an_interrupt_while_the_executable_is_loaded_is_one_line_and_status_1(
     call, monkeypatch, name
 ):

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from twinkle import checks
-from twinkle.errors import InvalidError, NotFoundError, refuse_unknown, require
+from twinkle.errors import (
+    InvalidError,
+    NotFoundError,
+    names_arguments,
+    refuse_unknown,
+    require,
+)
 from twinkle.logger import get_logger
 
 # Fields of peft that change nothing here.
@@ -41,6 +47,7 @@ class _Unsaid(int):
 _RANK = _Unsaid(8)
 
 
+@names_arguments("lora: LoraConfig", alpha="lora_alpha", dropout="lora_dropout")
 @dataclass
 class LoraConfig:
     """r: rank, also taken as rank=. target_modules: 'all-linear', a list of names, or a regular
@@ -268,7 +275,7 @@ def _read(directory):
             f"lora: {directory} is no PEFT directory: adapter_config.json is missing"
         )
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:  # JSON's and UTF-8's are ValueErrors
         raise InvalidError(f"lora: {file} cannot be read as JSON: {error}") from error
     require(

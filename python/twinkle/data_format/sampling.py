@@ -5,7 +5,7 @@ from dataclasses import InitVar, dataclass, fields
 from typing import Any
 
 from twinkle import checks
-from twinkle.errors import require
+from twinkle.errors import names_arguments, require
 
 DEFAULT_MAX_TOKENS = 2048
 MAX_TOP_LOGPROBS = 128
@@ -37,6 +37,17 @@ def _two_names(given, other):
     )
 
 
+@names_arguments(
+    "sampler: SamplingParams",
+    n="num_samples",
+    num_return_sequences="num_samples",
+    num_generations="num_samples",
+    max_completion_tokens="max_tokens",
+    max_length="max_tokens",
+    stop_token_ids="stop",
+    stop_sequences="stop",
+    stop_strings="stop",
+)
 @dataclass
 class SamplingParams:
     """max_tokens: None means up to 2048 or the model's length; 0 only scores the prompt;

@@ -129,6 +129,11 @@ class Adapters(Checkpoints):
             )
         if "" in groups and groups[""].tenant is None:
             group.take_settings(groups.pop(""))
+        if group.name in groups:
+            raise ConflictError(
+                f"model: there is an adapter {group.name!r} already: choose another name, or call "
+                f"remove_adapter({group.name!r}) first"
+            )
         groups[group.name] = group
         self._tenants.run(
             self.engine.create, lambda _: {"groups": groups}, tenant=group.tenant, **group.created

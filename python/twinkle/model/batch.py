@@ -41,7 +41,8 @@ def as_list(inputs):
             out.append(item)
     for index, item in enumerate(out):
         if not isinstance(item, dict) or not ("input_ids" in item or "messages" in item):
-            has = core().in_place_of_messages(item) if isinstance(item, dict) else ""
+            row = item[0] if isinstance(item, list) and item else item  # a list of messages
+            has = core().in_place_of_messages(row) if isinstance(row, dict) else ""
             raise InvalidError(
                 f"model: inputs[{index}] must be an InputFeature with input_ids or a Trajectory "
                 f"with messages{has}"

@@ -44,9 +44,12 @@ def optimizer_name(optimizer_cls):
     name = getattr(optimizer_cls, "__name__", None)
     module = getattr(optimizer_cls, "__module__", "")
     if name is None or not module.startswith("torch.optim"):
+        what = checks.short(optimizer_cls)
+        if name is None:  # an object, as torch.optim.AdamW(...) makes, has a repr of many lines
+            what = f"an object of {type(optimizer_cls).__name__}"
         raise InvalidError(
-            f"model: {optimizer_cls!r} is not an optimizer of the engine; pass a name such as "
-            "'AdamW', or a class of torch.optim"
+            f"model: optimizer_cls is {what}, it must be a name or a class of torch.optim, with "
+            "its options beside it: set_optimizer('AdamW', lr=1e-4)"
         )
     return name
 

@@ -1,6 +1,9 @@
 """How a model's methods are called where it lives in workers: batches are cut by data rank, and
 losses and norms, which are of the whole batch on every rank, come from the first."""
 
+import functools
+
+from twinkle.errors import InvalidError
 from twinkle.model.batch import as_list
 from twinkle.remote.collect import join_rows
 from twinkle.remote.dispatch import Rows, whole
@@ -15,8 +18,18 @@ _WHOLE_BATCH = How(dispatch=whole, collect="first", lazy_collect=False)
 
 def of_batch(function):
     """Decorates a method that takes inputs=. Its outputs stay in the workers, unless initialize()
-    or the object says otherwise."""
-    return mark(function, _BATCH)
+    or the object says otherwise. InvalidError: the batch is given without its name."""
+
+    @functools.wraps(function)
+    def named(self, *unnamed, **kwargs):
+        if unnamed:
+            raise InvalidError(
+                f"model: {function.__name__} takes its arguments by name: "
+                f"{function.__name__}(inputs=...)"
+            )
+        return function(self, **kwargs)
+
+    return mark(named, _BATCH)
 
 
 def of_all(function):

@@ -1,16 +1,17 @@
 //! Chat templates in the environment that `transformers` gives them: trim_blocks, lstrip_blocks,
 //! loop controls, Python's methods and JSON, raise_exception, strftime_now. A rendering can carry
 //! the places of the generation blocks and of the messages.
-use std::sync::Arc;
-
 use minijinja::machinery::{eval, make_string_output};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{from_args, Enumerator, Object, ObjectRepr, ValueKind};
+use minijinja::value::{from_args, ValueKind};
 use minijinja::{context, AutoEscape, Environment, Error, ErrorKind, State, Value};
+
+use serde_json::Value as Json;
 
 use crate::guard::{admit_call, compile, install, Code};
 use crate::json::tojson;
-use crate::limits::{admit, charge, out_of_work, refuse, settled, Run, Stop};
+use crate::limits::{admit, charge, now, out_of_work, refuse, settled, Run, Stop};
+use crate::marks::{mark, noticed, tag, unmark, UNCERTAIN};
 use crate::rewrite::rewrite;
 
 const NAME: &str = "chat_template";
@@ -23,49 +24,25 @@ pub struct Chat {
 }
 
 /// What to render of a conversation.
+#[derive(Default)]
 pub struct Request {
     pub num_messages: usize,
     pub add_generation_prompt: bool,
-    pub mark: bool,
+    pub blocks: bool, // fill `generated`
+    pub turns: bool,  // fill `turns`; nothing at all where the template fails on the marks
 }
 
-/// `starts[i]` is the byte at which message i begins, usize::MAX where the template did not loop
-/// over it.
+/// `turns[i]` are the bytes of message i, UNCERTAIN where the marks do not show them.
 #[derive(Default)]
 pub struct Rendering {
     pub text: String,
     pub generated: Vec<(usize, usize)>,
-    pub starts: Vec<usize>,
-}
-
-/// A message that knows its index, so that a loop over it can be noticed.
-#[derive(Debug)]
-struct Message {
-    index: usize,
-    marker: char,
-    fields: Value,
-}
-
-impl Object for Message {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Map
-    }
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.fields.as_object().and_then(|o| o.get_value(key))
-    }
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(
-            self.fields
-                .try_iter()
-                .map(|i| i.collect())
-                .unwrap_or_default(),
-        )
-    }
+    pub turns: Vec<(usize, usize)>,
 }
 
 impl Chat {
     pub fn new(source: &str) -> Result<Chat, String> {
-        let rewritten = rewrite(source);
+        let rewritten = rewrite(&source.replace("\r\n", "\n").replace('\r', "\n"));
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder()
             .trim_blocks(true)
@@ -83,17 +60,13 @@ impl Chat {
             )
         });
         environment.add_test("iterable", |v: &Value| {
-            v.kind() == ValueKind::String || v.try_iter().is_ok()
+            v.kind() == ValueKind::String || (!v.is_none() && v.try_iter().is_ok())
         });
         environment.add_function("raise_exception", |text: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, text))
         });
         environment.add_function("strftime_now", strftime_now);
-        environment.add_function("__twinkle_mark", |value: &Value| {
-            value
-                .downcast_object_ref::<Message>()
-                .map_or(String::new(), |m| format!("{}m{};", m.marker, m.index))
-        });
+        environment.add_function("__twinkle_mark", mark);
         let source = rewritten.source.into_boxed_str();
         // SAFETY: the text stays where it is for as long as the code lives.
         let text: &'static str = unsafe { &*(&*source as *const str) };
@@ -113,51 +86,67 @@ impl Chat {
         requests: &[Request],
         stop: Option<Stop>,
     ) -> Result<Vec<Rendering>, String> {
-        let parsed: serde_json::Value = serde_json::from_str(context)
+        let parsed: Json = serde_json::from_str(context)
             .map_err(|e| format!("the conversation is no JSON: {e}"))?;
-        let context_value = Value::from(minijinja::value::Serde(&parsed));
-        let messages: Vec<Value> = context_value
-            .get_attr("messages")
-            .and_then(|m| m.try_iter())
-            .map_err(|_| "the conversation has no messages".to_string())?
-            .collect();
         let marker = ('\u{fdd0}'..='\u{fdef}')
             .find(|c| !context.contains(*c))
             .ok_or("the conversation uses every marker character from U+FDD0 to U+FDEF")?;
+        let now = parsed.get("__twinkle_now").and_then(|now| now.as_i64());
+        let plain = Value::from(minijinja::value::Serde(&parsed));
         let mut out = Vec::with_capacity(requests.len());
         for request in requests {
-            let count = request.num_messages.min(messages.len());
-            let chosen: Vec<Value> = if request.mark {
-                let wrap = |(index, fields): (usize, &Value)| {
-                    Value::from_object(Message {
-                        index,
-                        marker,
-                        fields: fields.clone(),
-                    })
-                };
-                messages[..count].iter().enumerate().map(wrap).collect()
-            } else {
-                messages[..count].to_vec()
-            };
-            let tag = |kind: &str| {
-                if request.mark {
-                    format!("{marker}{kind};")
-                } else {
-                    String::new()
-                }
+            if request.turns {
+                out.push(self.with_turns(&parsed, request, marker, stop)?);
+                continue;
+            }
+            let tag = |kind: &str| match request.blocks {
+                true => format!("{marker}{kind};"),
+                false => String::new(),
             };
             let root = context! {
-                messages => chosen,
+                messages => first(&plain, request.num_messages)?,
                 add_generation_prompt => request.add_generation_prompt,
                 __twinkle_open => tag("o"),
                 __twinkle_close => tag("c"),
-                ..context_value.clone()
+                ..plain.clone()
             };
-            let run = Run::new(context.len(), stop);
+            let run = Run::new(context.len(), now, stop);
             let text = self.text(root, &run).map_err(|e| describe(&e))?;
-            out.push(unmark(&text, marker, count, request.mark));
+            out.push(unmark(&text, marker, &[]));
         }
         Ok(out)
+    }
+
+    /// A template may fail on the marks, or write another text because of them: the text shows it.
+    fn with_turns(
+        &self,
+        parsed: &Json,
+        request: &Request,
+        marker: char,
+        stop: Option<Stop>,
+    ) -> Result<Rendering, String> {
+        let mut tagged = parsed.clone();
+        tag(&mut tagged, marker);
+        let value = Value::from(minijinja::value::Serde(&tagged));
+        let messages = noticed(first(&value, request.num_messages)?, marker);
+        let content = |of: &Json, i: usize| of["messages"][i].get("content").cloned();
+        let has_content: Vec<bool> = (0..messages.len())
+            .map(|i| content(parsed, i) != content(&tagged, i))
+            .collect();
+        let root = context! {
+            messages => messages,
+            add_generation_prompt => request.add_generation_prompt,
+            ..value
+        };
+        let now = parsed.get("__twinkle_now").and_then(|now| now.as_i64());
+        let run = Run::new(tagged.to_string().len(), now, stop);
+        Ok(match self.text(root, &run) {
+            Ok(text) => unmark(&text, marker, &has_content),
+            Err(_) => Rendering {
+                turns: vec![UNCERTAIN; has_content.len()],
+                ..Default::default()
+            },
+        })
     }
 
     fn text(&self, root: Value, run: &Run) -> Result<String, Error> {
@@ -173,39 +162,11 @@ impl Chat {
     }
 }
 
-/// Takes the markers out of `text` and notes where they stood; of a message the last place counts.
-fn unmark(text: &str, marker: char, count: usize, mark: bool) -> Rendering {
-    let mut out = Rendering {
-        starts: vec![usize::MAX; count],
-        ..Default::default()
-    };
-    if !mark {
-        out.text = text.to_string();
-        return out;
-    }
-    let mut open = Vec::new();
-    let mut pieces = text.split(marker);
-    out.text.push_str(pieces.next().unwrap_or_default());
-    for piece in pieces {
-        let (tag, rest) = piece.split_once(';').unwrap_or((piece, ""));
-        match tag.split_at(tag.len().min(1)) {
-            ("o", _) => open.push(out.text.len()),
-            ("c", _) => out
-                .generated
-                .extend(open.pop().map(|start| (start, out.text.len()))),
-            (_, index) => {
-                if let Some(start) = index
-                    .parse()
-                    .ok()
-                    .and_then(|i: usize| out.starts.get_mut(i))
-                {
-                    *start = out.text.len();
-                }
-            }
-        }
-        out.text.push_str(rest);
-    }
-    out
+/// The conversation's first so many messages.
+fn first(context: &Value, count: usize) -> Result<Vec<Value>, String> {
+    let messages = context.get_attr("messages").and_then(|m| m.try_iter());
+    let messages = messages.map_err(|_| "the conversation has no messages".to_string())?;
+    Ok(messages.take(count).collect())
 }
 
 /// What the template said, with its line; raise_exception's text comes as it is.
@@ -227,7 +188,10 @@ fn strftime_now(format: String) -> Result<String, Error> {
         return refuse("strftime_now reads at most 1000 bytes");
     }
     let mut out = String::new();
-    write!(out, "{}", chrono::Local::now().format(&format)).map_err(|_| {
+    let time = now()
+        .and_then(|seconds| chrono::DateTime::from_timestamp(seconds, 0))
+        .map_or_else(chrono::Local::now, |time| time.with_timezone(&chrono::Local));
+    write!(out, "{}", time.format(&format)).map_err(|_| {
         Error::new(
             ErrorKind::InvalidOperation,
             format!("strftime_now cannot read {format:?}"),

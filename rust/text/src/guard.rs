@@ -24,6 +24,7 @@ const NAMED: &str = "=named";
 const OWNED: &str = "=owned";
 const RESULT: &str = "=result";
 const SETTLED: &str = "=settled";
+const ITERATED: &str = "=iterated";
 const ADD: &str = "=add";
 const MUL: &str = "=mul";
 const CONCAT: &str = "=concat";
@@ -131,6 +132,7 @@ fn guarded<'a>(one: Instruction<'a>, after_constant: bool) -> Result<Vec<Instruc
         {
             vec![call(ADMITTED, 1), one]
         }
+        Instruction::PushLoop(_) => vec![call(ITERATED, 1), one],
         Instruction::Slice => vec![one, call(SETTLED, 1)],
         Instruction::CallFunction(..)
         | Instruction::CallMethod(..)
@@ -204,6 +206,10 @@ pub fn install(environment: &mut Environment<'static>) {
         charged(&value)?;
         settled(value)
     });
+    environment.add_filter(ITERATED, |value: Value| match value.is_none() {
+        true => refuse("none is not iterable"), // an undefined value is, in jinja2, too
+        false => Ok(value),
+    });
     environment.add_filter(ADD, add);
     environment.add_filter(MUL, mul);
     environment.add_filter(CONCAT, concat);
@@ -244,6 +250,15 @@ pub fn install(environment: &mut Environment<'static>) {
     guard!(true: escape as "e", lower, upper, title, capitalize, replace, dictsort, items, reverse,
         join, split, lines, min, max, sort, list, string, batch, slice, sum, indent, select, reject,
         selectattr, rejectattr, map, groupby, unique, chain, zip, format);
+    // A line end at the end of the text stays, as in jinja2.
+    environment.add_filter("=lines_indented", filters::indent);
+    environment.add_filter("=indent", |state: &mut State, arguments: Rest<ValueOrKwargs>| {
+        let mut arguments = arguments.into_values();
+        if let Some(text) = arguments.first_mut() {
+            *text = Value::from(format!("{text}\n"));
+        }
+        state.apply_filter("=lines_indented", &arguments)
+    });
 }
 
 /// A checkpoint that counts the length of a text.

@@ -7,6 +7,7 @@ mod json;
 mod limits;
 #[cfg(test)]
 mod limits_test;
+mod marks;
 mod operators;
 mod rewrite;
 mod tokenizer;
@@ -38,7 +39,8 @@ pub struct RawEncoding {
 pub struct RawRequest {
     num_messages: usize,
     add_generation_prompt: bool,
-    mark: bool,
+    blocks: bool,
+    turns: bool,
 }
 
 #[repr(C)]
@@ -53,8 +55,8 @@ pub struct RawRendering {
     size: usize,
     generated: *mut usize,
     num_generated: usize,
-    starts: *mut usize,
-    num_starts: usize,
+    turns: *mut usize,
+    num_turns: usize,
 }
 
 impl View {
@@ -106,18 +108,16 @@ fn guard(body: impl FnOnce() -> Result<(), String>) -> *mut c_char {
 }
 
 fn raw(rendering: Rendering) -> RawRendering {
-    let generated: Vec<usize> = rendering
-        .generated
-        .iter()
-        .flat_map(|&(a, b)| [a, b])
-        .collect();
+    let flat = |pairs: &[(usize, usize)]| pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
+    let generated: Vec<usize> = flat(&rendering.generated);
+    let turns: Vec<usize> = flat(&rendering.turns);
     RawRendering {
         size: rendering.text.len(),
         text: give(rendering.text.into_bytes()),
         num_generated: rendering.generated.len(),
         generated: give(generated),
-        num_starts: rendering.starts.len(),
-        starts: give(rendering.starts),
+        num_turns: rendering.turns.len(),
+        turns: give(turns),
     }
 }
 
@@ -282,7 +282,8 @@ pub unsafe extern "C" fn twinkle_chat_render(
             .map(|r| Request {
                 num_messages: r.num_messages,
                 add_generation_prompt: r.add_generation_prompt,
-                mark: r.mark,
+                blocks: r.blocks,
+                turns: r.turns,
             })
             .collect();
         for (i, rendering) in (*chat)
@@ -302,5 +303,5 @@ pub unsafe extern "C" fn twinkle_chat_render(
 pub unsafe extern "C" fn twinkle_rendering_free(rendering: RawRendering) {
     take(rendering.text, rendering.size);
     take(rendering.generated, 2 * rendering.num_generated);
-    take(rendering.starts, rendering.num_starts);
+    take(rendering.turns, 2 * rendering.num_turns);
 }

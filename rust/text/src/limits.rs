@@ -73,11 +73,12 @@ pub struct Run {
     max_work: u64,
     work: Cell<u64>,
     next_poll: Cell<u64>,
+    now: Option<i64>,
     stop: Option<Stop>,
 }
 
 impl Run {
-    pub fn new(conversation: usize, stop: Option<Stop>) -> Run {
+    pub fn new(conversation: usize, now: Option<i64>, stop: Option<Stop>) -> Run {
         Run {
             base: HELD.get(),
             max_held: (16 << 20) + 8 * conversation as isize,
@@ -86,6 +87,7 @@ impl Run {
             max_work: 2_000_000 + 100 * conversation as u64,
             work: Cell::new(0),
             next_poll: Cell::new(POLL_EVERY),
+            now,
             stop,
         }
     }
@@ -119,6 +121,11 @@ fn with<R>(body: impl FnOnce(&Run) -> Result<R, Error>) -> Result<R, Error> {
     }
     // SAFETY: enter() keeps the run alive until it puts back what was there before.
     body(unsafe { &*run })
+}
+
+/// Seconds since 1970 that the rendering takes as the present time; none: the clock's.
+pub fn now() -> Option<i64> {
+    with(|run| Ok(run.now)).ok().flatten()
 }
 
 /// A checkpoint, with so much work done since the last one.

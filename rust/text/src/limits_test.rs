@@ -9,8 +9,7 @@ const CONTEXT: &str = r#"{"messages": [{"role": "user", "content": "xxxxxxxxxx"}
 fn render(source: &str, stop: Option<Stop>) -> Result<String, String> {
     let request = Request {
         num_messages: usize::MAX,
-        add_generation_prompt: false,
-        mark: false,
+        ..Default::default()
     };
     let mut out = Chat::new(source)?.render(CONTEXT, &[request], stop)?;
     Ok(out.remove(0).text)

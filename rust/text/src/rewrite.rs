@@ -1,6 +1,7 @@
 //! Turns a Hugging Face chat template into one that the engine knows: `{% generation %}` blocks
 //! become scopes that print a marker at both ends, and every `{% for x in .. %}` body starts by
-//! printing the marker of x, which is empty unless x is one of the conversation's messages.
+//! printing the marker of x, which is empty unless x is one of the conversation's messages. So does
+//! what follows `{% set x = ..[..] %}`.
 //! Whitespace control stays what it was: the first half of a replaced tag keeps its left side, the
 //! last half its right side.
 
@@ -47,11 +48,11 @@ pub fn rewrite(source: &str) -> Rewritten {
                 "{{%{left} if true %}}{{{{ __twinkle_close }}}}{{% endif %}}{{% endwith {right}%}}"
             )),
             ["for", name, "in", ..] if is_name(name) => {
-                let body = inner[..inner.len() - right.len()].trim();
-                out.push_str(&format!(
-                    "{{%{left} {body} %}}{{{{ __twinkle_mark({name}) }}}}\
-                     {{% if true %}}{{% endif {right}%}}"
-                ));
+                out.push_str(&marked(left, inner, right, name));
+            }
+            ["set", ..] if item_is_set(inner).is_some() => {
+                let name = item_is_set(inner).unwrap_or_default();
+                out.push_str(&marked(left, inner, right, name));
             }
             ["raw"] => {
                 out.push_str(tag);
@@ -69,8 +70,24 @@ pub fn rewrite(source: &str) -> Rewritten {
     }
 }
 
+/// The tag, and the marker of `name` behind it.
+fn marked(left: &str, inner: &str, right: &str, name: &str) -> String {
+    let body = inner[..inner.len() - right.len()].trim();
+    format!(
+        "{{%{left} {body} %}}{{{{ __twinkle_mark({name}) }}}}{{% if true %}}{{% endif {right}%}}"
+    )
+}
+
+/// x of ` set x = ..[..] `.
+fn item_is_set(inner: &str) -> Option<&str> {
+    let (name, value) = inner.trim_start().strip_prefix("set")?.split_once('=')?;
+    let name = name.trim();
+    (is_name(name) && value.contains('[')).then_some(name)
+}
+
 fn is_name(word: &str) -> bool {
-    word.chars().all(|c| c == '_' || c.is_alphanumeric())
+    !word.is_empty()
+        && word.chars().all(|c| c == '_' || c.is_alphanumeric())
 }
 
 fn next_tag(text: &str) -> Option<usize> {

@@ -1,5 +1,6 @@
 //! A tokenizer.json. The post-processor is kept apart: it trims offsets, and callers choose which
 //! they want.
+use serde_json::Value;
 use tokenizers::{AddedToken, PostProcessor, PostProcessorWrapper, Tokenizer};
 
 pub struct Encoded {
@@ -14,15 +15,19 @@ pub struct Text {
 }
 
 impl Text {
-    /// `added` is a JSON list of added tokens that the file may lack, in the order of their ids.
+    /// `added` is a JSON list of added tokens that the file may lack, in the order of their ids; a
+    /// token with `file_id` is left out where the file has another one of that id.
     pub fn new(json: &[u8], added: &str) -> Result<Text, String> {
         let mut tokenizer = Tokenizer::from_bytes(json).map_err(|e| e.to_string())?;
-        let added: Vec<AddedToken> = serde_json::from_str(added).map_err(|e| e.to_string())?;
+        let added: Vec<Value> = serde_json::from_str(added).map_err(|e| e.to_string())?;
         let known = tokenizer.get_added_tokens_decoder();
-        for token in added {
-            if known
-                .values()
-                .any(|t| t.content == token.content && t.special == token.special)
+        for fields in added {
+            let file_id = fields["file_id"].as_u64().map(|id| id as u32);
+            let token: AddedToken = serde_json::from_value(fields).map_err(|e| e.to_string())?;
+            if file_id.is_some_and(|id| known.contains_key(&id))
+                || known
+                    .values()
+                    .any(|t| t.content == token.content && t.special == token.special)
             {
                 continue;
             }

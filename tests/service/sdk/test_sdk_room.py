@@ -9,7 +9,7 @@ from service.wire import Wire, wait_until
 
 PATIENCE = 20  # seconds: the default of body_patience_seconds
 HEAD = (
-    b"POST /api/v1/forward_backward HTTP/1.1\r\nhost: x\r\nx-api-key: tml-holds\r\n"
+    b"POST /api/v1/forward_backward HTTP/1.1\r\nhost: localhost\r\nx-api-key: tml-holds\r\n"
     b"content-type: application/x-protobuf\r\ncontent-length: 1000000\r\n\r\n"
 )
 

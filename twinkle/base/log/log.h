@@ -1,5 +1,6 @@
 // Lines on standard error, with time and level. Written by a thread of its own, so that nobody
-// waits for whoever reads them; where that one is too slow the oldest lines are lost. Any thread.
+// waits for whoever reads them; where that one is too slow the oldest lines are lost, and at the
+// end those that nobody takes within a second. Any thread.
 #pragma once
 #include <memory>
 #include <string>
@@ -18,7 +19,7 @@ Level level_named(const std::string& name);
 class Log {
  public:
   explicit Log(Level least);  // that is written
-  ~Log();                     // writes what is left
+  ~Log();                     // writes what is left, within that second
 
   bool takes(Level level) const;
   // One line, whatever the text is: what ASCII cannot print becomes '?'.

@@ -178,7 +178,9 @@ JsonObject client_flags(const ServeOptions& o) {
   // A piece that is refused as too long leaves a gap in the run's numbers for ever.
   constexpr int64_t kSdksBytes = 5'000'000;
   JsonObject out{
-      {"fwdbwd_max_chunk_bytes_count", std::min(kSdksBytes, o.bodies.max_body_bytes / 2)}};
+      {"fwdbwd_max_chunk_bytes_count", std::min(kSdksBytes, o.bodies.max_body_bytes / 2)},
+      // SDKs before 0.37 ask in this way for a run of a checkpoint; later ones know no other.
+      {"create_model_via_load_weights", true}};
   if (o.compress) out["proto_compress_fwdbwd"] = true;
   return out;
 }

@@ -24,8 +24,7 @@ ServeOptions with_root(const std::string& root_path) {
 }
 
 TEST(ServeOptions, AModelAnswersToItsIdAndToWhatOthersCallIt) {
-  EXPECT_EQ(default_names("smollm2"),
-            (std::vector<std::string>{"smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct"}));
+  EXPECT_EQ(default_names("smollm2"), (std::vector<std::string>{"smollm2", "smollm2-q4_1"}));
   EXPECT_EQ(default_names("hf://a/b"), std::vector<std::string>{"a/b"});
   EXPECT_EQ(default_names("a/b"), std::vector<std::string>{"a/b"});
 }
@@ -138,8 +137,9 @@ TEST(ServeOptions, AreTheseWithTheseDefaults) {
       "max_sequences=64",
       "prefill_tokens=512",
       "prefix_cache=true",
+      "share_prefixes=false",
       "decode_graphs=true",
-      "resident_bytes=0",
+      "resident_bytes=-1",
       "park_directory=",
   };
   const ServeOptions o;
@@ -289,10 +289,12 @@ TEST(ServeOptions, ACheckTellsWhatWouldBeServedAndRefusesWhatWouldNot) {
 
 TEST(ServeOptions, ClientsSendABatchInPiecesThatAreTakenWhole) {
   ServeOptions o;
-  EXPECT_EQ(client_flags(o), (JsonObject{{"fwdbwd_max_chunk_bytes_count", 5'000'000}}));
+  EXPECT_EQ(client_flags(o), (JsonObject{{"fwdbwd_max_chunk_bytes_count", 5'000'000},
+                                         {"create_model_via_load_weights", true}}));
   o.bodies.max_body_bytes = 1 << 20;
   o.compress = true;
   EXPECT_EQ(client_flags(o), (JsonObject{{"fwdbwd_max_chunk_bytes_count", 1 << 19},
+                                         {"create_model_via_load_weights", true},
                                          {"proto_compress_fwdbwd", true}}));
 }
 

@@ -23,10 +23,14 @@ void write_error(const char* text) {
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text, std::strlen(text));
 }
 
-void on_signal(int) {
+void on_signal(int signal) {
+  // Standard output and error may be pipes to programs that end with the terminal.
+  if (signal == SIGHUP) std::signal(SIGPIPE, SIG_IGN);
   const char* words = last_words;
   if (!words && !flag.exchange(true))
     return write_error("\nfinishing this step, then saving; Ctrl-C again stops at once\n");
+  if (!words && signal == SIGHUP)
+    return;  // a closed terminal sends it twice: the shell, the kernel
   write_error("\ntwinkle: ");
   write_error(words ? words : kStopped);
   write_error("\n");
@@ -39,10 +43,14 @@ void handle_signals() {
   action.sa_flags = SA_RESTART;
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
+  struct sigaction hang_up = {};
+  ::sigaction(SIGHUP, nullptr, &hang_up);
+  if (hang_up.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);  // else nohup's
   sigset_t held;  // by the console script, until now (twinkle/program.py)
   ::sigemptyset(&held);
   ::sigaddset(&held, SIGINT);
   ::sigaddset(&held, SIGTERM);
+  ::sigaddset(&held, SIGHUP);
   ::pthread_sigmask(SIG_UNBLOCK, &held, nullptr);
 }
 

@@ -9,14 +9,15 @@ namespace {
 
 class Interrupts : public testing::Test {
  protected:
+  Interrupts() { std::signal(SIGHUP, SIG_DFL); }  // whatever these tests are run under
   ~Interrupts() override {
-    for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);
   }
 };
 using InterruptsDeathTest = Interrupts;
 
 TEST_F(Interrupts, TheFirstSignalSetsAFlagAndEndsNothing) {
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     finish_on_interrupt();
     EXPECT_FALSE(interrupted());
     testing::internal::CaptureStderr();
@@ -28,7 +29,7 @@ TEST_F(Interrupts, TheFirstSignalSetsAFlagAndEndsNothing) {
 }
 
 TEST_F(InterruptsDeathTest, WhereNothingIsToBeSavedASignalEndsTheProcessWithALineAndStatus1) {
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     const auto at_once = [&] {
       finish_on_interrupt();
       end_on_interrupt("stopped");
@@ -39,7 +40,7 @@ TEST_F(InterruptsDeathTest, WhereNothingIsToBeSavedASignalEndsTheProcessWithALin
 }
 
 TEST_F(InterruptsDeathTest, ASignalThatWasHeldBackEndsTheProcessOnceItIsHandled) {
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     const auto held = [&] {
       sigset_t one;
       ::sigemptyset(&one);
@@ -61,6 +62,24 @@ TEST_F(InterruptsDeathTest, TheSecondOneEndsTheProcessAndSaysOnlyWhatIsTrueAfter
   EXPECT_EXIT(twice(), testing::ExitedWithCode(1),
               "then saving.*\n\ntwinkle: stopped at once; if --output holds a state, it is whole "
               "and --resume continues from it\n$");
+}
+
+TEST_F(Interrupts, AClosedTerminalSendsItsSignalTwiceAndEndsNothing) {
+  finish_on_interrupt();
+  testing::internal::CaptureStderr();
+  std::raise(SIGHUP);
+  std::raise(SIGHUP);
+  std::raise(SIGPIPE);  // from a reader that ended with the terminal
+  testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(interrupted());
+  std::signal(SIGPIPE, SIG_DFL);
+}
+
+TEST_F(Interrupts, WhereTheTerminalsSignalIsIgnoredItStaysSo) {
+  std::signal(SIGHUP, SIG_IGN);
+  finish_on_interrupt();
+  std::raise(SIGHUP);
+  EXPECT_FALSE(interrupted());
 }
 
 }  // namespace

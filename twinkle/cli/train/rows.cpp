@@ -34,6 +34,25 @@ std::string remedy(const std::vector<std::string>& roles) {
   return "add the reply (docs/training.md, Rows)";
 }
 
+// A pair of a chat and a worse one, or one of these two, teaches by its preference only.
+void refuse_preferences(const data::Row& row) {
+  const auto holds = [&row](std::string_view name) -> const Json* {
+    const Json* value = row.if_contains(name);
+    return value && !value->is_null() ? value : nullptr;
+  };
+  for (const char* name : {"rejected", "rejected_response", "rejected_messages"})
+    require(!holds(name), Code::kInvalid, "cli: field '", name,
+            "' is the worse one of a pair, and twinkle train learns no preferences; see "
+            "docs/preferences.md, or leave the field out");
+  for (const char* name : {"label", "kto_tag"}) {
+    const Json* label = holds(name);
+    require(!label || (*label != false && *label != "false" && *label != "False"), Code::kInvalid,
+            "cli: field '", name,
+            "' is false, so the reply is one to avoid, and twinkle train learns every reply; leave "
+            "the row out");
+  }
+}
+
 void check_encoded(const data::Row& row, int64_t max_length) {
   require(row.contains("input_ids"), Code::kInvalid,
           "cli: the row holds several chats and no messages; for preferences see "
@@ -55,6 +74,7 @@ data::Dataset trainable_rows(const std::string& file, const std::string& preproc
   if (!preprocessor.empty()) rows = rows.map(data::make_preprocessor(preprocessor));
   const data::Encoder encode = data::encoder(tmpl);
   return rows.encode([&encode, max_length](const data::Row& row) {
+    if (row.contains("messages")) refuse_preferences(row);
     data::Rows made = encode(row);
     for (const data::Row& one : made) check_encoded(one, max_length);
     return made;

@@ -131,6 +131,11 @@ void check_output(const TrainingOptions& o, const std::string& model) {
        o.recipe.full ? "give it as MODEL and another --output" : "start again with more --epochs");
 }
 
+bool is_data_file(const fs::path& path) {
+  const fs::path extension = path.extension();
+  return extension == ".jsonl" || extension == ".json" || extension == ".csv";
+}
+
 std::string duration(double seconds) {
   std::array<char, 32> text{};
   if (seconds < 100) {
@@ -225,6 +230,8 @@ class Training {
 
  private:
   static std::string checked_model(const TrainingOptions& o) {
+    require(!is_data_file(o.model), Code::kInvalid, "cli: ", o.model,
+            " is a data file; the model comes first: twinkle train ", o.data, " ", o.model);
     std::string path = model_path(o.model);
     check_output(o, path);
     return path;

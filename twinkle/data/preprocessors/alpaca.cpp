@@ -1,4 +1,7 @@
-// Stanford Alpaca's columns: instruction, input (often empty) and output.
+// Stanford Alpaca's columns: instruction, input (often empty) and output; and LLaMA-Factory's two
+// more, system and history, a list of [instruction, output].
+#include <utility>
+
 #include "twinkle/data/preprocessors/preprocessor.h"
 
 namespace twinkle::data {
@@ -9,8 +12,10 @@ PreprocessorKind alpaca() {
               const std::string input = text_field_or_empty(row, "input");
               const std::string prompt =
                   text_field(row, "instruction") + (input.empty() ? "" : "\n" + input);
-              return {{"messages", JsonArray{message("user", prompt),
-                                             message("assistant", text_field(row, "output"))}}};
+              JsonArray messages = earlier_messages(row);
+              messages.push_back(message("user", prompt));
+              messages.push_back(message("assistant", text_field(row, "output")));
+              return {{"messages", std::move(messages)}};
             };
           }};
 }

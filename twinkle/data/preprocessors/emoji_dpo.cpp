@@ -20,7 +20,7 @@ PreprocessorKind emoji_dpo() {
       .make = [](const JsonObject& arguments) -> Preprocessor {
         return [=](const Row& row) -> Row {
           const auto trajectory = [&](const std::string& key) -> JsonObject {
-            JsonArray messages = system_messages(arguments.at("system"));
+            JsonArray messages = earlier_messages(row, arguments.at("system"));
             messages.push_back(message("user", text_field(row, argument(arguments, "prompt_key"))));
             messages.push_back(message("assistant", text_field(row, key)));
             return {{"messages", std::move(messages)}};

@@ -1,5 +1,7 @@
 #include "twinkle/data/preprocessors/preprocessor.h"
 
+#include "twinkle/text/columns.h"
+
 namespace twinkle::data {
 
 #define PREPROCESSOR(name) PreprocessorKind name();  // defined in <name>.cpp
@@ -66,6 +68,15 @@ std::string text_field_or_empty(const Row& row, std::string_view field) {
 
 JsonObject message(std::string_view role, std::string_view content) {
   return {{"role", role}, {"content", content}};
+}
+
+JsonArray earlier_messages(const Row& row, const Json& system) {
+  const std::string own = text_field_or_empty(row, "system");
+  JsonArray out = system_messages(own.empty() ? system : Json(own));
+  const JsonArray turns = text::history_messages(
+      Json(JsonObject{{"history", row.contains("history") ? row.at("history") : Json()}}));
+  out.insert(out.end(), turns.begin(), turns.end());
+  return out;
 }
 
 JsonArray system_messages(const Json& system) {

@@ -54,6 +54,27 @@ TEST(Preprocessor, AlpacaJoinsInstructionAndInput) {
             Json(message("user", "a")));
 }
 
+TEST(Preprocessor, SystemAndHistoryAreTheMessagesBeforeAnExchange) {
+  const Row columns = {{"system", "s"}, {"history", JsonArray{JsonArray{"p", "o"}}}};
+  const Json all({message("system", "s"), message("user", "p"), message("assistant", "o"),
+                  message("user", "q"), message("assistant", "a")});
+  const auto with = [&columns](Row row) {
+    for (const auto& column : columns) row[column.key()] = column.value();
+    return row;
+  };
+  EXPECT_EQ(run("AlpacaProcessor", with({{"instruction", "q"}, {"output", "a"}})).at("messages"),
+            all);
+  const Row exchange = with({{"query", "q"}, {"response", "a"}});
+  EXPECT_EQ(run("PromptCompletionProcessor", exchange).at("messages"), all);
+  EXPECT_EQ(run("PromptCompletionProcessor", exchange, {{"system", "t"}}).at("messages"), all);
+  const Row pair = run("EmojiDPOProcessor", with({{"prompt", "q"}, {"yes", "a"}, {"no", "b"}}),
+                       {{"chosen_key", "yes"}, {"rejected_key", "no"}});
+  EXPECT_EQ(pair.at("positive").at("messages"), all);
+  EXPECT_EQ(error_of("AlpacaProcessor",
+                     {{"instruction", "q"}, {"output", "a"}, {"history", JsonArray{"p"}}}),
+            "text: field 'history' holds \"p\", expected a list of [question, answer]");
+}
+
 TEST(Preprocessor, ShareGptTurnsBecomeMessages) {
   const Row row =
       run("ShareGPTProcessor",

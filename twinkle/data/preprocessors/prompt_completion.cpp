@@ -1,6 +1,7 @@
 // A prompt and its completion in two columns, each a text or, as TRL has them, a list of messages.
 // Without arguments they are prompt and completion or response, query and response, or question and
-// answer: the first two that the row has.
+// answer: the first two that the row has. The columns system and history (a list of [prompt,
+// completion]) come before them.
 #include <array>
 #include <utility>
 
@@ -45,7 +46,7 @@ PreprocessorKind prompt_completion() {
           .make = [](const JsonObject& arguments) -> Preprocessor {
             return [=](const Row& row) -> Row {
               const auto [prompt, completion] = fields_of(row, arguments);
-              JsonArray messages = system_messages(arguments.at("system"));
+              JsonArray messages = earlier_messages(row, arguments.at("system"));
               append(messages, "user", row, prompt);
               append(messages, "assistant", row, completion);
               return {{"messages", std::move(messages)}};

@@ -1,19 +1,27 @@
 #include "twinkle/data/rows/csv.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <optional>
 #include <set>
+#include <utility>
 
+#include "twinkle/base/encoding/text_fault.h"
+#include "twinkle/base/encoding/utf8.h"
 #include "twinkle/base/file.h"
 #include "twinkle/base/parallel.h"
-#include "twinkle/io/utf8.h"
 
 namespace twinkle::data {
 namespace {
 
+struct Cell {
+  std::string text;
+  bool quoted = false;
+};
+
 struct Record {
-  std::vector<std::string> cells;
+  std::vector<Cell> cells;
   int64_t line = 0;  // of its first character
 };
 
@@ -52,8 +60,8 @@ class Scanner {
     return true;
   }
 
-  std::string cell() {
-    if (take('"')) return quoted();
+  Cell cell() {
+    if (take('"')) return {.text = quoted(), .quoted = true};
     size_t size = std::min(rest_.size(), rest_.find_first_of(",\n"));
     const bool crlf =
         size > 0 && size < rest_.size() && rest_[size] == '\n' && rest_[size - 1] == '\r';
@@ -62,7 +70,7 @@ class Scanner {
     require(text.find('"') == text.npos, Code::kInvalid, "data: ", name_, " line ", line_,
             ": a quote inside a cell that is not quoted; quote the cell and write the quote twice");
     rest_.remove_prefix(size);
-    return text;
+    return {.text = std::move(text)};
   }
 
   std::string quoted() {
@@ -110,6 +118,15 @@ std::optional<Json> number(std::string_view cell) {
 bool is_true(std::string_view cell) { return cell == "true" || cell == "True"; }
 bool is_false(std::string_view cell) { return cell == "false" || cell == "False"; }
 
+// Columns that the preprocessors read as text, whatever is in their cells.
+bool is_text(std::string_view column) {
+  static constexpr std::array<std::string_view, 16> kText = {
+      "prompt",      "completion", "response", "query",  "question", "answer",
+      "instruction", "input",      "output",   "system", "problem",  "solution",
+      "chosen",      "rejected",   "text",     "content"};
+  return std::ranges::find(kText, column) != kText.end();
+}
+
 Kind kind_of(const std::string& cell) {
   if (is_true(cell) || is_false(cell)) return Kind::kBoolean;
   const auto value = number(cell);
@@ -120,7 +137,8 @@ Kind kind_of(const std::string& cell) {
 Kind column_kind(const std::vector<Record>& records, size_t column) {
   std::optional<Kind> kind;
   for (const Record& record : records) {
-    const Kind cell = kind_of(record.cells[column]);
+    if (record.cells[column].quoted) return Kind::kString;
+    const Kind cell = kind_of(record.cells[column].text);
     const bool numbers = kind && *kind <= Kind::kNumber && cell <= Kind::kNumber;
     if (!kind)
       kind = cell;
@@ -143,22 +161,26 @@ Json value_of(const std::string& cell, Kind kind) {
 
 std::vector<std::string> column_names(const Record& header, const std::string& name) {
   std::set<std::string> seen;
-  for (const std::string& column : header.cells) {
-    require(seen.insert(column).second, Code::kInvalid, "data: ", name, " line ", header.line,
-            ": two columns are named '", column, "'");
+  std::vector<std::string> names;
+  for (const Cell& column : header.cells) {
+    require(seen.insert(column.text).second, Code::kInvalid, "data: ", name, " line ", header.line,
+            ": two columns are named '", column.text, "'");
+    names.push_back(column.text);
   }
-  return header.cells;
+  return names;
 }
 
 }  // namespace
 
 Table parse_csv(std::string_view text, const std::string& name) {
-  if (text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
-  const size_t bad = invalid_utf8(text);
-  require(bad == text.npos, Code::kInvalid, "data: ", name, " line ",
-          1 + std::count(text.begin(),
-                         text.begin() + static_cast<ptrdiff_t>(std::min(bad, text.size())), '\n'),
-          ": invalid UTF-8; save the file as UTF-8");
+  text = without_mark(text);
+  require(!is_lfs_pointer(text), Code::kInvalid, "data: ", name, " is ", kLfsPointer);
+  if (const std::string fault = encoding_fault(text); !fault.empty()) {
+    const size_t bad = std::min(invalid_utf8(text), text.find('\0'));
+    fail(Code::kInvalid, "data: ", name, " line ",
+         1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(bad), '\n'), ": ",
+         fault);
+  }
   Scanner scanner(text, name);
   const auto header = scanner.next();
   require(header.has_value(), Code::kInvalid, "data: ", name,
@@ -172,13 +194,14 @@ Table parse_csv(std::string_view text, const std::string& name) {
   }
   std::vector<Kind> kinds(columns.size());
   parallel_ranges(std::ssize(columns), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t c = begin; c < end; ++c) kinds[c] = column_kind(records, c);
+    for (int64_t c = begin; c < end; ++c)
+      kinds[c] = is_text(columns[c]) ? Kind::kString : column_kind(records, c);
   });
   Table table{.name = name, .unit = "line", .rows = Rows(records.size())};
   parallel_ranges(std::ssize(records), 256, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       for (size_t c = 0; c < columns.size(); ++c) {
-        table.rows[i][columns[c]] = value_of(records[i].cells[c], kinds[c]);
+        table.rows[i][columns[c]] = value_of(records[i].cells[c].text, kinds[c]);
       }
     }
   });

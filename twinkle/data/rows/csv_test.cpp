@@ -39,6 +39,14 @@ TEST(Csv, TypesAColumnOnlyWhereNothingIsLost) {
             (Row{{"i", -2}, {"d", 25.0}, {"b", false}, {"id", "8"}, {"e", ""}, {"big", "1"}}));
 }
 
+TEST(Csv, ColumnsOfTextTakeTheCellAsWritten) {
+  const Table table = parse_csv("prompt,completion,n,quoted\n4,True,4,\"1e5\"\n007,1e5,5,2\n", "f");
+  EXPECT_EQ(table.rows[0],
+            (Row{{"prompt", "4"}, {"completion", "True"}, {"n", 4}, {"quoted", "1e5"}}));
+  EXPECT_EQ(table.rows[1],
+            (Row{{"prompt", "007"}, {"completion", "1e5"}, {"n", 5}, {"quoted", "2"}}));
+}
+
 TEST(Csv, ErrorsNameTheLineAndTheCause) {
   EXPECT_EQ(csv_error("a,b\n\"x\ny\",1\nz\n"), "data: f.csv line 4: 1 cells, the header names 2");
   EXPECT_EQ(csv_error("a\nx\"y\n"),

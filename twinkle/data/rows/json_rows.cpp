@@ -4,20 +4,21 @@
 #include <iterator>
 #include <utility>
 
+#include "twinkle/base/encoding/text_fault.h"
 #include "twinkle/base/parallel.h"
 
 namespace twinkle::data {
 namespace {
 
 constexpr std::string_view kBlank = " \t\r\n";
-constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 // Text of a file: a row, or all of it.
 struct Piece {
   std::string_view text;
-  int64_t row = -1;     // from 0; of a row that has no line of its own
-  int64_t line = 1;     // of the first byte, from 1
-  int64_t skipped = 0;  // bytes before it in that line
+  int64_t row = -1;      // from 0; of a row that has no line of its own
+  int64_t line = 1;      // of the first byte, from 1
+  int64_t skipped = 0;   // bytes before it in that line
+  bool is_line = false;  // of a JSONL file
 };
 
 // "file line 3", "file line 3, row 1".
@@ -35,11 +36,22 @@ std::string where_at(const std::string& file, Piece piece, size_t at) {
   return where(file, piece, " column " + std::to_string(column));
 }
 
+// Ends the error of a line that is cut short at `used`: it may be the first of a value of many
+// lines.
+const char* of_lines(const Piece& piece, size_t used) {
+  const size_t end = piece.text.find_last_not_of(kBlank);
+  if (piece.row >= 0 || !piece.is_line || used <= end) return "";
+  return piece.text[piece.text.find_first_not_of(kBlank)] == '['
+             ? "; the file holds a JSON list of many lines: rename it to .json"
+             : "; each line of a .jsonl file holds a whole row";
+}
+
 // The value at the start of the piece; sets `used` to its length with the white space around it.
 Json parse_prefix(const std::string& file, const Piece& piece, size_t& used) {
   std::string cause;
   Json value = parse_json_prefix(piece.text, used, cause, OutOfRange::kRefuse);
-  require(cause.empty(), Code::kInvalid, "data: ", where_at(file, piece, used), ": ", cause);
+  require(cause.empty(), Code::kInvalid, "data: ", where_at(file, piece, used), ": ", cause,
+          of_lines(piece, used));
   return value;
 }
 
@@ -63,7 +75,8 @@ const char* kind(const Json& value) {
 Row parse_row(const std::string& file, const Piece& piece) {
   Json value = parse(file, piece);
   require(value.is_object(), Code::kInvalid, "data: ", where(file, piece), ": the row is ",
-          kind(value), ", it must be an object");
+          kind(value), ", it must be an object",
+          piece.is_line && value.is_array() ? "; the file of one JSON list is named .json" : "");
   return std::move(value.get_object());
 }
 
@@ -87,7 +100,7 @@ std::vector<Piece> split_lines(std::string_view text, int64_t& line) {
   std::vector<Piece> pieces;
   for (; !text.empty(); ++line) {
     const std::string_view row = text.substr(0, text.find('\n'));
-    if (!blank(row)) pieces.push_back({.text = row, .line = line});
+    if (!blank(row)) pieces.push_back({.text = row, .line = line, .is_line = true});
     text.remove_prefix(std::min(text.size(), row.size() + 1));
   }
   return pieces;

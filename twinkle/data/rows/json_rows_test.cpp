@@ -26,10 +26,26 @@ TEST(JsonRows, ABrokenLineIsNamedWithItsNumberColumnAndCause) {
             "data: " + file.string() + " line 3 column 7: syntax error");
   const auto cut = rows_file("cut.jsonl", "{\"a\": 1}\n{\"a\": 1");
   EXPECT_EQ(error_of([&] { read_jsonl_rows(cut); }),
-            "data: " + cut.string() + " line 2 column 8: incomplete JSON");
+            "data: " + cut.string() +
+                " line 2 column 8: incomplete JSON; each line of a .jsonl "
+                "file holds a whole row");
+  const auto pretty = rows_file("pretty.jsonl", "[\n  {\n    \"a\": 1\n  }\n]\n");
+  EXPECT_EQ(error_of([&] { read_jsonl_rows(pretty); }),
+            "data: " + pretty.string() +
+                " line 1 column 2: incomplete JSON; the file holds a JSON "
+                "list of many lines: rename it to .json");
+  const auto latin = rows_file("latin.jsonl", "{\"a\": 1}\n{\"a\": \"caf\xE9\"}\n");
+  EXPECT_EQ(error_of([&] { read_jsonl_rows(latin); }),
+            "data: " + latin.string() + " line 2 column 11: invalid UTF-8; save the file as UTF-8");
+  const auto wide = rows_file("wide.json", std::string("\xFF\xFE[\0{\0", 6));
+  EXPECT_EQ(
+      error_of([&] { read_json_rows(wide); }),
+      "data: " + wide.string() + " line 1 column 1: UTF-16, not UTF-8; save the file as UTF-8");
   const auto array = rows_file("array.jsonl", "[1]\n");
   EXPECT_EQ(error_of([&] { read_jsonl_rows(array); }),
-            "data: " + array.string() + " line 1: the row is an array, it must be an object");
+            "data: " + array.string() +
+                " line 1: the row is an array, it must be an object; the file of one JSON list is "
+                "named .json");
   const auto extra = rows_file("extra.jsonl", "{} {}\n");
   EXPECT_EQ(error_of([&] { read_jsonl_rows(extra); }),
             "data: " + extra.string() + " line 1 column 4: extra data after the value");

@@ -27,7 +27,7 @@ ForwardBackward parts_batch(uint64_t seed) {
 }
 
 // The rest of a step, a step, and a part of the next one.
-void train(Engine& engine, uint64_t stage, const Part& part) {
+void train_part(Engine& engine, uint64_t stage, const Part& part) {
   engine.run<ForwardResult>(sliced(parts_batch(2 * stage), part));
   engine.run<StepResult>(Step{.tenant = "a", .options = R"({"lr": 0.02})", .max_grad_norm = 0.5});
   engine.run<ForwardResult>(sliced(parts_batch(2 * stage + 1), part));
@@ -96,7 +96,7 @@ TEST(Parts, OfOneMeshAreLoadedByAnyOtherAndTrainingGoesOnAsOnOneRank) {
     const int size = of.size();
     SCOPED_TRACE(std::to_string(of.dp) + " by " + std::to_string(of.fsdp));
     const fs::path folder = scratch / std::to_string(stage), whole = scratch / "one";
-    train(one, stage, {0, 6});
+    train_part(one, stage, {0, 6});
     one.run<SaveResult>(save_to(whole));
     const std::string expected = text(state_of(one, "a"));
     const auto life = [&](Engine& engine, int rank) {
@@ -104,7 +104,7 @@ TEST(Parts, OfOneMeshAreLoadedByAnyOtherAndTrainingGoesOnAsOnOneRank) {
       if (!saved.empty())
         engine.run<LoadResult>(
             Load{.tenant = "a", .directory = saved.string(), .optimizer = true, .exact = true});
-      train(engine, stage, part_of_rank(rank, size));
+      train_part(engine, stage, part_of_rank(rank, size));
       engine.run<SaveResult>(save_to(folder));
       EXPECT_EQ(text(state_of(engine, "a")), expected) << "rank " << rank;
     };
@@ -130,9 +130,9 @@ TEST(Parts, ThatAreMissingOrDamagedAreNamedAndChangeNothing) {
   const fs::path folder = scratch / "saved", later = scratch / "later";
   on_ranks({2}, options, [&](Engine& engine, int rank, const auto&) {
     engine.run<Done>(Create{.tenant = "a", .lora_json = kOfParts});
-    train(engine, 1, part_of_rank(rank, 2));
+    train_part(engine, 1, part_of_rank(rank, 2));
     engine.run<SaveResult>(save_to(folder));
-    train(engine, 2, part_of_rank(rank, 2));
+    train_part(engine, 2, part_of_rank(rank, 2));
     engine.run<SaveResult>(save_to(later));
   });
   Engine engine(options);

@@ -16,6 +16,7 @@
 #include "twinkle/engine/checkpoint/adapter_digest.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/io/folder/model_code.h"
+#include "twinkle/io/peft/card.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/lora/peft/form.h"
 #include "twinkle/lora/per_expert.h"
@@ -258,7 +259,7 @@ bool belongs_to_a_checkpoint(const fs::path& directory, const std::string& name,
   const auto is = [&](const char* known) { return name == known; };
   return std::any_of(std::begin(kOwn), std::end(kOwn), is) ||
          std::any_of(std::begin(kCarried), std::end(kCarried), is) ||
-         is_own_code(directory, name, base) ||
+         is_own_code(directory, name, base) || (is(kPeftCard) && is_peft_card(directory / name)) ||
          ((name.starts_with("model") || name.starts_with(kTrainingPart)) &&
           name.ends_with(".safetensors"));
 }
@@ -427,6 +428,8 @@ SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carr
     PeftConfig config = held.config;
     if (config.base_model.empty()) config.base_model = base.directory.string();
     write_peft(target.staging(), config, held.entries, held.own ? &*held.own : nullptr);
+    if (!held.as_is)
+      write_file_atomically(target.staging() / kPeftCard, peft_card(config), Commits::kWithFolder);
     if (with_training)
       training = training_text(held, base, digest_of(target.staging() / kAdapterFile));
   } else {

@@ -44,7 +44,8 @@ struct BaseModel {
 // nothing; any thread. `base`: the directory of the base model's weights. Error kInvalid, its text
 // begins with `field`: it is empty, the system would refuse it (see check_writable), it is the base
 // model's own, or it holds a file that is not a checkpoint's. A .py is a checkpoint's where it is
-// the base's byte for byte, or auto_map of the configs there names it, or such a one imports it.
+// the base's byte for byte, or auto_map of the configs there names it, or such a one imports it; a
+// README.md where it is a card that nobody changed.
 void check_target(const std::filesystem::path& directory, const std::filesystem::path& base,
                   std::string_view field = "engine: save: directory");
 

@@ -32,7 +32,7 @@ struct AuxNumbers {
   bool operator==(const AuxNumbers&) const = default;
 };
 
-AuxNumbers numbers(Engine& engine, std::vector<Operation> operations) {
+AuxNumbers aux_numbers(Engine& engine, std::vector<Operation> operations) {
   auto futures = engine.submit(std::move(operations));
   AuxNumbers out{.result = std::get<ForwardResult>(futures[0].get())};
   for (size_t i = 1; i < futures.size(); ++i) futures[i].get();
@@ -47,41 +47,41 @@ TEST_F(AuxLossOnEngine, GradientsHaveTheSameBitsHoweverTheyAreComputedAndWhoever
   for (const auto& [precision, loss] : kinds) {
     SCOPED_TRACE(loss);
     const Operation mine = balanced("a", loss, 0.05);
-    const AuxNumbers want = numbers(*engine(4096, 0, precision), {mine});
+    const AuxNumbers want = aux_numbers(*engine(4096, 0, precision), {mine});
     EXPECT_GT(want.result.aux_loss, 0);
     for (const double coefficient : {0.3, 0.0}) {
       const Operation other = balanced("b", "CrossEntropyLoss", coefficient);
-      EXPECT_TRUE(numbers(*engine(4096, 0, precision), {mine, other}) == want) << coefficient;
+      EXPECT_TRUE(aux_numbers(*engine(4096, 0, precision), {mine, other}) == want) << coefficient;
     }
-    EXPECT_TRUE(numbers(*engine(20, 0, precision), {mine}) == want) << "in pieces";
+    EXPECT_TRUE(aux_numbers(*engine(20, 0, precision), {mine}) == want) << "in pieces";
     const auto little = engine(20, 1, precision);
-    EXPECT_TRUE(numbers(*little, {mine}) == want) << "layers computed again";
+    EXPECT_TRUE(aux_numbers(*little, {mine}) == want) << "layers computed again";
     EXPECT_GT(little->num_recomputed_layers(), 0);
   }
 }
 
 TEST_F(AuxLossOnEngine, RanksThatShareAPassHaveTheBitsOfOne) {
   const ForwardBackward op = balanced("a", "CrossEntropyLoss", 0.05);
-  const AuxNumbers want = numbers(*engine(), {op});
+  const AuxNumbers want = aux_numbers(*engine(), {op});
   const EngineOptions options{.model = {.path = model_.path(), .mixed_precision = "no"}};
   on_ranks({.dp = 2}, options, [&](Engine& of_rank, int rank, const mesh::SentBytes&) {
     create(of_rank);
-    const AuxNumbers got = numbers(of_rank, {sliced(op, rank == 0 ? Part{0, 1} : Part{1, 3})});
+    const AuxNumbers got = aux_numbers(of_rank, {sliced(op, rank == 0 ? Part{0, 1} : Part{1, 3})});
     EXPECT_EQ(got.result.aux_loss, want.result.aux_loss);
     EXPECT_EQ(got.gradients, want.gradients);
   });
 }
 
 TEST_F(AuxLossOnEngine, ItChangesGradientsAlone) {
-  AuxNumbers with = numbers(*engine(), {balanced("a", "CrossEntropyLoss", 0.05)});
-  const AuxNumbers without = numbers(*engine(), {balanced("a", "CrossEntropyLoss", 0)});
+  AuxNumbers with = aux_numbers(*engine(), {balanced("a", "CrossEntropyLoss", 0.05)});
+  const AuxNumbers without = aux_numbers(*engine(), {balanced("a", "CrossEntropyLoss", 0)});
   EXPECT_EQ(without.result.aux_loss, 0);
   EXPECT_NE(with.gradients, without.gradients);
   with.result.aux_loss = 0;
   EXPECT_TRUE(with.result == without.result);
   // One that does not ask has the same bits beside one that does.
-  EXPECT_TRUE(numbers(*engine(), {balanced("a", "CrossEntropyLoss", 0),
-                                  balanced("b", "CrossEntropyLoss", 0.3)}) == without);
+  EXPECT_TRUE(aux_numbers(*engine(), {balanced("a", "CrossEntropyLoss", 0),
+                                      balanced("b", "CrossEntropyLoss", 0.3)}) == without);
 }
 
 // Its tenant's other operation has added its gradients in the same pass, which stay.
@@ -90,7 +90,7 @@ TEST_F(AuxLossOnEngine, OfAnOperationThatFailsItTeachesNothing) {
   ForwardBackward bad = balanced("a", "LinearLoss", 0.05);
   for (Example& s : bad.sequences)
     s.extras["grad"].assign(s.input_ids.size(), std::numeric_limits<float>::infinity());
-  const uint64_t want = numbers(*engine(), {good}).gradients;
+  const uint64_t want = aux_numbers(*engine(), {good}).gradients;
   const auto both = engine();
   auto futures = both->submit(std::vector<Operation>{good, bad});
   futures[0].get();

@@ -56,7 +56,7 @@ Person person(uint64_t i, size_t width = kTinyWidth) {
   return p;
 }
 
-Example sequence(const Person& p, uint64_t key) {
+Example sequence_of(const Person& p, uint64_t key) {
   Example s = drawn(key, 1 + key % 19);
   for (size_t t = 0; t + 1 < s.labels.size(); t += 4) s.labels[t] = -100;
   if (p.loss != "LinearLoss") return s;
@@ -101,7 +101,7 @@ std::deque<Operation> life_of(const Person& p) {
     for (int micro = 0; micro < p.micro_batches; ++micro) {
       ForwardBackward op{.tenant = p.name, .loss = p.loss, .loss_options = p.loss_options};
       for (uint64_t s = 0; s < 1 + key % 4; ++s)
-        op.sequences.push_back(sequence(p, key_of(key, 100 * static_cast<uint64_t>(micro) + s)));
+        op.sequences.push_back(sequence_of(p, key_of(key, 100 * static_cast<uint64_t>(micro) + s)));
       out.push_back(op);
     }
     out.push_back(Inspect{p.name});  // the gradients
@@ -138,7 +138,7 @@ class Threads {
   int before_;
 };
 
-EngineOptions options_of(const Setting& run) {
+EngineOptions setting_options(const Setting& run) {
   return {.model = {.path = run.model, .mixed_precision = run.precision},
           .scheduling = {.token_budget = run.budget},
           .sampler = {.kv_tokens = 2048}};
@@ -147,7 +147,7 @@ EngineOptions options_of(const Setting& run) {
 // Some of its operations meet each other in batches, drawn from its index and the budget.
 Lines alone(const Setting& run, const Person& p) {
   const Threads threads(run.threads);
-  Engine engine(options_of(run), in_letters);
+  Engine engine(setting_options(run), in_letters);
   Lines out;
   std::vector<Future> waiting;
   for (const Operation& op : life_of(p)) {
@@ -166,7 +166,7 @@ using Meddle = std::function<void(Engine&, size_t who, const Future&)>;
 std::vector<Lines> together(const Setting& run, std::vector<std::deque<Operation>> lives,
                             uint64_t seed, const Meddle& meddle = {}) {
   const Threads threads(run.threads);
-  Engine engine(options_of(run), in_letters);
+  Engine engine(setting_options(run), in_letters);
   std::vector<Lines> out(lives.size());
   std::deque<std::pair<size_t, Future>> waiting;
   for (uint64_t turn = 0;; ++turn) {
@@ -330,7 +330,7 @@ TEST_P(Exactness, NeighboursThatRunOutOfMemoryChangeNoBit) {
   const Setting run{model.path(), GetParam(), 2, 200};
   const auto calm = together(run, sixteen(), 8);
   const Threads threads(run.threads);
-  Engine engine(options_of(run), in_letters);
+  Engine engine(setting_options(run), in_letters);
   auto lives = sixteen();
   std::vector<Lines> scarce(lives.size());
   std::map<size_t, int> failed;  // by kind of operation
@@ -392,7 +392,7 @@ TEST(Exactness, FullTrainingOfLongSequencesHasTheSameBitsWithOneThreadAndTwo) {
     std::vector<std::vector<std::string>> got;
     for (const int threads : {1, 2}) {
       const Threads set(threads);
-      Engine engine(options_of({model.path(), precision, threads, 4096}), in_letters);
+      Engine engine(setting_options({model.path(), precision, threads, 4096}), in_letters);
       auto& out = got.emplace_back();
       for (const Operation& op : std::vector<Operation>{
                Create{.tenant = "full"},

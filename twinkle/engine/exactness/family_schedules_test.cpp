@@ -36,8 +36,8 @@ EngineOptions family_options(const model::TinyModel& model, uint64_t seed) {
                       .prefill_tokens = 1 + static_cast<int64_t>(draw(key, 12))}};
 }
 
-std::vector<Owned> schedule_of(const std::string& family, uint64_t seed,
-                               const std::string& folder) {
+std::vector<Owned> family_schedule(const std::string& family, uint64_t seed,
+                                   const std::string& folder) {
   std::vector<Owned> out =
       some_schedule(seed, folder, kFamilyTenants, 12 + key_of(seed, "length") % 24);
   for (Owned& item : out) {
@@ -63,7 +63,7 @@ TEST_P(FamilySchedules, GiveEachTenantWhatASerialReferenceGivesIt) {
     EngineOptions options = family_options(model, seed);
     options.parking.directory = parked.path().string();
     Engine engine(options, in_letters);
-    const Outcomes got = at_once(engine, schedule_of(GetParam(), seed, folder), folder, seed);
+    const Outcomes got = at_once(engine, family_schedule(GetParam(), seed, folder), folder, seed);
 
     options = family_options(model, seed);
     options.scheduling.token_budget = 4096;
@@ -72,7 +72,7 @@ TEST_P(FamilySchedules, GiveEachTenantWhatASerialReferenceGivesIt) {
       const ScratchDir own;
       Engine alone(options, in_letters);
       const std::string there = own.path().string();
-      const auto schedule = schedule_of(GetParam(), seed, there);
+      const auto schedule = family_schedule(GetParam(), seed, there);
       const auto want = one_by_one(alone, t, schedule, there, got.cancelled);
       ASSERT_EQ(got.of[t], want) << "seed " << seed;
       operations += static_cast<int>(want.size());

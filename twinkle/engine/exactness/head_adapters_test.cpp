@@ -15,7 +15,7 @@ using Lines = std::vector<std::string>;
 
 std::string name_of(size_t i) { return "t" + std::to_string(i); }
 
-Create created(size_t i) {
+Create head_created(size_t i) {
   static const std::array<std::string, kTenants> targets{
       R"(["lm_head"])", R"("all-linear")", R"(["q_proj", "lm_head"])", R"(["down_proj"])",
       R"-(".*(up_proj|lm_head)")-"};
@@ -43,8 +43,8 @@ ForwardBackward to_learn(size_t i, uint64_t key) {
   return op;
 }
 
-std::vector<Operation> life_of(size_t i) {
-  std::vector<Operation> out{created(i)};
+std::vector<Operation> head_life_of(size_t i) {
+  std::vector<Operation> out{head_created(i)};
   for (uint64_t step = 0; step < 4; ++step) {
     const uint64_t key = key_of(11 + i, step);
     out.push_back(to_learn(i, key));
@@ -88,7 +88,7 @@ class HeadAdapters : public testing::TestWithParam<std::tuple<std::string, bool>
   Lines alone(size_t i, const EngineOptions& o) const {
     Engine engine(o, in_letters);
     Lines out;
-    for (const Operation& op : life_of(i)) {
+    for (const Operation& op : head_life_of(i)) {
       Future future = engine.submit(op);
       out.push_back(outcome_of(future));
     }
@@ -106,7 +106,7 @@ TEST_P(HeadAdapters, GiveEachTenantTheBitsThatItHasAlone) {
     Engine engine(options(64), in_letters);
     std::vector<std::vector<Future>> futures(kTenants);
     std::vector<std::vector<Operation>> lives;
-    for (size_t i = 0; i < kTenants; ++i) lives.push_back(life_of(i));
+    for (size_t i = 0; i < kTenants; ++i) lives.push_back(head_life_of(i));
     for (size_t k = 0;; ++k) {
       bool any = false;
       for (size_t i = 0; i < kTenants; ++i) {
@@ -132,7 +132,7 @@ TEST_P(HeadAdapters, GiveEachTenantTheBitsThatItHasAlone) {
 
 TEST_P(HeadAdapters, APublishedVersionKeepsItsHead) {
   Engine engine(options(4096), in_letters);
-  engine.run<Done>(created(0));
+  engine.run<Done>(head_created(0));
   const auto learn = [&] {
     engine.run<ForwardResult>(to_learn(0, 5));
     engine.run<StepResult>(Step{.tenant = name_of(0), .options = R"({"lr": 0.1})"});
@@ -166,7 +166,7 @@ TEST_P(HeadAdapters, ASavedOneComesBackAndACopyOfTheBaseWithItMustBeEqual) {
   const ScratchDir scratch;
   const auto dir = scratch.path() / "saved";
   Engine engine(options(4096), in_letters);
-  engine.run<Done>(created(2));
+  engine.run<Done>(head_created(2));
   engine.run<ForwardResult>(to_learn(2, 5));
   engine.run<StepResult>(Step{.tenant = name_of(2), .options = R"({"lr": 0.1})"});
   engine.run<SaveResult>(Save{.tenant = name_of(2), .directory = dir.string()});

@@ -57,7 +57,7 @@ struct Ask {
 
 // Results of a forward and a forward_backward, each in one pass with another tenant's
 // forward_backward.
-ReplayNumbers numbers(Engine& engine, const Ask& mine, const Ask& theirs = {}) {
+ReplayNumbers replay_numbers(Engine& engine, const Ask& mine, const Ask& theirs = {}) {
   const auto learning = [](const std::string& tenant, const Ask& of) {
     return ForwardBackward{
         .tenant = tenant, .sequences = of.sequences, .router_aux_loss_coef = of.coefficient};
@@ -75,19 +75,19 @@ ReplayNumbers numbers(Engine& engine, const Ask& mine, const Ask& theirs = {}) {
 }
 
 TEST_F(RouteReplay, OfWhatTheRoutersChoseHasTheBitsOfTheirChoice) {
-  const ReplayNumbers own = numbers(*engine(), {sequences()});
+  const ReplayNumbers own = replay_numbers(*engine(), {sequences()});
   std::vector<Example> again = sequences();
   for (size_t s = 0; s < again.size(); ++s) {
     again[s].routed_experts = own.told.routed_experts[s];
     EXPECT_EQ(std::ssize(again[s].routed_experts),
               std::ssize(again[s].input_ids) * kRouted * kTopK);
   }
-  EXPECT_TRUE(numbers(*engine(), {again}) == own);
+  EXPECT_TRUE(replay_numbers(*engine(), {again}) == own);
 }
 
 TEST_F(RouteReplay, OfOthersGoesWhereTheySayAndLeavesTheRestToTheRouters) {
-  const ReplayNumbers own = numbers(*engine(), {sequences()}),
-                      other = numbers(*engine(), {routed(1)});
+  const ReplayNumbers own = replay_numbers(*engine(), {sequences()}),
+                      other = replay_numbers(*engine(), {routed(1)});
   EXPECT_NE(other.gradients, own.gradients);
   EXPECT_NE(other.told.logps, own.told.logps);
   EXPECT_EQ(other.told.logps, other.learned.logps);
@@ -102,18 +102,18 @@ TEST_F(RouteReplay, OfOthersGoesWhereTheySayAndLeavesTheRestToTheRouters) {
 TEST_F(RouteReplay, HasTheSameBitsHoweverTheBatchIsCutAndWhoeverSharesIt) {
   const Ask both{routed(1), 0.05}, neither{sequences()};
   for (const Ask& mine : {both, neither}) {
-    const ReplayNumbers want = numbers(*engine(), mine);
+    const ReplayNumbers want = replay_numbers(*engine(), mine);
     EXPECT_EQ(want.learned.aux_loss > 0, mine.coefficient > 0);
     for (const Ask& theirs : {neither, Ask{routed(2), 0.3}})
-      EXPECT_TRUE(numbers(*engine(), mine, theirs) == want);
-    EXPECT_TRUE(numbers(*engine(20), mine) == want);
-    EXPECT_TRUE(numbers(*engine(20, 1), mine) == want);
+      EXPECT_TRUE(replay_numbers(*engine(), mine, theirs) == want);
+    EXPECT_TRUE(replay_numbers(*engine(20), mine) == want);
+    EXPECT_TRUE(replay_numbers(*engine(20, 1), mine) == want);
   }
-  const ReplayNumbers want = numbers(*engine(), {routed(1)});
+  const ReplayNumbers want = replay_numbers(*engine(), {routed(1)});
   on_ranks({.dp = 2}, options(), [&](Engine& of_rank, int rank, const mesh::SentBytes&) {
     create(of_rank);
     const Part part = rank == 0 ? Part{0, 2} : Part{2, 3};
-    const ReplayNumbers got = numbers(of_rank, {slice(routed(1), part)});
+    const ReplayNumbers got = replay_numbers(of_rank, {slice(routed(1), part)});
     EXPECT_EQ(got.gradients, want.gradients);
     EXPECT_EQ(got.told.routed_experts, slice(want.told.routed_experts, part));
     EXPECT_EQ(got.told.logps, slice(want.told.logps, part));

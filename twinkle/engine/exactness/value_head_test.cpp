@@ -25,7 +25,7 @@ std::vector<Example> unscored() {
   return out;
 }
 
-ForwardBackward to_learn() {
+ForwardBackward value_to_learn() {
   ForwardBackward op{.tenant = "me", .sequences = unscored(), .loss = "LinearLoss"};
   op.loss_options = R"({"num_tokens": 50})";
   for (size_t s = 0; s < op.sequences.size(); ++s) {
@@ -36,7 +36,7 @@ ForwardBackward to_learn() {
 }
 
 void train_head(Engine& engine) {
-  engine.run<ForwardResult>(to_learn());
+  engine.run<ForwardResult>(value_to_learn());
   engine.run<StepResult>(Step{.tenant = "me", .options = R"({"lr": 0.01})"});
 }
 
@@ -69,7 +69,7 @@ TEST_P(ValueHead, ValuesAndGradientsHaveTheSameBitsHoweverABatchIsCut) {
   for (Engine* engine : {&whole, &cut}) {
     engine->run<Done>(Create{.tenant = "me"});
     for (int step = 0; step < 3; ++step) train_head(*engine);
-    engine->run<ForwardResult>(to_learn());
+    engine->run<ForwardResult>(value_to_learn());
   }
   EXPECT_EQ(values(whole), values(cut));
   EXPECT_EQ(state_of(whole, "me"), state_of(cut, "me"));
@@ -114,7 +114,7 @@ TEST(ValueHeadRefusals, WhatItCannotDoIsNamed) {
   refused(Sample{"me", {{1}}, {SamplingParams()}}, "engine: sample: the model has a value head");
   refused(Create{.tenant = "you", .lora_json = R"({"r": 4, "target_modules": "all-linear"})"},
           "engine: tenant 'you' is an adapter, which has no value head");
-  ForwardBackward wide = to_learn();
+  ForwardBackward wide = value_to_learn();
   wide.sequences[1].logits_grad.assign(131, 0);
   refused(wide,
           "engine: sequence 1: logits_grad has 131 entries, it must have one per token and entry "

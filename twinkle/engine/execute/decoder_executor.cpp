@@ -4,11 +4,11 @@
 #include <ATen/Parallel.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <malloc.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "twinkle/base/memory/memory_limit.h"
 #include "twinkle/engine/checkpoint/load.h"
 #include "twinkle/engine/device.h"
 #include "twinkle/engine/execute/check.h"
@@ -30,8 +30,16 @@ double memory_of(at::Device device) {
     auto* allocator = c10::getDeviceAllocator(device.type());
     return static_cast<double>(allocator->getMemoryInfo(device.index()).second);
   }
-  return static_cast<double>(::sysconf(_SC_PHYS_PAGES)) *
-         static_cast<double>(::sysconf(_SC_PAGESIZE));
+  return static_cast<double>(memory_limit());
+}
+
+// A limit that is not named is a share of it; 0: none is asked for.
+int64_t memory_of_tenants(const EngineOptions& o) {
+  const bool is_share = o.parking.resident_bytes == ParkingOptions::kHalf;
+  if (!is_share || o.parking.directory.empty()) return 0;
+  const at::Device device = device_named(o.model.device);
+  at::empty({1}, device);  // its allocator answers from the first tensor on
+  return static_cast<int64_t>(memory_of(device));
 }
 
 // The cache is taken when the first prompt comes, and fills up much later.
@@ -39,7 +47,7 @@ void require_cache_fits(int64_t tokens, double bytes, at::Device device) {
   if (!device.is_cpu()) return;
   const double memory = memory_of(device);
   require(bytes <= memory, Code::kInvalid, "engine: kv_tokens is ", tokens,
-          ", whose keys and values take ", std::ceil(bytes / kMiB), " MiB, this machine has ",
+          ", whose keys and values take ", std::ceil(bytes / kMiB), " MiB, this process may use ",
           std::floor(memory / kMiB), " MiB; lower it");
 }
 
@@ -48,7 +56,7 @@ void require_states_fit(int64_t sequences, double bytes, double cache, at::Devic
   const double memory = memory_of(device);
   require(bytes + cache <= memory, Code::kInvalid, "engine: max_sequences is ", sequences,
           ", whose states take ", std::ceil(bytes / kMiB), " MiB and the cache's pages ",
-          std::ceil(cache / kMiB), " MiB, this machine has ", std::floor(memory / kMiB),
+          std::ceil(cache / kMiB), " MiB, this process may use ", std::floor(memory / kMiB),
           " MiB; lower it");
 }
 
@@ -85,7 +93,7 @@ struct PreparedText : Prepared {
 DecoderExecutor::DecoderExecutor(const EngineOptions& options, Decoders decoders, Comms comms)
     : copies_(kMaxKeptBytes),
       decoders_(std::move(decoders)),
-      parking_(options.parking),
+      parking_(options.parking, memory_of_tenants(options)),
       split_(comms.data) {
   const ModelOptions& o = options.model;
   require(!o.path.empty(), Code::kInvalid,

@@ -14,7 +14,7 @@ namespace twinkle::engine {
 namespace {
 
 // Writes token 7 as "<7>", or with other brackets.
-auto numbers(const std::string& open, const std::string& close) {
+auto numbers_between(const std::string& open, const std::string& close) {
   return [open, close](std::span<const int32_t> ids) {
     std::string text;
     for (const int32_t id : ids) text += open + std::to_string(id) + close;
@@ -32,7 +32,7 @@ Decode of_brackets(const std::string& tokenizer) {
       throw std::runtime_error("token " + std::to_string(ids.front()));
     };
   require(tokenizer.size() == 2, Code::kNotFound, "no tokenizer at '", tokenizer, "'");
-  return numbers(tokenizer.substr(0, 1), tokenizer.substr(1));
+  return numbers_between(tokenizer.substr(0, 1), tokenizer.substr(1));
 }
 
 Sample drawn_sample(const std::string& tenant, int64_t max_tokens, int64_t num_samples = 1) {

@@ -117,7 +117,7 @@ constexpr Mesh kMeshes[] = {{2, 1}, {3, 1}, {4, 1}, {5, 1}, {6, 1}, {7, 1}, {8, 
 
 // Options of a group that are drawn from a seed, and those of the one rank that it is compared
 // with: of the same arithmetic, and with other budgets.
-EngineOptions options_of(const model::TinyModel& model, uint64_t seed, const Mesh& of) {
+EngineOptions group_options(const model::TinyModel& model, uint64_t seed, const Mesh& of) {
   uint64_t key = key_of(seed, "options");
   EngineOptions out{
       .model = {.path = model.path(), .mixed_precision = draw(key, 2) ? "bf16" : "no"},
@@ -145,7 +145,7 @@ TEST_P(GroupsOf, AnyMeshGiveEveryRankTheBitsOfOneRankOneOperationAtATime) {
                  std::to_string(of.fsdp));
     const model::TinyModel model(smallest_config(GetParam(), seed % 2 == 0));
     const ScratchDir parked;
-    EngineOptions options = options_of(model, seed, of);
+    EngineOptions options = group_options(model, seed, of);
     const EngineOptions one = for_one(options);
     if (seed % 3 == 0) options.parking = {.resident_bytes = 1, .directory = parked.path().string()};
     const Lives lives{key_of(seed, GetParam()), 3, 20};
@@ -164,7 +164,7 @@ TEST(Groups, GiveEachOfSixteenTenantsTheBitsThatItHasAlone) {
     SCOPED_TRACE(std::to_string(of.dp) + " by " + std::to_string(of.fsdp));
     const auto seed = static_cast<uint64_t>(10 * of.dp + of.fsdp);
     const model::TinyModel model(smallest_config());
-    const EngineOptions options = options_of(model, seed, of);
+    const EngineOptions options = group_options(model, seed, of);
     const Lives lives{seed, 16, 96};
     const std::vector<ByTenant> got = of_group(options, lives, of);
     for (size_t t = 0; t < lives.tenants; ++t) {

@@ -55,7 +55,7 @@ float brink(const EngineOptions& options) {
 }
 
 // The operations in one batch.
-std::vector<Operation> together(float on_the_brink) {
+std::vector<Operation> all_together(float on_the_brink) {
   return {training("a", 1),
           training("b", 2),
           training("c", 3),
@@ -89,7 +89,7 @@ std::vector<std::string> one_after_another(const EngineOptions& options, float o
   Engine engine(options);
   create_all(engine, {"a", "b", "c"});
   std::vector<std::string> out;
-  for (const auto& operations : {together(on_the_brink), afterwards()}) {
+  for (const auto& operations : {all_together(on_the_brink), afterwards()}) {
     for (const Operation& operation : operations)
       out.push_back(outcome_text([&] { return part_of(engine.submit(operation).get(), part); }));
   }
@@ -115,8 +115,8 @@ struct Hold {
   }
 };
 
-std::vector<std::string> all_at_once(Engine& engine, int rank, float on_the_brink, const Part& part,
-                                     Hold& hold) {
+std::vector<std::string> overflow_at_once(Engine& engine, int rank, float on_the_brink,
+                                          const Part& part, Hold& hold) {
   create_all(engine, {"a", "b", "c", "held"});
   Sample sample{.tenant = "held", .params = {{.max_tokens = 2, .seed = 1}}};
   sample.params[0].stop = {"no such text"};
@@ -124,7 +124,7 @@ std::vector<std::string> all_at_once(Engine& engine, int rank, float on_the_brin
   Future sampled = engine.submit(sample);
   hold.has_held.wait();
   std::vector<Future> futures;
-  for (const Operation& operation : together(on_the_brink))
+  for (const Operation& operation : all_together(on_the_brink))
     futures.push_back(engine.submit(sliced(operation, part)));
   if (rank == 0) hold.all_there.set_value();
   sampled.get();
@@ -148,7 +148,7 @@ TEST(Overflows, OfTwoTenantsInOnePassFailByThemselvesOnEveryRank) {
           [&](Engine& engine, int rank, const auto&) {
             const Part part = rows_of_rank(rank, of.size());
             const std::vector<std::string> got =
-                all_at_once(engine, rank, on_the_brink, part, hold);
+                overflow_at_once(engine, rank, on_the_brink, part, hold);
             EXPECT_EQ(got, one_after_another(options, on_the_brink, part)) << "rank " << rank;
             for (size_t i = 0; i < 9; ++i)
               EXPECT_EQ(got[i].find("are not finite") != std::string::npos, i == 4 || i == 6) << i;

@@ -54,13 +54,13 @@ void on_groups(const std::function<void(Group group, FailingComm& base)>& script
   for (std::thread& t : threads) t.join();
 }
 
-ForwardBackward training() {
+ForwardBackward sharded_training() {
   ForwardBackward out{.tenant = "a"};
   out.sequences.push_back(drawn(1, 6, 41));
   return out;
 }
 
-Sample sampling() {
+Sample sharded_sampling() {
   return {.tenant = "a", .prompts = {{5, 6}}, .params = {{.max_tokens = 6, .seed = 1}}};
 }
 
@@ -68,7 +68,8 @@ class ShardedOperations : public testing::TestWithParam<bool> {};
 
 TEST_P(ShardedOperations, ThatARankFailsInTheMiddleOfEndOnEveryRankWithItsCause) {
   const model::TinyModel model(smallest_config());
-  const Operation operation = GetParam() ? Operation(training()) : Operation(sampling());
+  const Operation operation =
+      GetParam() ? Operation(sharded_training()) : Operation(sharded_sampling());
   on_groups([&](Group group, FailingComm& base) {
     const bool fails = group.rank() == 1;
     Engine engine({.model = {.path = model.path()}}, in_letters, std::move(group));
@@ -140,7 +141,7 @@ TEST(Sharded, ADecodeThatFailsOnOneRankAloneEndsTheGroup) {
     };
     Engine engine({.model = {.path = model.path()}}, decoders, std::move(group));
     engine.run<Done>(Create{.tenant = "a", .frozen = true});
-    Sample op = sampling();
+    Sample op = sharded_sampling();
     op.params[0].stop = {"no such text"};
     const std::string why = error_of([&] { engine.submit(op).get(); });
     EXPECT_NE(why.find("rank 1: its own trouble"), std::string::npos) << why;

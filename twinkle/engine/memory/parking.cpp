@@ -105,11 +105,18 @@ class ParkedFile {
   bool kept_ = false;
 };
 
+// No limit is set by itself where nothing can be parked.
+int64_t limit_of(const ParkingOptions& options, int64_t memory) {
+  if (options.resident_bytes != ParkingOptions::kHalf) return options.resident_bytes;
+  return options.directory.empty() ? 0 : memory / 2;
+}
+
 }  // namespace
 
-Parking::Parking(const ParkingOptions& options) : options_(options) {
+Parking::Parking(const ParkingOptions& options, int64_t memory)
+    : limit_(limit_of(options, memory)) {
   check_options(options, "engine: ");
-  require(options.resident_bytes == 0 || !options.directory.empty(), Code::kInvalid,
+  require(options.resident_bytes <= 0 || !options.directory.empty(), Code::kInvalid,
           "engine: resident_bytes is ", options.resident_bytes,
           " but park_directory is empty; name a folder for idle tenants");
   if (options.directory.empty()) return;
@@ -190,10 +197,9 @@ int64_t Parking::park_now(const Tenant& tenant) {
 // The least recently used first.
 template <class Busy>
 void Parking::make_room(int64_t bytes, Busy&& busy) {
-  if (options_.resident_bytes == 0) return;
+  if (limit_ == 0) return;
   bool any = false;
-  for (auto it = resident_.begin();
-       it != resident_.end() && resident_bytes_ + bytes > options_.resident_bytes;) {
+  for (auto it = resident_.begin(); it != resident_.end() && resident_bytes_ + bytes > limit_;) {
     Place& place = *it->second;
     const bool stays = busy(place) || held_.contains(place.tenant);
     const Parked parked = stays ? Parked::kInUse : park(place);
@@ -281,7 +287,7 @@ void Parking::count_failure(const char* what) noexcept {
 
 ParkingStats Parking::stats() const {
   const Lock lock(mutex_);
-  return {resident_bytes_, num_parked_, num_returns_, num_failures_, last_failure_};
+  return {resident_bytes_, limit_, num_parked_, num_returns_, num_failures_, last_failure_};
 }
 
 }  // namespace twinkle::engine

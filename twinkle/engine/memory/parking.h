@@ -12,6 +12,7 @@
 
 #include "twinkle/base/file.h"
 #include "twinkle/base/guarded.h"
+#include "twinkle/base/memory/memory_limit.h"
 #include "twinkle/engine/memory/parking_options.h"
 #include "twinkle/engine/memory/parking_stats.h"
 #include "twinkle/engine/tenant.h"
@@ -20,9 +21,10 @@ namespace twinkle::engine {
 
 class Parking {
  public:
-  // Removes the folders of killed processes in the directory: a living one locks its own. Error
-  // kInvalid: a limit below 0 or without a directory, a directory that can't be written to.
-  explicit Parking(const ParkingOptions& options);
+  // `memory`: bytes of it where tenants' state is, that the process may use. Removes the folders of
+  // killed processes in the directory: a living one locks its own. Error kInvalid: an option
+  // outside its limits, a limit without a directory, a directory that can't be written to.
+  explicit Parking(const ParkingOptions& options, int64_t memory = memory_limit());
   ~Parking();  // its folder goes, with what is parked there
   Parking(const Parking&) = delete;
   Parking& operator=(const Parking&) = delete;
@@ -72,7 +74,7 @@ class Parking {
   void bring_back(Place& place);
   void count_failure(const char* what) noexcept;
 
-  const ParkingOptions options_;
+  const int64_t limit_;  // bytes; 0: none
   std::filesystem::path folder_;
   FileHandle lock_;  // on the folder
   std::map<const Tenant*, Place> places_;

@@ -300,9 +300,21 @@ TEST_F(ParkingTest, WeightsThatSomebodyReadsStayAndPublishedOnesGoAndComeBack) {
   EXPECT_TRUE(at::equal(published(), before));
 }
 
+TEST_F(ParkingTest, WithAFolderTheLimitIsHalfOfTheMemoryUnlessItIsNamed) {
+  const std::string folder = (scratch_ / "park").string();
+  const auto limit = [](const ParkingOptions& options) {
+    return Parking(options, 1000).stats().limit;
+  };
+  EXPECT_EQ(limit({.directory = folder}), 500);
+  EXPECT_EQ(limit({}), 0) << "there is nowhere to park";
+  EXPECT_EQ(limit({0, folder}), 0);
+  EXPECT_EQ(limit({700, folder}), 700);
+  EXPECT_EQ(Parking({.directory = folder}).stats().limit, memory_limit() / 2);
+}
+
 TEST_F(ParkingTest, ALimitNeedsAFolderThatCanBeWrittenTo) {
-  EXPECT_EQ(error_of([] { Parking({-1, ""}); }),
-            "engine: resident_bytes is -1, it must be an integer of at least 0, at most "
+  EXPECT_EQ(error_of([] { Parking({-2, ""}); }),
+            "engine: resident_bytes is -2, it must be an integer of at least -1, at most "
             "1125899906842624");
   EXPECT_EQ(error_of([] { Parking({5, ""}); }),
             "engine: resident_bytes is 5 but park_directory is empty; name a folder for idle "

@@ -135,7 +135,7 @@ TEST(ShortOfHeap, OfAThreadThatSubmitsQueuesNothing) {
                                       Step{"a"}};
     std::vector<Future> futures;
     try {
-      const LiveShortage shortage(after, 1);
+      const HeapShortage shortage(after, 1);
       futures = dispatcher.submit(std::move(operations));
       done = true;
     } catch (const std::bad_alloc&) {

@@ -14,7 +14,7 @@
 namespace twinkle::engine {
 namespace {
 
-std::string refusal(const std::vector<Example>& sequences) {
+std::string refusal_of_batch(const std::vector<Example>& sequences) {
   model::DecoderSpec spec;
   spec.vocab_size = 10;
   spec.max_positions = 4;
@@ -23,34 +23,34 @@ std::string refusal(const std::vector<Example>& sequences) {
 
 TEST(Batch, WhatAModelCannotTakeIsNamedWithItsPlace) {
   const Example good{.input_ids = {0, 9}, .labels = {-100, 9}, .weights = {1, 0.5f}};
-  EXPECT_EQ(refusal({good, {.input_ids = {1, 2, 3, 4}}}), "no error");
-  EXPECT_EQ(refusal({}), "engine: the batch is empty; give at least one sequence");
-  EXPECT_EQ(refusal({good, {}}), "engine: sequence 1 is empty");
-  EXPECT_EQ(refusal({{.input_ids = {1, 2, 3, 4, 5}}}),
+  EXPECT_EQ(refusal_of_batch({good, {.input_ids = {1, 2, 3, 4}}}), "no error");
+  EXPECT_EQ(refusal_of_batch({}), "engine: the batch is empty; give at least one sequence");
+  EXPECT_EQ(refusal_of_batch({good, {}}), "engine: sequence 1 is empty");
+  EXPECT_EQ(refusal_of_batch({{.input_ids = {1, 2, 3, 4, 5}}}),
             "engine: sequence 0 has 5 tokens, the model's max_position_embeddings is 4; truncate "
             "it");
-  EXPECT_EQ(refusal({good, {.input_ids = {1, 10}}}),
+  EXPECT_EQ(refusal_of_batch({good, {.input_ids = {1, 10}}}),
             "engine: sequence 1: token 10 at position 1 is outside the vocabulary of 10");
-  EXPECT_EQ(refusal({{.input_ids = {-1}}}),
+  EXPECT_EQ(refusal_of_batch({{.input_ids = {-1}}}),
             "engine: sequence 0: token -1 at position 0 is outside the vocabulary of 10");
-  EXPECT_EQ(refusal({{.input_ids = {1, 2}, .labels = {1}}}),
+  EXPECT_EQ(refusal_of_batch({{.input_ids = {1, 2}, .labels = {1}}}),
             "engine: sequence 0 has 2 tokens but 1 labels");
-  EXPECT_EQ(refusal({{.input_ids = {1, 2}, .weights = {1, 1, 1}}}),
+  EXPECT_EQ(refusal_of_batch({{.input_ids = {1, 2}, .weights = {1, 1, 1}}}),
             "engine: sequence 0 has 2 tokens but 3 weights");
-  EXPECT_EQ(refusal({{.input_ids = {1, 2}, .extras = {{"advantages", {1}}}}}),
+  EXPECT_EQ(refusal_of_batch({{.input_ids = {1, 2}, .extras = {{"advantages", {1}}}}}),
             "engine: sequence 0 has 2 tokens but 1 values of 'advantages'");
-  EXPECT_EQ(refusal({{.input_ids = {1, 2}, .labels = {1, 2, 3}, .num_targets = 2}}),
+  EXPECT_EQ(refusal_of_batch({{.input_ids = {1, 2}, .labels = {1, 2, 3}, .num_targets = 2}}),
             "engine: sequence 0 has 2 tokens of 2 targets but 3 labels");
-  EXPECT_EQ(refusal({{.input_ids = {1, 2}, .labels = {1, 2, 3, 10}, .num_targets = 2}}),
+  EXPECT_EQ(refusal_of_batch({{.input_ids = {1, 2}, .labels = {1, 2, 3, 10}, .num_targets = 2}}),
             "engine: sequence 0: label 10 at position 1 is outside the vocabulary of 10 and is not "
             "-100");
-  EXPECT_EQ(refusal({{.input_ids = {1}, .num_targets = 0}}),
+  EXPECT_EQ(refusal_of_batch({{.input_ids = {1}, .num_targets = 0}}),
             "engine: sequence 0: num_targets is 0, it must be at least 1");
-  EXPECT_EQ(refusal({{.input_ids = {1}, .extras = {{"grad", {1}}}, .num_targets = 2}}),
+  EXPECT_EQ(refusal_of_batch({{.input_ids = {1}, .extras = {{"grad", {1}}}, .num_targets = 2}}),
             "engine: sequence 0 has 2 targets for each token and 'grad', which is one number a "
             "token; leave it out");
   for (const int32_t label : {-1, 10, -101}) {
-    EXPECT_EQ(refusal({{.input_ids = {1, 2}, .labels = {3, label}}}),
+    EXPECT_EQ(refusal_of_batch({{.input_ids = {1, 2}, .labels = {3, label}}}),
               "engine: sequence 0: label " + std::to_string(label) +
                   " at position 1 is outside the vocabulary of 10 and is not -100");
   }

@@ -7,6 +7,7 @@
 #include <system_error>
 #include <vector>
 
+#include "twinkle/base/encoding/text_fault.h"
 #include "twinkle/base/file.h"
 #include "twinkle/base/json.h"
 
@@ -94,7 +95,7 @@ std::set<std::string> model_code_in(const std::filesystem::path& folder) {
   std::vector<std::string> modules;
   for (const char* file : kConfigs) {
     if (!is_a_file(folder / file)) continue;
-    const std::optional<Json> fields = json_in(read_file(folder / file));
+    const std::optional<Json> fields = json_in(without_mark(read_file(folder / file)));
     if (const Json* map = fields ? find(*fields, "auto_map") : nullptr) add_modules(*map, modules);
   }
   std::set<std::string> out;

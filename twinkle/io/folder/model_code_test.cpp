@@ -18,7 +18,9 @@ TEST(ModelCode, IsWhatAnAutoMapNamesAndWhatThatImportsFromBesideIt) {
   write_text(dir / "me/train--train.py", "");
   write_text(dir / "config.json", R"({"auto_map": {"AutoModel": "a.Model", "AutoConfig": "x.C"},
       "_name_or_path": "train.v2"})");
-  write_text(dir / "tokenizer_config.json", R"({"auto_map": ["b.Tokenizer", null]})");
+  write_text(dir / "tokenizer_config.json",
+             "\xEF\xBB\xBF"
+             R"({"auto_map": ["b.Tokenizer", null]})");
   write_text(dir / "processor_config.json", R"({"auto_map": {"P": "me/train--train.P"}})");
   write_text(dir / "a.py",
              "from .c import train\r\n"

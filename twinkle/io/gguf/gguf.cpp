@@ -9,8 +9,9 @@
 #include <unordered_set>
 #include <utility>
 
+#include "twinkle/base/encoding/utf8.h"
 #include "twinkle/base/error.h"
-#include "twinkle/io/utf8.h"
+#include "twinkle/io/lfs_pointer.h"
 
 namespace twinkle {
 namespace {
@@ -268,6 +269,7 @@ GgufBlock block_of(GgufType type) {
 
 GgufFile::GgufFile(const std::filesystem::path& file) : file_(std::make_shared<const File>(file)) {
   const std::string name = file.string();
+  refuse_lfs_pointer(*file_);
   Cursor in(*file_);
   require(file_->size() >= 4 && in.number<uint32_t>("") == kMagic, Code::kInvalid, "io: ", name,
           " does not begin with 'GGUF': this is no GGUF file");

@@ -96,6 +96,8 @@ TEST(Gguf, PutsTheRowsOfLlamasQueriesBackInOrderAndNoOthers) {
 }
 
 TEST(Gguf, NamesWhatIsWrongWithTheFile) {
+  EXPECT_EQ(error_of_file("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"),
+            "io: F is a Git LFS pointer, not the file itself; fetch it with: git lfs pull");
   EXPECT_EQ(error_of_file("abc"), "io: F does not begin with 'GGUF': this is no GGUF file");
   EXPECT_EQ(error_of_file("GGUF" + raw<uint32_t>(1)),
             "io: F: GGUF version is 1, it must be 2 or 3 (little-endian)");

@@ -8,7 +8,7 @@
 namespace twinkle::kernels {
 namespace {
 
-at::Tensor some_ids(int64_t rows) {
+at::Tensor far_ids(int64_t rows) {
   return at::tensor({1, 3, 6}, at::kInt).expand({rows, 3}).contiguous();
 }
 
@@ -20,14 +20,14 @@ RouteOptions options_of(RouteScore score) {
 at::Tensor some_logits(const std::vector<double>& far) {
   at::manual_seed(6);
   const at::Tensor of_row = at::tensor(far, at::kDouble).unsqueeze(1),
-                   chosen = at::one_hot(some_ids(of_row.size(0)).to(at::kLong), 8).sum(1);
+                   chosen = at::one_hot(far_ids(of_row.size(0)).to(at::kLong), 8).sum(1);
   return at::randn({of_row.size(0), 8}, at::kDouble) - of_row * chosen;
 }
 
 // The weights are the softmax of the experts' own logits, but for a sigmoid's near 1.
 void expect_those_of_logits(const at::Tensor& logits, RouteScore score, double near) {
   const RouteOptions o = options_of(score);
-  const at::Tensor ids = some_ids(logits.size(0)), wide = logits.to(at::kDouble).requires_grad_();
+  const at::Tensor ids = far_ids(logits.size(0)), wide = logits.to(at::kDouble).requires_grad_();
   const at::Tensor of_chosen = wide.gather(1, ids.to(at::kLong));
   const at::Tensor mine =
       score == RouteScore::kSigmoid ? of_chosen - at::softplus(of_chosen) : of_chosen;
@@ -53,7 +53,7 @@ TEST(FarRoute, WhereScoresAreTooSmallForTheirTypeWeightsAndGradientsAreThoseOfAL
 }
 
 TEST(FarRoute, ElsewhereAllBitsAreThoseOfARoute) {
-  const at::Tensor logits = some_logits({0, 5, 20, 40, 60}).to(at::kFloat), ids = some_ids(5),
+  const at::Tensor logits = some_logits({0, 5, 20, 40, 60}).to(at::kFloat), ids = far_ids(5),
                    grad = at::randn({5, 3});
   for (const RouteScore score : {RouteScore::kSoftmax, RouteScore::kSigmoid}) {
     for (const bool normalise : {false, true}) {
@@ -73,7 +73,7 @@ TEST(FarRoute, AnEpsilonKeepsItsMeaning) {
   RouteOptions o = options_of(RouteScore::kSigmoid);
   o.norm_eps = 1e-20;
   const at::Tensor logits = some_logits({250, 250, 250, 250}).to(at::kFloat);
-  const Routed routed{route_scores(logits, o.score), some_ids(4)};
+  const Routed routed{route_scores(logits, o.score), far_ids(4)};
   const at::Tensor weights = far_route_weights(logits, routed, o);
   EXPECT_TRUE(at::equal(weights, at::zeros({4, 3})));
   EXPECT_TRUE(

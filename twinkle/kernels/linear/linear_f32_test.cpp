@@ -37,7 +37,7 @@ struct ProductCase {
 };
 
 // All loops, with what is left over of rows, outputs, inputs, runs, and blocks of each.
-std::vector<ProductCase> cases() {
+std::vector<ProductCase> product_cases() {
   std::vector<ProductCase> out;
   for (const int64_t rows : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 32, 41, 46}) {
     for (const auto& [outputs, inputs] : std::vector<std::pair<int64_t, int64_t>>{
@@ -57,7 +57,7 @@ at::Tensor transposed(const at::Tensor& w) { return w.t().contiguous().t(); }
 
 TEST(LinearF32, HasTheBitsOfTheNamedOrderOnEveryInstructionSetThatFuses) {
   at::manual_seed(1);
-  for (const auto& [rows, outputs, inputs] : cases()) {
+  for (const auto& [rows, outputs, inputs] : product_cases()) {
     const at::Tensor x = at::randn({rows, inputs}), w = at::randn({outputs, inputs});
     for (const at::Tensor& bias : {at::Tensor(), at::randn({outputs})}) {
       const at::Tensor want = chains(x, w, bias);
@@ -95,7 +95,7 @@ TEST(LinearF32, ARowHasItsBitsInAnyCompanyOnEveryInstructionSet) {
 
 TEST(LinearF32, MayBeAddedToWhatIsThere) {
   at::manual_seed(3);
-  for (const auto& [rows, outputs, inputs] : cases()) {
+  for (const auto& [rows, outputs, inputs] : product_cases()) {
     const at::Tensor x = at::randn({rows, inputs}), w = at::randn({outputs, inputs});
     const at::Tensor before = at::randn({rows, outputs});
     for (const Simd* simd : supported_simd()) {

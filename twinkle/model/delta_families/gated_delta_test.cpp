@@ -31,7 +31,7 @@ JsonObject hub_config() {
           {"text_config", text}};
 }
 
-JsonObject with(const char* key, const Json& value) {
+JsonObject delta_with(const char* key, const Json& value) {
   JsonObject config = hub_config();
   config["text_config"].as_object()[key] = value;
   return config;
@@ -51,10 +51,10 @@ TEST(Qwen35, MixesEveryFourthLayerByGatedAttentionAndTheOthersByTheDeltaRule) {
   EXPECT_EQ(spec.rope.rotary_dim, 4);
   EXPECT_TRUE(spec.tied_head) << "the outer flag counts";
   const DecoderSpec listed =
-      read_spec(with("layer_types", parse_json(R"(["full_attention", "linear_attention",
+      read_spec(delta_with("layer_types", parse_json(R"(["full_attention", "linear_attention",
       "linear_attention", "linear_attention", "linear_attention", "linear_attention",
       "linear_attention", "linear_attention"])",
-                                               "types")));
+                                                     "types")));
   EXPECT_TRUE(std::holds_alternative<AttentionSpec>(listed.layers[0].mixer));
   EXPECT_TRUE(std::holds_alternative<DeltaSpec>(listed.layers[3].mixer));
 }
@@ -74,7 +74,7 @@ TEST(Qwen35, NamesOfNestedModelsAreTheLanguageModelsAndOthersAreNotRead) {
 
 TEST(Qwen35, FieldsThatWouldChangeTheArithmeticAreRefused) {
   const auto refusal = [](const char* key, const Json& value) {
-    return error_of([&] { read_spec(with(key, value)); });
+    return error_of([&] { read_spec(delta_with(key, value)); });
   };
   EXPECT_EQ(refusal("attn_output_gate", false),
             "model: config field 'attn_output_gate' is false; known: true");
@@ -126,7 +126,7 @@ TEST(Qwen35, DecaysAreFloat32InABfloat16Model) {
 }
 
 // By the layer that is made; no weight has numbers.
-std::string refusal_on_a_device(const Json& config, size_t layer) {
+std::string delta_on_a_device(const Json& config, size_t layer) {
   const DecoderSpec spec = read_spec(config);
   Parts parts(
       [](const std::string&, const std::vector<int64_t>& shape) {
@@ -137,10 +137,10 @@ std::string refusal_on_a_device(const Json& config, size_t layer) {
 }
 
 TEST(Qwen35, AnotherDeviceThanTheCpuIsRefusedByTheFamilysName) {
-  EXPECT_EQ(refusal_on_a_device(hub_config(), 0),
+  EXPECT_EQ(delta_on_a_device(hub_config(), 0),
             "model: device is meta, but linear attention (qwen3_5) runs on the CPU only in this "
             "version; set the device to cpu");
-  EXPECT_EQ(refusal_on_a_device(hub_config(), 3),
+  EXPECT_EQ(delta_on_a_device(hub_config(), 3),
             "model: device is meta, but attention with a gate on its output (qwen3_5) runs on the "
             "CPU only in this version; set the device to cpu");
 }
@@ -208,7 +208,7 @@ TEST(Qwen35Moe, AnotherDeviceThanTheCpuIsRefusedByTheFamilysName) {
   for (const auto& [config, name] :
        {std::pair{moe_config(), "(qwen3_5_moe)"}, std::pair{next, "(qwen3_next)"}}) {
     for (const size_t layer : {0, 3}) {
-      const std::string text = refusal_on_a_device(config, layer);
+      const std::string text = delta_on_a_device(config, layer);
       EXPECT_TRUE(text.starts_with("model: device is meta, ") && text.find(name) != text.npos)
           << text;
     }

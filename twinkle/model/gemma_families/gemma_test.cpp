@@ -28,7 +28,7 @@ std::vector<int64_t> windows_in(const DecoderSpec& spec) {
   return out;
 }
 
-std::string refusal_of(JsonObject config, const char* key, const Json& value) {
+std::string refusal_of_gemma(JsonObject config, const char* key, const Json& value) {
   config[key] = value;
   return error_of([&] { read_spec(config); });
 }
@@ -83,22 +83,23 @@ TEST(Gemma2, NamesNormsAsItsCheckpointsDo) {
 
 TEST(Gemma2, FieldsThatWouldChangeTheArithmeticAreRefused) {
   const JsonObject config = tiny_gemma("gemma2");
-  EXPECT_EQ(refusal_of(config, "hidden_activation", "gelu"),
+  EXPECT_EQ(refusal_of_gemma(config, "hidden_activation", "gelu"),
             "model: config field 'hidden_activation' is \"gelu\"; known: \"gelu_pytorch_tanh\"");
-  EXPECT_EQ(refusal_of(config, "query_pre_attn_scalar", 0),
+  EXPECT_EQ(refusal_of_gemma(config, "query_pre_attn_scalar", 0),
             "model: config field 'query_pre_attn_scalar' is 0, it must be at least 0.001 and at "
             "most 1000000");
-  EXPECT_EQ(refusal_of(config, "attn_logit_softcapping", -5.0),
+  EXPECT_EQ(refusal_of_gemma(config, "attn_logit_softcapping", -5.0),
             "model: config field 'attn_logit_softcapping' is -5, it must be at least 0.001 and at "
             "most 1000000");
-  EXPECT_EQ(refusal_of(config, "sliding_window", nullptr),
+  EXPECT_EQ(refusal_of_gemma(config, "sliding_window", nullptr),
             "json: field 'sliding_window' is null, expected an integer");
-  EXPECT_EQ(refusal_of(config, "layer_types", JsonArray{"full_attention"}),
+  EXPECT_EQ(refusal_of_gemma(config, "layer_types", JsonArray{"full_attention"}),
             "model: config field 'layer_types' must list 2 layers");
-  EXPECT_EQ(refusal_of(config, "layer_types", JsonArray{"full_attention", "chunked_attention"}),
-            "model: config field 'layer_types' holds \"chunked_attention\"; known: "
-            "\"full_attention\", \"sliding_attention\"");
-  EXPECT_EQ(refusal_of(config, "use_bidirectional_attention", true),
+  EXPECT_EQ(
+      refusal_of_gemma(config, "layer_types", JsonArray{"full_attention", "chunked_attention"}),
+      "model: config field 'layer_types' holds \"chunked_attention\"; known: "
+      "\"full_attention\", \"sliding_attention\"");
+  EXPECT_EQ(refusal_of_gemma(config, "use_bidirectional_attention", true),
             "model: config field 'use_bidirectional_attention' is true; it changes the "
             "arithmetic, and model_type 'gemma2' is computed without it");
 }
@@ -172,16 +173,16 @@ TEST(Gemma3, OfAModelWithPicturesTheTextIsReadByTheNamesThatTheFilesHave) {
 
 TEST(Gemma3, FieldsThatWouldChangeTheArithmeticAreRefused) {
   const JsonObject config = tiny_gemma("gemma3");
-  EXPECT_EQ(refusal_of(config, "sliding_window", nullptr),
+  EXPECT_EQ(refusal_of_gemma(config, "sliding_window", nullptr),
             "json: field 'sliding_window' is null, expected an integer");
-  EXPECT_EQ(refusal_of(config, "rope_parameters", JsonObject{{"rope_theta", 5.0}}),
+  EXPECT_EQ(refusal_of_gemma(config, "rope_parameters", JsonObject{{"rope_theta", 5.0}}),
             "model: config field 'rope_parameters' has the field 'rope_theta'; known: "
             "\"full_attention\", \"sliding_attention\"");
   const Json half = JsonObject{
       {"sliding_attention", JsonObject{{"rope_type", "default"}, {"partial_rotary_factor", 0.5}}}};
-  EXPECT_EQ(refusal_of(config, "rope_parameters", half),
+  EXPECT_EQ(refusal_of_gemma(config, "rope_parameters", half),
             "model: config field 'partial_rotary_factor' is 5E-1; known: 1E0");
-  EXPECT_EQ(refusal_of(config, "use_bidirectional_attention", true),
+  EXPECT_EQ(refusal_of_gemma(config, "use_bidirectional_attention", true),
             "model: config field 'use_bidirectional_attention' is true; it changes the "
             "arithmetic, and model_type 'gemma3' is computed without it");
 }
@@ -190,18 +191,18 @@ TEST(Gemma3, AWrongValueOfOneOfItsRopesIsRefusedWithWhichOfThem) {
   const JsonObject config = tiny_gemma("gemma3");
   for (const std::string type : {"full_attention", "sliding_attention"}) {
     const JsonObject linear{{"rope_type", "linear"}, {"factor", -8}, {"rope_theta", 1e4}};
-    EXPECT_EQ(refusal_of(config, "rope_parameters", JsonObject{{type, linear}}),
+    EXPECT_EQ(refusal_of_gemma(config, "rope_parameters", JsonObject{{type, linear}}),
               "model: the config's rope has 'factor' -8, it must be finite and above 0 (the rope "
               "of " +
                   type + ")");
     const JsonObject still{{"rope_type", "default"}, {"rope_theta", 0}};
-    EXPECT_EQ(refusal_of(config, "rope_parameters", JsonObject{{type, still}}),
+    EXPECT_EQ(refusal_of_gemma(config, "rope_parameters", JsonObject{{type, still}}),
               "model: config field 'rope_theta' is 0, it must be finite and above 1 (the rope of " +
                   type + ")");
   }
   for (const char* key : {"rope_theta", "rope_local_base_freq"}) {
-    EXPECT_EQ(refusal_of(config, key, 0.5), std::string("model: config field '") + key +
-                                                "' is 0.5, it must be finite and above 1");
+    EXPECT_EQ(refusal_of_gemma(config, key, 0.5), std::string("model: config field '") + key +
+                                                      "' is 0.5, it must be finite and above 1");
   }
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kLatentWidth = 48;
 
-LatentSpec some_spec(int64_t q_rank, bool bias = false) {
+LatentSpec latent_spec(int64_t q_rank, bool bias = false) {
   return {.num_heads = 4,
           .q_rank = q_rank,
           .kv_rank = 24,
@@ -71,7 +71,7 @@ at::Tensor turned(const at::Tensor& x, const nn::RopeTable& rope) {
 }
 
 // One sequence, with the keys and values of every head.
-at::Tensor by_torch(const at::Tensor& x, const DrawnLatent& drawn, const LatentSpec& spec) {
+at::Tensor latent_by_torch(const at::Tensor& x, const DrawnLatent& drawn, const LatentSpec& spec) {
   const int64_t tokens = x.size(0);
   const at::Tensor q =
       (spec.q_rank == 0
@@ -94,12 +94,12 @@ at::Tensor by_torch(const at::Tensor& x, const DrawnLatent& drawn, const LatentS
 
 TEST(Latent, IsAttentionOfEveryHeadsKeysAndValues) {
   at::manual_seed(1);
-  for (const LatentSpec& spec : {some_spec(0), some_spec(20), some_spec(20, true)}) {
+  for (const LatentSpec& spec : {latent_spec(0), latent_spec(20), latent_spec(20, true)}) {
     const DrawnLatent drawn(spec);
     const nn::Rows rows = nn::pack(std::vector<int64_t>{70, 9});
     const at::Tensor x = at::randn({79, kLatentWidth}).requires_grad_();
-    const at::Tensor want =
-        at::cat({by_torch(x.slice(0, 0, 70), drawn, spec), by_torch(x.slice(0, 70), drawn, spec)});
+    const at::Tensor want = at::cat({latent_by_torch(x.slice(0, 0, 70), drawn, spec),
+                                     latent_by_torch(x.slice(0, 70), drawn, spec)});
     const at::Tensor got = drawn.forward(x, rows), g = at::randn(want.sizes());
     EXPECT_TRUE(at::allclose(got, want, 1e-4, 1e-5)) << spec.q_rank << spec.bias;
     const auto dx = torch::autograd::grad({got}, {x}, {g}),
@@ -109,7 +109,7 @@ TEST(Latent, IsAttentionOfEveryHeadsKeysAndValues) {
 }
 
 TEST(Latent, KeepsTheLatentAndTheRotatedPartOfATokenOnce) {
-  const StateSpec state = DrawnLatent(some_spec(0)).block->state();
+  const StateSpec state = DrawnLatent(latent_spec(0)).block->state();
   EXPECT_EQ(state.token_size(), 24 + 8);
   EXPECT_EQ(state.num_heads, 1);
 }
@@ -117,7 +117,7 @@ TEST(Latent, KeepsTheLatentAndTheRotatedPartOfATokenOnce) {
 TEST(Latent, TheBytesForBackwardAreThoseThatAreAllocated) {
   for (const int64_t q_rank : {0, 20}) {
     for (const bool train : {false, true}) {
-      const DrawnLatent drawn(some_spec(q_rank));
+      const DrawnLatent drawn(latent_spec(q_rank));
       nn::WeightGrad grad;
       for (const NamedLinear& linear : drawn.parts.linears)
         linear.linear->weight_grad = train ? &grad : nullptr;
@@ -142,13 +142,13 @@ TEST(Latent, AnotherDeviceThanTheCpuIsRefusedByTheFamilysName) {
   decoder.family = "deepseek_v2";
   decoder.hidden_size = kLatentWidth;
   EXPECT_EQ(
-      invalid_of([&] { Latent(decoder, some_spec(0), parts); }),
+      invalid_of([&] { Latent(decoder, latent_spec(0), parts); }),
       "model: device is meta, but latent attention (deepseek_v2) runs on the CPU only in this "
       "version; set the device to cpu");
 }
 
 TEST(Latent, AdaptersHaveNoDropoutOnKvBAlone) {
-  const DrawnLatent drawn(some_spec(20));
+  const DrawnLatent drawn(latent_spec(20));
   for (const NamedLinear& linear : drawn.parts.linears)
     EXPECT_EQ(linear.drops, !linear.path.ends_with("kv_b_proj")) << linear.path;
 }

@@ -39,7 +39,7 @@ JsonObject v3_config() {
 const LatentSpec& latent_of(const DecoderSpec& spec) {
   return std::get<LatentSpec>(spec.layers.back().mixer);
 }
-const ExpertsSpec& experts_of(const DecoderSpec& spec) {
+const ExpertsSpec& latent_experts_of(const DecoderSpec& spec) {
   return std::get<ExpertsSpec>(spec.layers.back().mlp);
 }
 
@@ -51,9 +51,9 @@ TEST(DeepseekV2, HasLatentAttentionAndTheSharedExperts) {
   EXPECT_DOUBLE_EQ(latent_of(spec).scale, 1 / std::sqrt(24.0));
   EXPECT_EQ(spec.rope.rotary_dim, 8);
   EXPECT_TRUE(spec.rope.interleaved);
-  EXPECT_EQ(experts_of(spec).shared_size, 2 * 24);
-  EXPECT_EQ(experts_of(spec).aux_loss, nn::AuxLoss::kEachLayer);
-  EXPECT_EQ(experts_of(spec).route.groups, 1);
+  EXPECT_EQ(latent_experts_of(spec).shared_size, 2 * 24);
+  EXPECT_EQ(latent_experts_of(spec).aux_loss, nn::AuxLoss::kEachLayer);
+  EXPECT_EQ(latent_experts_of(spec).route.groups, 1);
   c["q_lora_rank"] = 20;
   c["topk_method"] = "group_limited_greedy";
   c["n_group"] = 4;
@@ -61,8 +61,8 @@ TEST(DeepseekV2, HasLatentAttentionAndTheSharedExperts) {
   c["first_k_dense_replace"] = 1;
   spec = read_spec(c);
   EXPECT_EQ(latent_of(spec).q_rank, 20);
-  EXPECT_EQ(experts_of(spec).route.groups, 4);
-  EXPECT_FALSE(experts_of(spec).route.group_by_two);
+  EXPECT_EQ(latent_experts_of(spec).route.groups, 4);
+  EXPECT_FALSE(latent_experts_of(spec).route.group_by_two);
   EXPECT_TRUE(std::holds_alternative<GatedMlpSpec>(spec.layers[0].mlp));
 }
 
@@ -119,14 +119,14 @@ TEST(DeepseekV3, ChoosesBySigmoidsOfTheBestGroupsAndSkipsWhatPredictsFurtherToke
   c["first_k_dense_replace"] = 1;
   c["num_nextn_predict_layers"] = 2;
   DecoderSpec spec = read_spec(c);
-  const kernels::RouteOptions& route = experts_of(spec).route;
+  const kernels::RouteOptions& route = latent_experts_of(spec).route;
   EXPECT_EQ(route.score, kernels::RouteScore::kSigmoid);
   EXPECT_EQ(route.groups, 4);
   EXPECT_EQ(route.top_groups, 2);
   EXPECT_TRUE(route.group_by_two && route.normalise);
   EXPECT_EQ(route.scale, 2.5);
-  EXPECT_TRUE(experts_of(spec).correction);
-  EXPECT_EQ(experts_of(spec).shared_size, 24);
+  EXPECT_TRUE(latent_experts_of(spec).correction);
+  EXPECT_EQ(latent_experts_of(spec).shared_size, 24);
   spec.layout.settle(
       std::vector<std::string>{"model.layers.4.eh_proj.weight", "model.layers.5.eh_proj.weight"});
   EXPECT_TRUE(spec.layout.skips("model.layers.4.eh_proj.weight"));
@@ -155,11 +155,11 @@ TEST(DeepseekV3, AFlagThatIsNullIsFalse) {
   JsonObject c = v3_config();
   c["rope_scaling"] = JsonObject{{"type", "yarn"}, {"factor", 4}};
   EXPECT_TRUE(read_spec(c).rope.interleaved && read_spec(c).rope.truncate);
-  EXPECT_TRUE(experts_of(read_spec(c)).route.normalise);
+  EXPECT_TRUE(latent_experts_of(read_spec(c)).route.normalise);
   for (const char* key : {"rope_interleave", "norm_topk_prob"}) c[key] = nullptr;
   c["rope_scaling"].as_object()["truncate"] = nullptr;
   EXPECT_FALSE(read_spec(c).rope.interleaved || read_spec(c).rope.truncate);
-  EXPECT_FALSE(experts_of(read_spec(c)).route.normalise);
+  EXPECT_FALSE(latent_experts_of(read_spec(c)).route.normalise);
 }
 
 }  // namespace

@@ -78,7 +78,8 @@ TEST(Attention, the_backward_of_sinks_that_learn_makes_no_wide_copy_of_the_outpu
 }
 
 // One sequence by ATen's own attention, heads repeated.
-at::Tensor plain(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, double scale) {
+at::Tensor plain_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           double scale) {
   const auto heads = [&](const at::Tensor& x) {
     return x.repeat_interleave(q.size(1) / x.size(1), 1).transpose(0, 1).unsqueeze(0);
   };
@@ -90,16 +91,17 @@ TEST(Attention, equals_atens_in_float32_and_is_no_farther_from_the_truth_in_bf16
   const Rows rows = pack(std::vector<int64_t>{100});
   const auto q = at::randn({100, 6, 32}), k = at::randn({100, 3, 32}), v = at::randn({100, 3, 32});
   const AttentionOptions options{.scale = 0.2};
-  EXPECT_TRUE(at::allclose(attention(q, k, v, rows, options), plain(q, k, v, 0.2), 1e-4, 1e-6));
+  EXPECT_TRUE(
+      at::allclose(attention(q, k, v, rows, options), plain_attention(q, k, v, 0.2), 1e-4, 1e-6));
   const auto b = at::kBFloat16;
   const auto round = [](const at::Tensor& x) { return x.to(at::kBFloat16).to(at::kDouble); };
-  const auto truth = plain(round(q), round(k), round(v), 0.2);
+  const auto truth = plain_attention(round(q), round(k), round(v), 0.2);
   const auto ours = attention(q.to(b), k.to(b), v.to(b), rows, options);
   // ATen's own kernel for bf16 asks the processor, not ATEN_CPU_CAPABILITY, whether there is
   // AVX-512, and throws where the two differ (torch 2.11, avx512_fp16).
   at::globalContext().setSDPUseFlash(at::get_cpu_capability() != "AVX2" ||
                                      !__builtin_cpu_supports("avx512fp16"));
-  const auto theirs = plain(q.to(b), k.to(b), v.to(b), 0.2);
+  const auto theirs = plain_attention(q.to(b), k.to(b), v.to(b), 0.2);
   at::globalContext().setSDPUseFlash(true);
   EXPECT_LE((ours - truth).norm().item<double>(), (theirs - truth).norm().item<double>());
 }

@@ -66,7 +66,8 @@ Linear some_kv_b(at::ScalarType type) {
 }
 
 // By torch, with the weight of each sequence.
-at::Tensor by_torch(const at::Tensor& q, const std::vector<at::Tensor>& weights, const Rows& rows) {
+at::Tensor latent_by_torch(const at::Tensor& q, const std::vector<at::Tensor>& weights,
+                           const Rows& rows) {
   std::vector<at::Tensor> out;
   for (size_t s = 0; s < weights.size(); ++s) {
     const at::Tensor w = weights[s].view({kHeads, kNope + kValue, kRank});
@@ -130,7 +131,7 @@ TEST(AbsorbedKv, GradientsOfTheWeightAndOfAdaptersEqualPlainAutograds) {
       at::Tensor one = its == leaves.end() ? w : w + its->second.second.matmul(its->second.first);
       weights.push_back(segment.learn ? one : one.detach());
     }
-    const at::Tensor got = both(kv_b, rows, q), want = by_torch(q, weights, rows);
+    const at::Tensor got = both(kv_b, rows, q), want = latent_by_torch(q, weights, rows);
     EXPECT_TRUE(at::allclose(got, want, 1e-4, 1e-4));
     const at::Tensor g = at::randn(want.sizes()).to(type);
     const at::Tensor dq = torch::autograd::grad({got}, {q}, {g})[0];

@@ -16,8 +16,8 @@ constexpr int64_t kBalanceExperts = 6, kTopK = 2, kBalanceWidth = 8;
 constexpr size_t kLayers[] = {1, 3, 4};  // the others have no experts
 
 // The loss of one sequence by torch: probabilities [T, E] and ids [T, k] of each layer.
-at::Tensor by_torch(AuxLoss form, const std::vector<at::Tensor>& p,
-                    const std::vector<at::Tensor>& ids) {
+at::Tensor balance_by_torch(AuxLoss form, const std::vector<at::Tensor>& p,
+                            const std::vector<at::Tensor>& ids) {
   const auto product = [](const at::Tensor& probabilities, const at::Tensor& chosen) {
     const at::Tensor hot = at::one_hot(chosen.to(at::kLong), kBalanceExperts).to(at::kDouble);
     return (hot.sum(1).mean(0) * probabilities.mean(0)).sum() *
@@ -98,7 +98,7 @@ TEST_P(BalanceTest, value_and_gradients_equal_plain_autograds) {
     std::vector<at::Tensor> its_p, its_ids;
     for (size_t i = 0; i < routes.size(); ++i)
       its_p.push_back(mine(p[i])), its_ids.push_back(mine(routes[i].ids));
-    const at::Tensor want = by_torch(GetParam(), its_p, its_ids);
+    const at::Tensor want = balance_by_torch(GetParam(), its_p, its_ids);
     EXPECT_NEAR(balance->balance->loss(s), want.item<double>(), 1e-12);
     objective = objective + coefficients[s] * want;
   }

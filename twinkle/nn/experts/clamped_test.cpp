@@ -29,7 +29,7 @@ Router biased_router(at::ScalarType type, int64_t width = kWidth) {
 }
 
 // By torch, expert by expert, as gpt-oss's code has it.
-at::Tensor by_torch(const at::Tensor& x, const Routes& routes, const Experts& of) {
+at::Tensor clamped_by_torch(const at::Tensor& x, const Routes& routes, const Experts& of) {
   at::Tensor out = at::zeros_like(x);
   for (int64_t e = 0; e < kExperts; ++e) {
     const auto where = (routes.ids == e).nonzero();
@@ -62,7 +62,7 @@ TEST_F(ClampedExperts, values_and_all_weights_gradients_equal_plain_autograds) {
     *w = w->clone().requires_grad_();
   Sums sums;
   sums.train(some);
-  const at::Tensor want = by_torch(x, fixed, plain), got = experts(x, fixed, some, rows_);
+  const at::Tensor want = clamped_by_torch(x, fixed, plain), got = experts(x, fixed, some, rows_);
   EXPECT_TRUE(at::allclose(got, want, 1e-11, 1e-13));
   const at::Tensor g = at::randn(want.sizes(), at::kDouble);
   const auto slopes = torch::autograd::grad(
@@ -117,7 +117,7 @@ TEST_F(ClampedExperts, adapters_are_as_if_their_products_were_in_the_turned_weig
   plain.gate_up[other] += both.m.t(), plain.down[one] += down.m.t();
   for (at::Tensor* w : {&plain.gate_up, &plain.down}) w->requires_grad_();
   const Routes fixed{routes.ids, routes.weights.detach()};
-  const at::Tensor want = by_torch(x, fixed, plain), got = experts(x, fixed, some, rows_);
+  const at::Tensor want = clamped_by_torch(x, fixed, plain), got = experts(x, fixed, some, rows_);
   EXPECT_TRUE(at::allclose(got, want, 1e-11, 1e-13));
   const at::Tensor g = at::randn(want.sizes(), at::kDouble);
   const auto slopes = torch::autograd::grad({want}, {x, plain.gate_up, plain.down}, {g});

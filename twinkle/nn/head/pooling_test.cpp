@@ -12,7 +12,7 @@ namespace {
 const std::vector<int64_t> kLast{3, 8, 11};
 
 // By ATen's own operators.
-at::Tensor plain(const at::Tensor& hidden) {
+at::Tensor plain_pooling(const at::Tensor& hidden) {
   const at::Tensor rows = hidden.index_select(0, at::tensor(at::ArrayRef<int64_t>(kLast)));
   return rows / rows.norm(2, {1}, true).clamp_min(1e-12);
 }
@@ -22,14 +22,14 @@ TEST(PoolLast, IsTheLastRowDividedByItsNorm) {
     const at::Tensor hidden = (at::randn({12, 37}, at::kDouble) * 40).to(type);
     const at::Tensor out = pool_last(hidden, kLast);
     ASSERT_EQ(out.scalar_type(), at::kDouble);
-    EXPECT_LT((out - plain(hidden.to(at::kDouble))).abs().max().item<double>(), 1e-14);
+    EXPECT_LT((out - plain_pooling(hidden.to(at::kDouble))).abs().max().item<double>(), 1e-14);
     EXPECT_LT((out.norm(2, {1}) - 1).abs().max().item<double>(), 1e-14);
   }
 }
 
 TEST(PoolLast, HasTheGradientOfATensAutogradAndOfDifferences) {
   const at::Tensor hidden = kernels::leaf({12, 9}), grad = at::randn({3, 9}, at::kDouble);
-  const auto expected = torch::autograd::grad({plain(hidden)}, {hidden}, {grad})[0];
+  const auto expected = torch::autograd::grad({plain_pooling(hidden)}, {hidden}, {grad})[0];
   const at::Tensor before = at::randn({12, 9}, at::kDouble);
   at::Tensor d = before.clone();
   add_pool_last_grad(d, hidden.detach(), kLast, grad);

@@ -34,7 +34,7 @@ struct RowAnswers {
 };
 
 // By autograd, with logits in `type`.
-RowAnswers plain(const RowProblem& p, double temperature, at::ScalarType type) {
+RowAnswers plain_rows(const RowProblem& p, double temperature, at::ScalarType type) {
   const auto h = p.hidden.to(type).requires_grad_(true), w = p.weight.to(type).requires_grad_(true);
   const auto logits = at::linear(h.index_select(0, at::tensor(kTargetRows)), w).to(at::kDouble);
   const auto logp = at::log_softmax(logits / temperature, 1);
@@ -46,7 +46,7 @@ RowAnswers plain(const RowProblem& p, double temperature, at::ScalarType type) {
   return {picked.detach(), entropies.detach(), d[0].to(at::kDouble), d[1].to(at::kDouble)};
 }
 
-RowAnswers ours(const RowProblem& p, int64_t chunk) {
+RowAnswers our_rows(const RowProblem& p, int64_t chunk) {
   WeightGrad dw;
   const Linear head{p.weight, {}, &dw, nullptr, nullptr};
   const auto out =
@@ -71,7 +71,7 @@ class RowTargetsOfAHead : public testing::TestWithParam<at::ScalarType> {};
 TEST_P(RowTargetsOfAHead, HaveTheLogProbabilitiesAndTheGradientOfAutogradInFloat64) {
   for (const float t : {1.0f, 0.5f}) {
     const RowProblem p(GetParam(), t);
-    const RowAnswers want = plain(p, t, at::kDouble), rounded = plain(p, t, GetParam());
+    const RowAnswers want = plain_rows(p, t, at::kDouble), rounded = plain_rows(p, t, GetParam());
     const auto near = [&](at::Tensor RowAnswers::* of, const at::Tensor& mine) {
       const auto error = [&](const at::Tensor& x) {
         return ((x - want.*of).norm() / (want.*of).norm()).item<double>();
@@ -79,7 +79,7 @@ TEST_P(RowTargetsOfAHead, HaveTheLogProbabilitiesAndTheGradientOfAutogradInFloat
       EXPECT_LT(error(mine), 1.1 * error(rounded.*of) + 1e-6);
     };
     for (const int64_t chunk : {1, 2, 5}) {
-      const RowAnswers mine = ours(p, chunk);
+      const RowAnswers mine = our_rows(p, chunk);
       near(&RowAnswers::logprobs, mine.logprobs);
       near(&RowAnswers::entropies, mine.entropies);
       near(&RowAnswers::dhidden, mine.dhidden);

@@ -17,13 +17,15 @@
 
 namespace twinkle::sampler {
 
-// The parent of first pages with other keys for the same tokens (longrope's long sequences); no
-// page has this id.
-inline constexpr uint64_t kOtherRoot = ~uint64_t{0};
+// The parent of first pages, which no page has as its id. Those of different sharers are never the
+// same page; nor are those whose keys are others for the same tokens (longrope's long sequences).
+constexpr uint64_t root_of(uint64_t sharer, bool has_other_keys) {
+  return uint64_t{1} << 63 | sharer << 1 | (has_other_keys ? 1 : 0);
+}
 
 struct PageKey {
   uint64_t version = 0;  // of the weights
-  uint64_t parent = 0;   // id of the page before; 0 or kOtherRoot: this is the first
+  uint64_t parent = 0;   // id of the page before, or of a root: this is the first
   std::array<int32_t, kPageTokens> tokens{};
 
   bool operator==(const PageKey&) const = default;

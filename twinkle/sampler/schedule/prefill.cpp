@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <functional>
 #include <tuple>
+#include <utility>
 
 #include "twinkle/sampler/schedule/schedule.h"
 
@@ -15,18 +16,18 @@ int64_t common_end(const Sequence& s, const Sequence& leader) {
   return (mine - s.tokens.begin()) / kPageTokens * kPageTokens;
 }
 
-// The number of its sequences, now or when its prompt is computed.
-int64_t width_of(const Sequence& s) {
-  return s.job->forked ? 1 : s.job->request.params.num_samples;
-}
-
 }  // namespace
 
 // The owners of this plan, what they hold, and who of theirs waits.
 void Schedule::admit() {
   while (!arrived_.empty()) {
-    const Request& request = arrived_.front()->job->request;
+    Job& job = *arrived_.front()->job;
+    const Request& request = job.request;
     Owner& owner = owners_[request.owner];
+    // A version of an adapter is only its tenant's.
+    if (request.version != 0 && request.slot < 0 && !options_.share_prefixes)
+      job.sharer = sharers_.try_emplace(request.owner, sharers_.size() + 1).first->second;
+    arrived_.front()->linked_id = arrived_.front()->root();
     owner.waiting.push_back(std::move(arrived_.front()));
     arrived_.pop_front();
     owner.account.weight = request.weight;
@@ -34,7 +35,7 @@ void Schedule::admit() {
   }
   for (auto& [name, owner] : owners_) {
     owner.here = !owner.waiting.empty();
-    owner.held = 0;
+    owner.held = owner.places = 0;
     owner.again.clear();
     owner.prompts.clear();
   }
@@ -44,11 +45,13 @@ void Schedule::admit() {
     if (s->running) {
       attach(*s);
       owner.held += std::ssize(s->blocks);
-    } else {
-      owner.again.push_back(s.get());
     }
     s->next = s->computed;
-    s->may_run = s->running;
+    s->may_run = s->has_place();
+    if (s->may_run)
+      owner.places += s->width();
+    else
+      owner.again.push_back(s.get());
   }
   std::erase_if(owners_, [](const auto& entry) { return !entry.second.here; });
 }
@@ -68,7 +71,11 @@ bool Schedule::add_prompt(Owner& owner, Sequence& s, std::vector<Sequence*>& com
 // The owner's newcomer is among those that began.
 void Schedule::enter(Owner& owner) {
   owner.entered = ++num_entered_;
-  if (!owner.again.empty()) return owner.again.pop_front();
+  if (!owner.again.empty()) {
+    Sequence& s = *owner.again.front();
+    if (std::exchange(s.beyond, false)) s.placed_size = s.size();
+    return owner.again.pop_front();
+  }
   const int64_t ticket = owner.waiting.front()->job->ticket;
   const auto at = std::ranges::upper_bound(sequences_, ticket, {},
                                            [](const auto& s) { return s->job->ticket; });
@@ -77,18 +84,17 @@ void Schedule::enter(Owner& owner) {
   --num_waiting_;
 }
 
-// Newcomers begin as long as there are pages for the whole of them and one more for each that runs,
-// and no more than max_sequences run. None passes the first that has no room: an owner that holds
+// Newcomers begin as long as there are places, and pages for the whole of them and one more for
+// each that has a place (make_room). None passes the first that has no room: an owner that holds
 // less, and needs more, gets the pages that come free. When all that ran has ended at once nobody
 // holds anything: then owners take turns, or one whose requests are older would have all of them.
 void Schedule::begin_round() {
-  std::vector<Sequence*> computing;
-  int64_t num_running = 0, width = 0, reserved = 0;
+  Round round;
   for (const auto& s : sequences_) {
-    if (!s->running) continue;
-    ++num_running;
-    width += width_of(*s);
-    if (s->left() > 1) add_prompt(owners_.at(s->job->request.owner), *s, computing);
+    if (!s->may_run) continue;
+    ++round.placed;
+    round.width += s->width();
+    if (s->left() > 1) add_prompt(owners_.at(s->job->request.owner), *s, round.computing);
   }
   const auto order = [](const auto& entry) {
     const Owner& o = entry.second;
@@ -96,28 +102,25 @@ void Schedule::begin_round() {
     return std::tuple(!oldest, -o.priority, static_cast<double>(o.held) / o.account.weight,
                       o.entered, oldest ? oldest->job->ticket : 0);
   };
-  while (width < options_.max_sequences) {
+  for (;;) {
     const auto it = std::ranges::min_element(owners_, {}, order);
     if (it == owners_.end() || !it->second.newcomer()) break;
     Owner& owner = it->second;
     Sequence& s = *owner.newcomer();
-    attach(s);
-    s.next = s.computed;
+    if (!make_room(owner, s, round)) break;
     const int64_t grown = pages_for(s.size()) - std::ssize(s.blocks);
-    s.may_run = num_running == 0 || pool_.num_free() - reserved >= grown + num_running;
-    if (!s.may_run && !leader_of(s, computing)) {
-      s.release();
-      break;
-    }
     enter(owner);
-    width += width_of(s);
-    if (!add_prompt(owner, s, computing)) continue;
-    ++num_running;
-    reserved += grown;
+    s.may_run = true;
+    round.width += s.width();
+    owner.places += s.width();
+    if (!add_prompt(owner, s, round.computing)) continue;
+    ++round.placed;
+    round.reserved += grown;
     owner.held += grown;
   }
   for (auto& [name, owner] : owners_) {
-    for (Sequence* s : owner.again) s->release();  // of pages that only they keep
+    for (Sequence* s : owner.again)
+      if (!s->running) s->release();  // of pages that only they keep
   }
 }
 

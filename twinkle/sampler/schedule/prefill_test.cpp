@@ -91,7 +91,7 @@ TEST(Prefill, PromptsOfAHigherPriorityComeFirst) {
 
 TEST(Prefill, WhoWaitsForAPageThatAHogComputesLendsItsTurns) {
   // The same beginning, first in the hog's queue: at its own turns alone it takes 40 steps.
-  Driver driver({.kv_tokens = 1 << 16, .prefill_tokens = 256});
+  Driver driver({.kv_tokens = 1 << 16, .prefill_tokens = 256, .share_prefixes = true});
   std::vector<int32_t> prompt = count_from(0, 1024);
   for (int i = 0; i < 9; ++i) {
     std::vector<int32_t> other = count_from(5000 * (i + 1), 4000);

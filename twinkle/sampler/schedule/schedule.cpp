@@ -24,6 +24,11 @@ int64_t Schedule::num_running() const {
                        [](const auto& s) { return s->running; });
 }
 
+int64_t Schedule::num_placed() const {
+  return std::count_if(sequences_.begin(), sequences_.end(),
+                       [](const auto& s) { return s->has_place(); });
+}
+
 const Sequence* Schedule::newest() const {
   const auto it = std::find_if(sequences_.rbegin(), sequences_.rend(),
                                [](const auto& s) { return s->running; });
@@ -112,8 +117,7 @@ void Schedule::follow(const std::vector<Sequence*>& batch) {
 }
 
 // Makes room for tokens [computed, end) of a sequence, its pages there its own. When none are free,
-// those that are not in the plan give theirs: the youngest first of those younger than it, and of
-// those that only keep pages for their beginning. False when that is not enough.
+// those that are not in the plan give theirs (giver_of_pages). False when that is not enough.
 bool Schedule::reserve(Sequence& s, int64_t end, Work& work) {
   std::vector<Block>& blocks = s.blocks;
   const auto first = static_cast<size_t>(s.computed / kPageTokens);
@@ -121,15 +125,12 @@ bool Schedule::reserve(Sequence& s, int64_t end, Work& work) {
   const auto copies = [&] { return first < blocks.size() && blocks[first].shared() ? 1 : 0; };
   const int64_t grown = pages_for(end) - std::ssize(blocks);
   const bool stateless = !states_.layout().empty() && !s.state;
-  bool younger = true;
-  for (size_t i = sequences_.size();
-       pool_.num_free() < grown + copies() || (stateless && states_.num_free() == 0);) {
-    if (i == 0) return false;
-    Sequence& other = *sequences_[--i];
-    if (&other == &s)
-      younger = false;
-    else if (!other.planned() && (younger || !other.running))
-      other.release();
+  while (pool_.num_free() < grown + copies() || (stateless && states_.num_free() == 0)) {
+    Sequence* const other = giver_of_pages(s);
+    if (!other) return false;
+    owners_.at(other->job->request.owner).held -= other->running ? std::ssize(other->blocks) : 0;
+    if (other->has_place()) other->gave_way = num_steps_;
+    other->release();
   }
   if (stateless) s.state = states_.take();
   const bool copy = copies() == 1;
@@ -155,6 +156,7 @@ bool Schedule::extend(Sequence& s, int64_t end, Work& work) {
   if (!reserve(s, end, work)) return false;
   if (!s.planned()) work.batch.push_back(&s);
   s.next = end;
+  if (!s.running) s.placed_size = s.size();
   s.running = true;
   return true;
 }
@@ -162,6 +164,7 @@ bool Schedule::extend(Sequence& s, int64_t end, Work& work) {
 Schedule::Work Schedule::plan() {
   Work work;
   followers_.clear();
+  ++num_steps_;
   admit();
   begin_round();
   for (const auto& s : sequences_) {
@@ -195,13 +198,28 @@ void Schedule::adopt(Sequence& s, const Sequence& other) {
   std::memcpy(s.state.data(), other.state.data(), static_cast<size_t>(states_.layout().size));
 }
 
+// A sequence that has taken over what another has computed gets a place as long as there are some.
+// One that is beyond them keeps its pages, which it shares, but no state.
+void Schedule::settle(Sequence& s, int64_t& places) {
+  if (!s.running) return;
+  if (places > 0) {
+    --places;
+    s.beyond = false;
+  } else if (states_.layout().empty()) {
+    s.beyond = true;
+  } else {
+    s.release();
+  }
+}
+
 // A prompt that has just been computed becomes all its samples: they share its pages.
-void Schedule::split(Sequence& sequence, std::vector<Sequence*>& out) {
+void Schedule::split(Sequence& sequence, std::vector<Sequence*>& out, int64_t& places) {
   Job& job = *sequence.job;
   std::vector<std::unique_ptr<Sequence>> samples;  // all of them, or the prompt is not split
   for (int64_t i = 1; i < job.request.params.num_samples; ++i) {
     samples.push_back(std::make_unique<Sequence>(&job, i));
     adopt(*samples.back(), sequence);
+    settle(*samples.back(), places);
   }
   sequences_.reserve(sequences_.size() + samples.size());
   out.reserve(out.size() + samples.size() + 1);
@@ -217,12 +235,15 @@ void Schedule::split(Sequence& sequence, std::vector<Sequence*>& out) {
 std::vector<Sequence*> Schedule::fork(Sequence& sequence) {
   std::vector<Sequence*> out;
   if (sequence.job->forked) return {&sequence};
-  split(sequence, out);
+  int64_t places = options_.max_sequences - num_placed();
+  split(sequence, out, places);
   for (const auto& [leader, follower] : followers_) {
     if (leader != &sequence) continue;
     num_shared_ += sequence.computed - follower->computed;
+    const bool has_place = follower->has_place();
     adopt(*follower, sequence);
-    split(*follower, out);
+    if (!has_place) settle(*follower, places);
+    split(*follower, out, places);
   }
   return out;
 }

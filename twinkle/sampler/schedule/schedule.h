@@ -1,12 +1,14 @@
 // Scheduler of sampling steps: the sequences of the next forward, and their pages. One token of
 // each that decodes, and prompts as far as a budget goes, so that neither waits for the other. The
 // budget is shared between the owners of requests as batches are between tenants
-// (base/fair_share.h); an owner's oldest prompt comes first. Up to max_sequences sequences run;
-// room for a new one goes to the owner that holds the fewest pages for its weight, among equals to
-// the one that has been given some longest ago, and what waits costs a step nothing. When pages run
-// out, the youngest sequences give theirs back and are computed again later. Sequences of the same
-// weights that begin alike share pages: what one has computed others take, and what one is
-// computing others wait for. Knows no tensors. One thread, the sampler's.
+// (base/fair_share.h); an owner's oldest prompt comes first. A batch has max_sequences places; one
+// that comes free goes to the owner that holds the fewest pages for its weight, among equals to the
+// one that has been given some longest ago, and what waits costs a step nothing. Where there is no
+// place, or no page, the newest sequence of the owner that has most places for its weight gives way
+// to an owner that has fewer. When pages run out, the youngest sequences give theirs back. Both are
+// computed again later, with the same bits. Sequences of the same weights that begin alike share
+// pages: what one has computed others take, and what one is computing others wait for. Knows no
+// tensors. One thread, the sampler's.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -80,12 +82,14 @@ class Schedule {
   struct Owner {
     Account account;  // in prompt tokens
     int32_t priority = 0;
-    int64_t entered = 0;  // when its last newcomer began, as num_entered_ counts; 0: none has
+    int64_t gave_way = -1;  // the step in which its last place went to another owner; -1: none has
+    int64_t entered = 0;    // when its last newcomer began, as num_entered_ counts; 0: none has
     std::deque<std::unique_ptr<Sequence>> waiting;  // that never began; the oldest first
     // In the plan in the making:
     bool here = false;            // it has sequences
     int64_t held = 0;             // pages of what runs
-    std::deque<Sequence*> again;  // that began and do not run; older than those that wait
+    int64_t places = 0;           // in a batch; a prompt has as many as it will have samples
+    std::deque<Sequence*> again;  // that began and have no place; older than those that wait
     std::vector<Prompt> prompts;
 
     Sequence* newcomer() const {
@@ -93,10 +97,21 @@ class Schedule {
     }
   };
 
+  // A plan in the making.
+  struct Round {
+    std::vector<Sequence*> computing;  // prompts, and what leads others
+    int64_t placed = 0, width = 0;     // sequences with a place, now and as samples
+    int64_t reserved = 0;              // pages of newcomers
+    std::vector<Sequence*> giving;     // to the newcomer that is looked at, ...
+    int64_t freed = 0;                 // ... and the pages that only they have
+  };
+
   void attach(Sequence& sequence);
   void attach_state(Sequence& sequence);
   void adopt(Sequence& sequence, const Sequence& other);
   bool reserve(Sequence& sequence, int64_t end, Work& work);
+  int64_t num_placed() const;
+  void settle(Sequence& sample, int64_t& places);
   bool extend(Sequence& sequence, int64_t end, Work& work);
   void follow(const std::vector<Sequence*>& batch);
   // prefill.cpp:
@@ -106,7 +121,14 @@ class Schedule {
   bool add_prompt(Owner& owner, Sequence& sequence, std::vector<Sequence*>& computing);
   void prefill(Work& work);
   void distribute(const std::vector<Owner*>& owners, int64_t& budget, Work& work);
-  void split(Sequence& sequence, std::vector<Sequence*>& out);
+  void split(Sequence& sequence, std::vector<Sequence*>& out, int64_t& places);
+  // places.cpp:
+  bool make_room(Owner& owner, Sequence& newcomer, Round& round);
+  bool may_give(const Sequence& sequence, const Owner& to) const;
+  Sequence* giver_to(const Owner& owner, const Round& round);
+  void take_from(Sequence& giver, Round& round, int64_t sign);
+  void give_way(Sequence& giver, Round& round);
+  Sequence* giver_of_pages(const Sequence& to);
 
   SamplerOptions options_;
   BlockPool pool_;
@@ -117,11 +139,13 @@ class Schedule {
   std::vector<std::unique_ptr<Sequence>> sequences_;
   std::deque<std::unique_ptr<Sequence>> arrived_;  // since the last plan
   int64_t num_entered_ = 0;                        // newcomers so far
+  int64_t num_steps_ = 0;                          // plans so far
   int64_t num_waiting_ = 0;                        // those, and the owners' that never began
   std::vector<std::pair<Sequence*, Sequence*>>
       followers_;  // of the plan: who waits for whose prompt
   int64_t num_shared_ = 0;
-  std::map<std::string, Owner> owners_;  // that have sequences
+  std::map<std::string, Owner> owners_;      // that have sequences
+  std::map<std::string, uint64_t> sharers_;  // numbers from 1 on of owners that share no pages
   uint64_t turn_ = 0;
 };
 

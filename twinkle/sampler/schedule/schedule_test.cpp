@@ -69,6 +69,27 @@ TEST(Schedule, OtherVersionsAndNoVersionShareNothing) {
   EXPECT_EQ(driver.run(), 4 * 130);
 }
 
+TEST(Schedule, PagesOfTheBaseModelAreTheirTenantsUnlessTheyAreToBeShared) {
+  for (const bool share : {false, true}) {
+    Driver driver({.kv_tokens = 1 << 15, .share_prefixes = share});
+    const auto computed = [&](const std::vector<std::string>& owners, int32_t first, int32_t slot) {
+      driver.num_computed = 0;
+      for (const std::string& owner : owners) {
+        Job* job = driver.add(count_from(first, 130), 1, 7);
+        job->request.owner = owner;
+        job->request.slot = slot;
+      }
+      return driver.run();
+    };
+    EXPECT_EQ(computed({"a"}, 0, -1), 130);
+    EXPECT_EQ(computed({"b"}, 0, -1), share ? 2 : 130);
+    EXPECT_EQ(computed({"a"}, 0, -1), 2);
+    EXPECT_EQ(computed({"b"}, 0, -1), 2);
+    EXPECT_EQ(computed({"a", "b", "a"}, 1000, -1), share ? 130 : 2 * 130) << "nor do they wait";
+    EXPECT_EQ(computed({"a", "b"}, 2000, 3), 130) << "a version of an adapter is one tenant's";
+  }
+}
+
 TEST(Schedule, PagesThatWereUsedLongestAgoMakeRoom) {
   Driver driver({.kv_tokens = 6 * 64});
   const auto computed = [&](int32_t first) {

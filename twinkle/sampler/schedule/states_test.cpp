@@ -158,5 +158,21 @@ TEST(StatefulSchedule, WhateverIsAskedForTogetherEveryPassFindsItsState) {
   }
 }
 
+TEST(StatefulSchedule, ASequenceThatGaveItsPlaceToAnotherTenantGoesOnFromItsOwnState) {
+  SamplerOptions options = roomy();
+  options.max_sequences = 3;
+  StateDriver driver(options);
+  driver.add(count_from(0, 100), 200, 1, 5)->request.owner = "hog";
+  driver.add(count_from(0, 70), 200, 0, 2)->request.owner = "hog";
+  for (int i = 0; i < 12; ++i) {
+    Job* other = driver.add(count_from(1000, 80), 30, 1);
+    other->request.owner = std::to_string(i);
+    for (int step = 0; step < 40; ++step) driver.step();
+    EXPECT_EQ(other->num_left, 0) << i;
+  }
+  driver.run();
+  EXPECT_EQ(driver.num_wrong, 0);
+}
+
 }  // namespace
 }  // namespace twinkle::sampler

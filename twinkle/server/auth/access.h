@@ -59,6 +59,9 @@ class Access {
   // that has its own; without keys: Quota's defaults.
   store::Quota quota(const std::string& owner, const std::string& key_id = {}) const;
 
+  // Nobody is asked for a key.
+  bool is_open() const { return !file_; }
+
   // False from a look at the file that failed to one that does not.
   bool is_read() const { return is_read_; }
 

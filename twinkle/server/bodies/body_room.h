@@ -20,7 +20,7 @@ namespace twinkle::server {
 
 struct BodyRoomOptions {
   int64_t max_bytes = int64_t{2} << 30;
-  int64_t max_body_bytes = int64_t{256} << 20;
+  int64_t max_body_bytes = int64_t{64} << 20;
   // So much of each has room always, since polls and heartbeats must not wait.
   int64_t small_bytes = int64_t{64} << 10;
   std::chrono::milliseconds patience{20000};

@@ -1,6 +1,6 @@
 // The read paths of Hugging Face's hub for the tokenizers and configurations of the models that are
-// served: with HF_ENDPOINT=URL/hf a client finds them by any served name. Public, and never
-// weights. The disk is read by its own thread.
+// served: with HF_ENDPOINT=URL/hf a client finds them by any served name, and sends HF_TOKEN as its
+// key. Never weights. The disk is read by its own thread.
 #include <algorithm>
 #include <array>
 #include <cinttypes>
@@ -53,6 +53,21 @@ struct Repository {
   std::string commit;  // 40 hexadecimal digits, as clients expect; others when a file changes
 };
 
+// A file, and no link that leaves the folder; but in a cache of the hub's each file is a link to
+// the repository's blobs: models--A--B/snapshots/COMMIT/FILE -> models--A--B/blobs/HASH.
+bool is_within(const fs::path& folder, const std::string& name) {
+  std::error_code error;
+  if (!fs::is_regular_file(folder / name, error)) return false;
+  if (!fs::is_symlink(folder / name, error)) return !error;
+  const fs::path own = fs::canonical(folder, error);
+  if (error) return false;
+  const fs::path file = fs::canonical(folder / name, error);
+  if (error) return false;
+  const bool is_cached = own.parent_path().filename() == "snapshots";
+  return file.parent_path() == own ||
+         (is_cached && file.parent_path() == own.parent_path().parent_path() / "blobs");
+}
+
 Repository open(const ModelFacts& model) {
   Repository out{.folder = model.directory};
   std::error_code ignored;  // what cannot be read is not listed
@@ -63,7 +78,7 @@ Repository open(const ModelFacts& model) {
   auto names = names_in(out.folder, ignored);
   std::ranges::sort(names);
   for (const std::string& name : names) {
-    if (!is_public(name) || !fs::is_regular_file(out.folder / name, ignored)) continue;
+    if (!is_public(name) || !is_within(out.folder, name)) continue;
     const uintmax_t size = fs::file_size(out.folder / name, ignored);
     const intmax_t time =
         fs::last_write_time(out.folder / name, ignored).time_since_epoch().count();
@@ -104,7 +119,9 @@ Response file(const Repository& repository, const std::string& name, const Model
   if (found == repository.files.end()) {
     const bool is_one_file = model.directory.ends_with(".gguf");
     return refuse("EntryNotFound",
-                  "server: '" + name + "' is no file of this model's tokenizer or configuration" +
+                  "server: '" + name +
+                      "' is no file of this model's tokenizer or configuration, or a link out of "
+                      "its folder" +
                       (is_one_file ? "; it is a .gguf file, and of those next to it only "
                                      "tokenizer.json and the like are given"
                                    : ""));
@@ -167,9 +184,10 @@ std::optional<Response> hub(Call& call) {
     return id == name || id == repository_of(name);
   });
   if (!is_served)
-    return refuse(
-        "RepoNotFound",
-        "server: '" + id + "' is not served here; get_server_capabilities() lists the names");
+    return refuse("RepoNotFound",
+                  "server: '" + id +
+                      "' is not served here; get_server_capabilities() lists the names. What "
+                      "the hub has, data sets too, is asked for without HF_ENDPOINT");
   return answer_from_disk(
       call, [&model, &files = call.services.hub_files, is_api, id, rest, path = call.request.path] {
         const Repository repository = open(model);

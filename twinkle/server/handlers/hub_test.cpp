@@ -99,6 +99,28 @@ TEST_F(HubTest, WeightsOtherFilesAndPathsAreNotThere) {
   EXPECT_EQ(header(templates, "X-Error-Code"), "EntryNotFound");
 }
 
+TEST_F(HubTest, ALinkThatLeavesTheFolderIsNotFollowedButOneOfAHubsCacheIs) {
+  namespace fs = std::filesystem;
+  write("notes.txt", "private");
+  fs::create_symlink(folder_ / "config.json", folder_ / "vocab.json");
+  const ScratchDir other;
+  std::ofstream(other / "secret") << "private";
+  fs::create_symlink(other / "secret", folder_ / "merges.txt");
+  EXPECT_EQ(get("/hf/plain/resolve/main/vocab.json").body, R"({"a": 1})");
+  EXPECT_EQ(get("/hf/plain/resolve/main/merges.txt").status, 404);
+  EXPECT_EQ(get("/hf/api/models/plain").body.find("merges.txt"), std::string::npos);
+
+  const fs::path cache = other / "models--a--b", commit = cache / "snapshots" / "c0ffee";
+  fs::create_directories(commit);
+  fs::create_directories(cache / "blobs");
+  std::ofstream(cache / "blobs" / "1f") << "{}";
+  fs::create_symlink("../../blobs/1f", commit / "config.json");
+  fs::create_symlink("../../../secret", commit / "merges.txt");
+  facts_.directory = commit.string();
+  EXPECT_EQ(get("/hf/plain/resolve/main/config.json").body, "{}");
+  EXPECT_EQ(get("/hf/plain/resolve/main/merges.txt").status, 404);
+}
+
 TEST_F(HubTest, ANameThatIsNotServedIsNoRepository) {
   for (const char* path : {"/hf/other/model/resolve/main/config.json", "/hf/api/models/made",
                            "/hf/made/resolve/main/config.json", "/hf/", "/hf/a/b/variant"}) {

@@ -233,6 +233,7 @@ std::optional<Response> create_model(Call& call) {
   const std::string request_id = id + ":0";
   s.decisions.decide([&] {
     s.backend.validate(create);
+    require_fits(s.backend, run);
     s.promises.require_room(call.owner);
   });
   const Answered answer = [id](const engine::Result&) {

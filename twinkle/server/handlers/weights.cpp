@@ -186,6 +186,7 @@ std::optional<Response> load_weights(Call& call) {
     operations.emplace_back(engine::Load{.tenant = id, .directory = folder, .optimizer = true});
   s.decisions.decide([&] {
     for (const engine::Operation& o : operations) s.backend.validate(o);
+    require_fits(s.backend, run);
     s.promises.require_room(call.owner);
   });
   const Answered answer = [id, path](const engine::Result&) {

@@ -21,6 +21,9 @@ namespace {
 constexpr int64_t kReadBytes = int64_t{64} << 10;  // that one read may add
 // Whom room was made for gets so much, that bodies which wait come to their end one after another.
 constexpr int64_t kAfterWaiting = int64_t{4} << 20;
+// Of a chunk's head, with its extensions, and of the trailers: what is between chunks is not
+// counted as a body.
+constexpr size_t kMostFraming = size_t{8} << 10;
 constexpr int64_t kMiB = int64_t{1} << 20;
 
 struct Decoded {
@@ -52,6 +55,7 @@ awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
     left -= std::min(bytes, left);
   };
   parser.on_chunk_header(on_chunk);
+  if (parser.chunked()) buffer.max_size(std::max(buffer.size(), kMostFraming));
   const auto told = static_cast<int64_t>(std::min(limit, parser.content_length().value_or(limit)));
   auto end = steady_clock::now() + options_.body_time;  // if no more came
   HeldRoom* const held = admission.held.get();
@@ -87,6 +91,10 @@ awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
     co_await http::async_read_some(stream, buffer, parser,
                                    boost::asio::redirect_error(boost::asio::use_awaitable, error));
     came += std::ssize(body);
+    if (error == http::error::buffer_overflow)
+      co_return refusal(431,
+                        "the head of a chunk, or the trailers behind the last, are longer than " +
+                            std::to_string(kMostFraming) + " bytes; leave chunk extensions out");
     if (error) co_return refusal(422, "the body is not HTTP as it should be: " + error.message());
   }
   if (is_too_long) co_return too_long();

@@ -27,7 +27,7 @@ std::string framed(const std::string& content) {
   return out;
 }
 
-std::string packed(const std::string& frame, const std::string& encoding = "zstd") {
+std::string packed_frame(const std::string& frame, const std::string& encoding = "zstd") {
   return "POST /z HTTP/1.1\r\nHost: x\r\nContent-Encoding: " + encoding +
          "\r\nContent-Length: " + std::to_string(frame.size()) + "\r\n\r\n" + frame;
 }
@@ -82,7 +82,7 @@ TEST_F(ReceiveTest, AZstdBodyComesDecodedAndAnotherEncodingIs422) {
   start();
   Peer peer(port());
   const auto encoded = [&](const std::string& encoding) {
-    return peer.ask(packed(kHellos, encoding));
+    return peer.ask(packed_frame(kHellos, encoding));
   };
   EXPECT_NE(encoded("zstd").find("has hello hello hello hello"), std::string::npos);
   const std::string refused = encoded("br");
@@ -102,9 +102,9 @@ TEST_F(ReceiveTest, ABodyHoldsWhatCameThenWhatItDecodesToAndNothingWhenItsReques
   EXPECT_TRUE(begins(peer.ask(post("/", "12345")), "HTTP/1.1 200"));
   // A frame that tells its content's size, one that does not, and two.
   const std::string content(30, 'x'), told = framed(content);
-  EXPECT_NE(peer.ask(packed(told)).find("has " + content), std::string::npos);
-  EXPECT_NE(peer.ask(packed(kHellos)).find("hello hello"), std::string::npos);
-  EXPECT_NE(peer.ask(packed(told + told)).find(content + content), std::string::npos);
+  EXPECT_NE(peer.ask(packed_frame(told)).find("has " + content), std::string::npos);
+  EXPECT_NE(peer.ask(packed_frame(kHellos)).find("hello hello"), std::string::npos);
+  EXPECT_NE(peer.ask(packed_frame(told + told)).find(content + content), std::string::npos);
   const int64_t size = std::ssize(told);
   const std::vector<int64_t> want{5,        5,
                                   0,  //
@@ -126,7 +126,7 @@ TEST_F(ReceiveTest, WhatDecodesToMoreThanThereIsRoomForIsNotDecoded) {
   };
   start();
   Peer peer(port());
-  EXPECT_TRUE(begins(peer.ask(packed(framed(std::string(5000, 'x')))), "HTTP/1.1 503"));
+  EXPECT_TRUE(begins(peer.ask(packed_frame(framed(std::string(5000, 'x')))), "HTTP/1.1 503"));
   EXPECT_EQ(num_handled_, 0);
   EXPECT_TRUE(begins(peer.ask(post("/", "1")), "HTTP/1.1 200")) << "the connection stays";
 }
@@ -216,9 +216,9 @@ TEST_F(ReceiveTest, WhatIsCompressedAndNotTakenIsSearchedAsItDecodes) {
   const std::string much = framed(noise), little = framed(std::string(5000, 'x') + "!");
   ASSERT_GT(much.size(), 100U);
   ASSERT_LT(little.size(), 100U);
-  EXPECT_TRUE(begins(Peer(port()).ask(packed(much)), "HTTP/1.1 413"));
+  EXPECT_TRUE(begins(Peer(port()).ask(packed_frame(much)), "HTTP/1.1 413"));
   EXPECT_TRUE(found_ == noise);
-  EXPECT_TRUE(begins(Peer(port()).ask(packed(little)), "HTTP/1.1 422"));
+  EXPECT_TRUE(begins(Peer(port()).ask(packed_frame(little)), "HTTP/1.1 422"));
   EXPECT_EQ(found_, std::string(5000, 'x') + "!");
   EXPECT_EQ(num_handled_, 2);
 }
@@ -249,10 +249,10 @@ TEST_F(ReceiveTest, TheHandlerIsAskedWithWhatWasFoundInABodyThatIsNotTaken) {
     EXPECT_EQ(num_handled_, ++num_handled);
   }
   Peer peer(port());
-  EXPECT_TRUE(begins(peer.ask(packed(framed(text))), "HTTP/1.1 422"));
+  EXPECT_TRUE(begins(peer.ask(packed_frame(framed(text))), "HTTP/1.1 422"));
   EXPECT_EQ(found_, text.substr(0, found_.size())) << "decoded";
   EXPECT_FALSE(found_.empty());
-  EXPECT_TRUE(begins(peer.ask(packed("no frame")), "HTTP/1.1 422"));
+  EXPECT_TRUE(begins(peer.ask(packed_frame("no frame")), "HTTP/1.1 422"));
   EXPECT_EQ(num_handled_, 5) << "nothing was found";
   Peer(port()).send(post("/", text.substr(0, 90)).substr(0, 100));  // and hangs up: it comes again
   EXPECT_NE(peer.ask(post("/", "well")).find("has well"), std::string::npos);

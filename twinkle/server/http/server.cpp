@@ -20,7 +20,6 @@
 #include <boost/beast/http.hpp>
 #include <cerrno>
 #include <condition_variable>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -30,6 +29,8 @@
 #include "twinkle/base/fault/fault.h"
 #include "twinkle/server/bodies/sending.h"
 #include "twinkle/server/http/answer.h"
+#include "twinkle/server/http/connections.h"
+#include "twinkle/server/http/head.h"
 #include "twinkle/server/http/receive.h"
 #include "twinkle/store/keys/keys.h"
 
@@ -49,28 +50,10 @@ namespace {
 constexpr std::chrono::seconds kLinger{2};
 // In which the request of a connection that is kept for probes must come.
 constexpr std::chrono::seconds kProbe{2};
+// Of a connection, beside a head: what follows it.
+constexpr size_t kBuffered = 4096;
 // Between looks at whether a client still waits to be let in.
 constexpr std::chrono::milliseconds kLook{500};
-
-Head head_of(const Parser& parser, const std::string& peer) {
-  const auto& message = parser.get();
-  Head head{.method = std::string(message.method_string()), .peer = peer};
-  const std::string target(message.target());
-  const size_t mark = target.find('?');
-  head.path = target.substr(0, mark);
-  if (mark != std::string::npos) head.query = target.substr(mark + 1);
-  for (const auto& field : message)
-    head.headers[lower(field.name_string())] = std::string(field.value());
-  if (const auto length = parser.content_length())
-    head.content_length = static_cast<int64_t>(*length);
-  return head;
-}
-
-// Of a transfer: chunked alone, once.
-bool has_known_codings(const Parser& parser) {
-  const auto [begin, end] = parser.get().equal_range(http::field::transfer_encoding);
-  return begin == end || (std::next(begin) == end && beast::iequals(begin->value(), "chunked"));
-}
 
 // Behind the head; a connection can go on without reading more.
 bool has_whole_body(const Parser& parser, const beast::flat_buffer& buffer) {
@@ -88,6 +71,22 @@ bool is_gone(int socket) {
 bool has_hung_up(int socket) {
   pollfd end{.fd = socket, .events = POLLRDHUP};
   return ::poll(&end, 1, 0) > 0;
+}
+
+// As long as it is open.
+struct Connection {
+  beast::tcp_stream stream;
+  const std::string peer;
+  const int64_t beyond;  // as Head's
+  const int64_t number;  // of Connections
+  beast::flat_buffer buffer;
+  bool waits = false;  // for its next request
+};
+
+std::string peer_of(const tcp::socket& socket) {
+  error_code error;
+  const auto remote = socket.remote_endpoint(error);
+  return error ? "" : remote.address().to_string();
 }
 
 Response noted(Response response, const Head& head, Told& told) {
@@ -147,7 +146,7 @@ class HttpServer::Impl {
     context_->stop();
     thread_.join();
     error_code ignored;  // an answer that somebody keeps keeps its coroutine
-    for (const auto& [stream, is_idle] : streams_) stream->socket().close(ignored);
+    for (const auto& [number, c] : open_) c->stream.socket().close(ignored);
   }
 
   void serve(Handler handler) {
@@ -174,8 +173,8 @@ class HttpServer::Impl {
       error_code ignored;
       acceptor_.close(ignored);
       room_.cancel();
-      for (const auto& [stream, is_idle] : streams_)
-        if (is_idle) stream->cancel();
+      for (const auto& [number, c] : open_)
+        if (c->waits) c->stream.cancel();
     });
     std::unique_lock lock(mutex_);
     ended_.wait_for(lock, limit, [&] { return num_connections_ == 0; });
@@ -185,12 +184,23 @@ class HttpServer::Impl {
   int64_t num_connections() const { return num_connections_; }
 
  private:
+  // Of those that count, one more would be beyond the most.
+  bool is_full() const {
+    return num_connections_ - num_for_probes_ - connections_.num_giving_way() >= most_others_;
+  }
+  // Waits for a place for one more, which another may have to give.
+  awaitable<void> place() {
+    for (;;) {
+      if (is_full())
+        if (const auto number = connections_.give_way()) open_.at(*number)->stream.cancel();
+      if (num_connections_ < options_.max_connections || draining_) co_return;
+      error_code cancelled;
+      co_await room_.async_wait(asio::redirect_error(use_awaitable, cancelled));
+    }
+  }
+
   awaitable<void> accept() {
     while (!draining_) {
-      while (num_connections_ >= options_.max_connections && !draining_) {
-        error_code cancelled;
-        co_await room_.async_wait(asio::redirect_error(use_awaitable, cancelled));
-      }
       error_code error;
       tcp::socket socket =
           co_await acceptor_.async_accept(asio::redirect_error(use_awaitable, error));
@@ -200,17 +210,30 @@ class HttpServer::Impl {
         co_await pause.async_wait(asio::redirect_error(use_awaitable, error));
         continue;
       }
-      const bool is_for_probes = num_connections_ - num_for_probes_ >= most_others_;
-      ++num_connections_;
-      num_for_probes_ += is_for_probes ? 1 : 0;
-      asio::co_spawn(
-          *context_,
-          connection(beast::tcp_stream(std::move(socket)), is_for_probes ? most_others_ : 0),
-          [this, is_for_probes](const std::exception_ptr&) {
-            num_for_probes_ -= is_for_probes ? 1 : 0;
-            end_connection();
-          });
+      co_await place();
+      if (draining_) co_return;
+      begin_connection(std::move(socket), is_full());
     }
+  }
+
+  void begin_connection(tcp::socket socket, bool is_for_probes) {
+    ++num_connections_;
+    num_for_probes_ += is_for_probes ? 1 : 0;
+    const std::string peer = peer_of(socket);
+    const int64_t number = connections_.add(peer);
+    const auto c =
+        std::make_shared<Connection>(Connection{.stream = beast::tcp_stream(std::move(socket)),
+                                                .peer = peer,
+                                                .beyond = is_for_probes ? most_others_ : 0,
+                                                .number = number,
+                                                .buffer = beast::flat_buffer(most_buffered_)});
+    open_[number] = c.get();
+    asio::co_spawn(*context_, connection(c), [this, c](const std::exception_ptr&) {
+      open_.erase(c->number);
+      connections_.remove(c->number);
+      num_for_probes_ -= c->beyond > 0 ? 1 : 0;
+      end_connection();
+    });
   }
 
   void end_connection() {
@@ -222,21 +245,24 @@ class HttpServer::Impl {
     room_.cancel_one();
   }
 
-  // `beyond`: as Head's.
-  awaitable<void> connection(beast::tcp_stream stream, int64_t beyond) {
+  awaitable<void> connection(std::shared_ptr<Connection> shared) {
     error_code error;
-    stream.socket().set_option(tcp::no_delay(true), error);
-    const auto remote = stream.socket().remote_endpoint(error);
-    const std::string peer = error ? "" : remote.address().to_string();
-    beast::flat_buffer buffer;
-    streams_[&stream] = false;
+    Connection& c = *shared;
+    c.stream.socket().set_option(tcp::no_delay(true), error);
     try {
-      while (!draining_ && co_await serve(stream, buffer, peer, beyond)) {
+      while (!draining_ && co_await serve(c)) {
       }
     } catch (const std::bad_alloc&) {  // costs this connection alone
     }
-    streams_.erase(&stream);
-    stream.socket().shutdown(tcp::socket::shutdown_send, error);
+    c.stream.socket().shutdown(tcp::socket::shutdown_send, error);
+  }
+
+  // From here on it may have to give way. Not one that is kept for probes: it makes no room for
+  // others.
+  void idles(const Connection& c) {
+    if (c.beyond > 0) return;
+    connections_.idles(c.number);
+    room_.cancel_one();
   }
 
   static std::chrono::milliseconds time_of(std::chrono::milliseconds most, int64_t beyond) {
@@ -244,35 +270,31 @@ class HttpServer::Impl {
   }
 
   // One request; false ends the connection.
-  awaitable<bool> serve(beast::tcp_stream& stream, beast::flat_buffer& buffer,
-                        const std::string& peer, int64_t beyond) {
+  awaitable<bool> serve(Connection& c) {
     Parser parser;
     parser.header_limit(static_cast<uint32_t>(options_.max_header_bytes));
     parser.body_limit(boost::none);
+    c.buffer.max_size(most_buffered_);
     error_code error;
-    if (buffer.size() == 0)
-      co_await first_bytes(stream, buffer, time_of(options_.keep_alive, beyond), error);
+    idles(c);
+    if (c.buffer.size() == 0) co_await first_bytes(c, error);
     if (error) co_return false;
-    stream.expires_after(time_of(options_.patience, beyond));
-    co_await http::async_read_header(stream, buffer, parser,
-                                     asio::redirect_error(use_awaitable, error));
-    if (error) co_return co_await refuse_head(stream, error);
+    c.stream.expires_after(time_of(options_.patience, c.beyond));
+    error = co_await read_head(c.stream, c.buffer, parser);
+    connections_.works(c.number);
+    if (connections_.gives_way(c.number)) co_return false;  // what has come since is sent again
+    if (error) co_return co_await refuse_head(c.stream, error);
 
-    // Where its body ends is not known: what follows must not be taken for another request.
-    if (!has_known_codings(parser))
-      co_return co_await write(
-          stream,
-          refusal(422,
-                  "not HTTP as it should be: of transfer encodings chunked alone is "
-                  "taken"),
-          false);
+    // What follows must not be taken for another request.
+    if (const std::string why = ambiguity_of(parser); !why.empty())
+      co_return co_await write(c.stream, refusal(422, "not HTTP as it should be: " + why), false);
 
     const auto begin = std::chrono::steady_clock::now();
-    Head head = head_of(parser, peer);
+    Head head = head_of(parser, c.peer);
     head.id = ids_ + std::to_string(next_id_++);
-    head.beyond = beyond;
+    head.beyond = c.beyond;
     Told told;
-    const bool stays = co_await exchange(stream, buffer, parser, head, told);
+    const bool stays = co_await exchange(c, parser, head, told);
     if (handler_.answered) {
       const auto time = std::chrono::steady_clock::now() - begin;
       told.time = std::chrono::duration_cast<std::chrono::microseconds>(time);
@@ -282,19 +304,23 @@ class HttpServer::Impl {
   }
 
   // From behind the head to the response, of which it tells.
-  awaitable<bool> exchange(beast::tcp_stream& stream, beast::flat_buffer& buffer, Parser& parser,
-                           Head& head, Told& told) {
+  awaitable<bool> exchange(Connection& c, Parser& parser, Head& head, Told& told) {
     error_code error;
-    const bool keep_alive = parser.keep_alive() && head.beyond == 0;
+    beast::tcp_stream& stream = c.stream;
+    // HTTP/1.0 knows no chunks: what is before the server may have read another body (RFC
+    // 9112, 6.1).
+    const bool is_framed = parser.get().version() >= 11 || !parser.chunked();
+    const bool keep_alive = parser.keep_alive() && is_framed && head.beyond == 0;
     Admission admission = co_await admitted(head, stream);
     told.tenant = std::move(admission.tenant);
     told.key_id = std::move(admission.key_id);
+    connections_.belongs_to(c.number, told.tenant);
     if (admission.max_body_bytes < 0) {
       Response refused = noted(std::move(admission.refused), head, told);
       if (refused.status == kGone) co_return false;
-      if (!has_whole_body(parser, buffer))
-        co_return co_await refuse_unread(stream, std::move(refused));
-      if (!parser.is_done()) buffer.consume(*parser.content_length());
+      if (!has_whole_body(parser, c.buffer))
+        co_return co_await refuse_unread(c, std::move(refused));
+      if (!parser.is_done()) c.buffer.consume(*parser.content_length());
       const bool stays = keep_alive && !refused.close;
       co_return co_await write(stream, std::move(refused), stays, head.method == "HEAD");
     }
@@ -304,7 +330,7 @@ class HttpServer::Impl {
       co_await http::async_write(stream, go_on, asio::redirect_error(use_awaitable, error));
       if (error) co_return false;
     }
-    std::optional<Response> refused = co_await receiver_.read(stream, buffer, parser, admission);
+    std::optional<Response> refused = co_await receiver_.read(stream, c.buffer, parser, admission);
     Request request{head, std::move(parser.get().body()), std::move(admission.held)};
     const bool is_read = !refused;
     if (is_read) {
@@ -317,7 +343,7 @@ class HttpServer::Impl {
       if (refused->status == (is_read ? 422 : 413) && admission.finder)
         refused = co_await told_why(stream, head, admission.finder->found(), std::move(*refused));
       Response why = noted(std::move(*refused), head, told);
-      if (!is_read) co_return co_await refuse_unread(stream, std::move(why));
+      if (!is_read) co_return co_await refuse_unread(c, std::move(why));
       co_return co_await write(stream, std::move(why), keep_alive, head.method == "HEAD");
     }
     Response response = noted(co_await answered(stream, std::move(request)), head, told);
@@ -337,15 +363,16 @@ class HttpServer::Impl {
     co_return co_await answered(stream, std::move(request));
   }
 
-  // Of a connection that waits for its next request; drain() ends that wait.
-  awaitable<void> first_bytes(beast::tcp_stream& stream, beast::flat_buffer& buffer,
-                              std::chrono::milliseconds time, error_code& error) {
-    streams_[&stream] = true;
-    stream.expires_after(time);
-    const size_t bytes = co_await stream.async_read_some(
-        buffer.prepare(16 << 10), asio::redirect_error(use_awaitable, error));
-    buffer.commit(bytes);
-    streams_[&stream] = false;
+  // Of a connection that waits for its next request; drain() ends that wait. It keeps little memory
+  // meanwhile, whatever it has sent.
+  awaitable<void> first_bytes(Connection& c, error_code& error) {
+    c.buffer.shrink_to_fit();
+    c.waits = true;
+    c.stream.expires_after(time_of(options_.keep_alive, c.beyond));
+    const size_t bytes = co_await c.stream.async_read_some(
+        c.buffer.prepare(1024), asio::redirect_error(use_awaitable, error));
+    c.buffer.commit(bytes);
+    c.waits = false;
   }
 
   awaitable<Admission> admitted(Head& head, beast::tcp_stream& stream) {
@@ -414,14 +441,15 @@ class HttpServer::Impl {
 
   // Of a request whose body was not read to its end. A connection that is closed with bytes unread
   // is reset, and takes the response away from its peer; so they are read, and dropped.
-  awaitable<bool> refuse_unread(beast::tcp_stream& stream, Response response) {
+  awaitable<bool> refuse_unread(Connection& c, Response response) {
     error_code error;
-    co_await write(stream, std::move(response), false);
-    stream.socket().shutdown(tcp::socket::shutdown_send, error);
+    co_await write(c.stream, std::move(response), false);
+    c.stream.socket().shutdown(tcp::socket::shutdown_send, error);
+    idles(c);
     std::vector<char> dropped(64 << 10);
-    for (stream.expires_after(kLinger); !error;)
-      co_await stream.async_read_some(asio::buffer(dropped),
-                                      asio::redirect_error(use_awaitable, error));
+    for (c.stream.expires_after(kLinger); !error;)
+      co_await c.stream.async_read_some(asio::buffer(dropped),
+                                        asio::redirect_error(use_awaitable, error));
     co_return false;
   }
 
@@ -457,6 +485,7 @@ class HttpServer::Impl {
   const HttpOptions options_;
   const int64_t most_others_ =  // connections that are not kept for probes
       options_.max_connections - connections_for_probes(options_.max_connections);
+  const size_t most_buffered_ = static_cast<size_t>(options_.max_header_bytes) + kBuffered;
   const std::string ids_ = store::random_hex(4) + "-";  // of this start's requests
   int64_t next_id_ = 1;                                 // context's thread, as ...
   Handler handler_;                                     // ... this
@@ -468,9 +497,10 @@ class HttpServer::Impl {
   Receiver receiver_{options_, context_};
   const std::shared_ptr<Sending> sending_ = std::make_shared<Sending>(options_.max_sending_bytes);
   uint16_t port_ = 0;
-  bool draining_ = false;                       // context's thread, as ...
-  int64_t num_for_probes_ = 0;                  // ... this, of the connections
-  std::map<beast::tcp_stream*, bool> streams_;  // of all connections: whether it is idle
+  bool draining_ = false;                // context's thread, as ...
+  int64_t num_for_probes_ = 0;           // ... this, of the connections
+  Connections connections_;              // likewise
+  std::map<int64_t, Connection*> open_;  // by their numbers there
   std::atomic<int64_t> num_connections_ = 0;
   std::mutex mutex_;
   std::condition_variable ended_;

@@ -204,5 +204,29 @@ TEST_F(CheckpointsTest, ANameThatHasAByteOf0IsRefusedWithItAndTheLimit) {
             "and '-'");
 }
 
+TEST_F(CheckpointsTest, AnAdapterThatNobodySamplesLeavesTheEngineUntilItIsSampledAgain) {
+  using std::chrono::seconds;
+  const std::string s = session(key_), path = save(run(key_), 1);
+  const std::string one = text(sampler(s, 0, path), "sampling_session_id");
+  result(sample(one, 0), key_);
+  int num_deleted = 0, num_read = 0;
+  backend_->on_check = [&](const engine::Operation& o) {
+    num_deleted += std::holds_alternative<engine::Delete>(o);
+    num_read += std::holds_alternative<engine::Create>(o);
+  };
+  loop_->pass(seconds(299));
+  result(sample(one, 1), key_);
+  loop_->pass(seconds(299));
+  EXPECT_EQ(num_deleted + num_read, 0) << "it was sampled";
+  loop_->pass(seconds(151));
+  EXPECT_EQ(num_deleted, 1);
+  loop_->pass(seconds(1000));
+  EXPECT_EQ(num_deleted, 1);
+  EXPECT_EQ(num_read, 0);
+  result(sample(one, 2), key_);
+  result(sample(one, 3), key_);
+  EXPECT_EQ(num_read, 1);
+}
+
 }  // namespace
 }  // namespace twinkle::server

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <fstream>
 #include <mutex>
 #include <string_view>
 #include <thread>
@@ -84,8 +85,12 @@ TEST_F(SnapshotsTest, OneThatFindsNoRoomIsTakenAtTheNextPlaceThatTheRunGivesBack
   std::vector<std::string> told;
   services_->snapshots.on_put_off([&](const std::string& text) { told.push_back(text); });
   const std::string id = run();
-  std::atomic<bool> go = false;
-  executor_->on_batch = [&] { go.wait(false); };
+  std::atomic<bool> is_busy = false, go = false;
+  executor_->on_batch = [&] {
+    is_busy = true;
+    is_busy.notify_all();
+    go.wait(false);
+  };
   const Response first = train(id, 1), second = train(id, 2);
   const auto& of = *services_->runs.find(id);
   EXPECT_TRUE(services_->snapshots.take(of));
@@ -125,6 +130,45 @@ TEST_F(SnapshotsTest, TheFolderBeforeStaysUntilTheRecordOfTheNextIsSynced) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_FALSE(is_there(folder(id, "2")));
   EXPECT_TRUE(is_there(folder(id, "4")));
+}
+
+// The engine parks runs between two of its operations: what it has been given is in memory.
+TEST_F(SnapshotsTest, AStartReadsNoMoreLargeSnapshotsThanTheEngineHasTaken) {
+  constexpr int kRuns = 3;
+  options_.snapshots.every = std::chrono::milliseconds(0);
+  restart();
+  for (int i = 0; i < kRuns; ++i) {
+    const std::string id = run();
+    result(train(id, 1));
+    result(step(id, 2));
+    ASSERT_TRUE(is_saved(id, 2));
+    std::ofstream(folder(id, "2") / "large");
+    fs::resize_file(folder(id, "2") / "large",
+                    uintmax_t{300} << 20);  // without a block of the disk
+  }
+  open();
+  std::atomic<bool> go = false;
+  executor_->on_batch = [&] { go.wait(false); };
+  std::vector<engine::Operation> busy;
+  busy.emplace_back(engine::Create{.tenant = "busy"});
+  busy.emplace_back(engine::ForwardBackward{.tenant = "busy", .sequences = {{.input_ids = {1}}}});
+  auto futures = dispatcher_->submit(std::move(busy));
+  is_busy.wait(false);
+  int num_given = 0, num_turns = 0, num_given_at_once = 0;
+  backend_->on_submit = [&] { ++num_given; };
+  services_->open(
+      {}, false,
+      [this](uint64_t sequence, const Command& command) { replay(sequence, command, *services_); },
+      [&] {
+        loop_->run();
+        if (++num_turns != 20) return;
+        num_given_at_once = num_given;
+        go = true;
+        go.notify_all();
+      });
+  EXPECT_EQ(num_given_at_once, 1);
+  EXPECT_EQ(num_given, 2 * kRuns);
+  for (auto& future : futures) future.get();
 }
 
 }  // namespace

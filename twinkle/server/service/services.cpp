@@ -80,7 +80,7 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
       put_off(loop, runs),
       truncation(loop, history, snapshots, runs, options.truncation,
                  [this] { return take_state(); }),
-      silence(backend, loop, runs, snapshots, options.silence),
+      silence(backend, loop, runs, snapshots, options.silence, [this] { let_go_of_quiet(); }),
       amounts(this->state),
       kept(options.kept),
       options_(options) {
@@ -143,22 +143,43 @@ const engine::Create* Services::unmade(const std::string& tenant) const {
   const auto found = sampled_.find(tenant);
   if (found == sampled_.end()) return nullptr;
   const auto made = made_.find(tenant);
-  return made == made_.end() || made->second == Made::kFailed ? &found->second : nullptr;
+  return made == made_.end() || made->second.failed ? &found->second : nullptr;
 }
 
 void Services::give(const std::string& tenant, engine::Accepted create) {
-  Made& made = made_.try_emplace(tenant, Made::kFailed).first->second;  // before memory ends
+  Made& made = made_[tenant];  // before memory ends
+  made.failed = true;
   backend.submit(std::move(create), [this, tenant](const engine::Outcome& outcome) {
     loop.post([this, tenant, error = outcome.error] {
-      made_[tenant] = error ? Made::kFailed : Made::kGiven;
+      if (const auto found = made_.find(tenant); found != made_.end())
+        found->second.failed = error != nullptr;
       operations.explain(tenant, error);  // before the first of its Samples ends
     });
   });
-  made = Made::kGiven;
+  made = {};
+}
+
+void Services::let_go_of_quiet() {
+  for (auto it = made_.begin(); it != made_.end();) {
+    const auto& [tenant, made] = *it;
+    it->second.quiet = std::exchange(it->second.asked, false) ? 0 : made.quiet + 1;
+    const bool is_read = !sampled_.at(tenant).directory.empty() && !made.failed;
+    const bool goes =
+        is_read && made.quiet >= Silence::kChecks && !operations.has_sample(tenant, 0);
+    try {
+      // It comes behind the Samples that have been given it.
+      if (goes)
+        backend.submit(backend.check(engine::Delete{tenant}), [](const engine::Outcome&) {});
+      it = goes ? made_.erase(it) : std::next(it);
+    } catch (const Error&) {
+      ++it;  // there is no room; the next check tries again
+    }
+  }
 }
 
 void Services::prepare(const std::string& tenant, const std::string& owner,
                        std::function<void(const std::string& refused)> then) {
+  if (const auto made = made_.find(tenant); made != made_.end()) made->second.asked = true;
   const engine::Create* const create = unmade(tenant);
   if (!create || create->directory.empty()) return then("");
   if (const auto found = preparing_.find(tenant); found != preparing_.end())

@@ -189,10 +189,16 @@ class Services {
   Worker keys_disk;  // for the keys' file alone: no job of the other keeps a revoked key alive
 
  private:
-  enum class Made { kGiven, kFailed };
+  struct Made {
+    bool failed = false;
+    bool asked = true;  // for, since the last check of `silence`, ...
+    int64_t quiet = 0;  // ... and checks since it was
+  };
   // What the engine has still to get as this tenant; null: nothing.
   const engine::Create* unmade(const std::string& tenant) const;
   void give(const std::string& tenant, engine::Accepted create);
+  // Has the engine forget those that nobody has asked for in so many checks: they are read again.
+  void let_go_of_quiet();
   // Makes them one after another, and takes away those that are made; false: there is no room yet.
   bool make_all(std::set<std::string>& tenants);
   void save_once(const std::function<void()>& done);

@@ -22,6 +22,8 @@ namespace {
 constexpr int64_t kMaxUnsaved = 256;
 // Saves of versions that the engine has at a time: the run's own operations have places, too.
 constexpr int64_t kMaxGiven = 64;
+// Snapshots that a start has read and the engine has not taken: it parks the runs before them.
+constexpr int64_t kMaxRestoring = int64_t{256} << 20;
 // Between tries where the engine has no room.
 constexpr std::chrono::milliseconds kAgain{50};
 
@@ -41,6 +43,17 @@ bool is_behind(const std::string& name, int64_t seq_id) {
   const auto [at, error] = std::from_chars(name.data(), end, number);
   const bool is_number = error == std::errc() && at == end;
   return is_number ? number < seq_id : name.ends_with(".old") || is_partial_name(name);
+}
+
+// The sizes of a folder's files; 0 where it is not there, which the engine says.
+int64_t bytes_in(const fs::path& folder) {
+  int64_t out = 0;
+  std::error_code error;
+  for (const std::string& name : names_in(folder, error)) {
+    const uintmax_t bytes = fs::file_size(folder / name, error);
+    if (!error) out += static_cast<int64_t>(bytes);
+  }
+  return out;
 }
 
 }  // namespace
@@ -207,25 +220,31 @@ bool Snapshots::restore(const std::map<std::string, Snapshotted>& snapshots, boo
     restored_ = snapshots;
     for (const auto& [run, snapshot] : snapshots) {
       const std::string folder = path_of(snapshot.folder);
-      to_restore_.emplace_back(standing({.tenant = run, .directory = folder}, snapshot));
-      to_restore_.emplace_back(
-          engine::Load{.tenant = run, .directory = folder, .optimizer = true, .exact = exact});
+      const int64_t bytes = bytes_in(folder);
+      to_restore_.push_back({standing({.tenant = run, .directory = folder}, snapshot), bytes});
+      to_restore_.push_back(
+          {engine::Load{.tenant = run, .directory = folder, .optimizer = true, .exact = exact},
+           bytes});
       states_[run].last = snapshot;
     }
   }
   for (; !to_restore_.empty(); to_restore_.pop_front()) {
-    const std::string run = engine::tenant_of(to_restore_.front());
+    const auto& [operation, bytes] = to_restore_.front();
+    if (num_restoring_ > 0 && restoring_bytes_ + bytes > kMaxRestoring) return false;
+    const std::string run = engine::tenant_of(operation);
     try {
       ++num_restoring_;
-      backend_.submit(
-          backend_.check(engine::Operation(to_restore_.front()), engine::Beyond::kAlone),
-          [this, run](const engine::Outcome& outcome) {
-            loop_.post([this, run, error = outcome.error] {
-              --num_restoring_;
-              if (error && trouble_.empty())
-                trouble_ = unreadable(run, path_of(restored_.at(run).folder), text_of(error));
-            });
-          });
+      backend_.submit(backend_.check(engine::Operation(operation), engine::Beyond::kAlone),
+                      [this, run, bytes = bytes](const engine::Outcome& outcome) {
+                        loop_.post([this, run, bytes, error = outcome.error] {
+                          --num_restoring_;
+                          restoring_bytes_ -= bytes;
+                          if (error && trouble_.empty())
+                            trouble_ =
+                                unreadable(run, path_of(restored_.at(run).folder), text_of(error));
+                        });
+                      });
+      restoring_bytes_ += bytes;
     } catch (const Error& e) {
       --num_restoring_;
       if (e.code == Code::kBusy) return false;

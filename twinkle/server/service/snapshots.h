@@ -119,6 +119,11 @@ class Snapshots {
     bool is_told = false;  // to the journal
   };
 
+  struct Restoring {
+    engine::Operation operation;
+    int64_t bytes = 0;  // its files, which are in memory until it has ended
+  };
+
   void put_off(const Run& run, const std::string& why);
   void try_again(const std::string& run);
   void give(const std::string& run, engine::Accepted save);
@@ -139,8 +144,8 @@ class Snapshots {
   std::map<std::string, Saving> saving_;       // by run
   std::map<std::string, const Run*> put_off_;  // likewise
   std::map<std::string, Snapshotted> restored_;
-  std::deque<engine::Operation> to_restore_;
-  int64_t num_restoring_ = 0;
+  std::deque<Restoring> to_restore_;
+  int64_t num_restoring_ = 0, restoring_bytes_ = 0;  // that the engine has been given
   bool has_removed_ = false;
   std::string trouble_;
 };

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/server/service/services.h"
@@ -77,21 +78,40 @@ std::optional<int64_t> bytes_below(const fs::path& folder) {
   return out;
 }
 
-}  // namespace
-
-// Float32 numbers: the adapter's, and with the optimizer its two moments.
-int64_t most_bytes(const ModelFacts& model, const Run& run, bool optimizer) {
-  int64_t out = kHeader + model.carried_bytes;
+// Those that the run's adapter is on.
+template <class Visit>
+void visit_modules(const ModelFacts& model, const Run& run, Visit&& visit) {
   for (const auto& [group, modules] : tinker::module_groups()) {
     const auto trains = run.trains.find(group);
     if (trains != run.trains.end() && !trains->second) continue;
     for (const char* module : modules) {
       const auto size = model.adapter_sizes.find(module);
-      if (size == model.adapter_sizes.end()) continue;
-      const int64_t bytes = int64_t{sizeof(float)} * run.rank * size->second.numbers;
-      out += bytes * (optimizer ? 3 : 1) + kHeaderOfLinear * size->second.linears;
+      if (size != model.adapter_sizes.end()) visit(size->second);
     }
   }
+}
+
+}  // namespace
+
+// Float32 numbers: weights, gradients and the optimizer's two moments.
+void require_fits(const Backend& backend, const Run& run) {
+  int64_t bytes = 0;
+  visit_modules(backend.model(), run, [&](const engine::AdapterSize& size) {
+    bytes += int64_t{4 * sizeof(float)} * run.rank * size.numbers;
+  });
+  const int64_t limit = backend.parking().limit;
+  require(limit == 0 || bytes <= limit, Code::kInvalid, "server: lora_config.rank is ", run.rank,
+          ", with which a run takes up to ", bytes, " bytes of memory, resident_bytes is ", limit,
+          " for all runs; ask for a lower rank or fewer modules, or ask the operator to raise it");
+}
+
+// Float32 numbers: the adapter's, and with the optimizer its two moments.
+int64_t most_bytes(const ModelFacts& model, const Run& run, bool optimizer) {
+  int64_t out = kHeader + model.carried_bytes;
+  visit_modules(model, run, [&](const engine::AdapterSize& size) {
+    const int64_t bytes = int64_t{sizeof(float)} * run.rank * size.numbers;
+    out += bytes * (optimizer ? 3 : 1) + kHeaderOfLinear * size.linears;
+  });
   return out;
 }
 

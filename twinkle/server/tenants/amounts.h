@@ -33,6 +33,10 @@ struct Addition {
 // Bytes of the disk that a save of the run takes, at most.
 int64_t most_bytes(const ModelFacts& model, const Run& run, bool optimizer);
 
+// Error kInvalid: the run may come to hold more memory than the engine has for all adapters. What
+// runs must be in memory, so that no other run's parking would make room for it.
+void require_fits(const Backend& backend, const Run& run);
+
 class Amounts {
  public:
   explicit Amounts(std::filesystem::path state) : state_(std::move(state)) {}

@@ -102,6 +102,29 @@ TEST_F(AmountsTest, OneRunTooManyIsRefusedUntilASessionIsFinished) {
   EXPECT_EQ(detail(create(third, 1)), one_run(third)) << "one that was loaded is a run";
 }
 
+TEST_F(AmountsTest, ARunThatMayNotFitInMemoryIsRefusedAndAStartWithLessTakesThoseThereAre) {
+  weigh();
+  restart();
+  backend_->parked.limit = 16 * 8000 - 1;  // weights, gradients and two moments, 4 bytes each
+  const std::string s = session(key_);
+  EXPECT_EQ(detail(create(s)),
+            "server: lora_config.rank is 8, with which a run takes up to 128000 bytes of memory, "
+            "resident_bytes is 127999 for all runs; ask for a lower rank or fewer modules, or ask "
+            "the operator to raise it");
+  backend_->parked.limit = 16 * 8000;
+  const std::string run = text(result(create(s), key_), "model_id");
+  const std::string path = text(result(save("save_weights", run, 1, "a"), key_), "path");
+  open();
+  admit();
+  weigh();
+  backend_->parked.limit = 1000;
+  go_on();
+  EXPECT_EQ(result(step_of(run, 2), key_).status, 200);
+  const Json load{{"session_id", s}, {"model_seq_id", 2}, {"path", path}};
+  EXPECT_NE(detail(post("/api/v1/load_weights", load, key_)).find("resident_bytes is 1000"),
+            std::string::npos);
+}
+
 TEST_F(AmountsTest, ARunWhoseMakingHasFailedIsNone) {
   go_on();
   limit([](store::Quota& q) { q.max_runs = 2; });

@@ -1,13 +1,12 @@
 #include "twinkle/server/tenants/silence.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "twinkle/base/error.h"
 
 namespace twinkle::server {
 namespace {
-
-constexpr int64_t kChecks = 4;  // in park_after
 
 // Ids of what a session makes begin with its own.
 std::string session_of(const std::string& id) { return id.substr(0, id.find(':')); }
@@ -15,8 +14,13 @@ std::string session_of(const std::string& id) { return id.substr(0, id.find(':')
 }  // namespace
 
 Silence::Silence(Backend& backend, Loop& loop, const Runs& runs, Snapshots& snapshots,
-                 SilenceOptions options)
-    : backend_(backend), loop_(loop), runs_(runs), snapshots_(snapshots), options_(options) {
+                 SilenceOptions options, std::function<void()> on_check)
+    : backend_(backend),
+      loop_(loop),
+      runs_(runs),
+      snapshots_(snapshots),
+      options_(options),
+      on_check_(std::move(on_check)) {
   if (options_.park_after.count() > 0) wait();
 }
 
@@ -40,6 +44,7 @@ void Silence::check() {
     if (quiet >= kChecks) park(run);
   }
   heard_.clear();
+  on_check_();
 }
 
 // Each time, since the engine does not where the run is still read, or the disk refuses; of one

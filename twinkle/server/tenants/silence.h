@@ -5,6 +5,7 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -24,15 +25,20 @@ struct SilenceOptions {
     return std::tuple{
         option("park_seconds", &SilenceOptions::park_after, between(0, 86400),
                "seconds without a request or heartbeat of a session after which its runs leave the "
-               "engine's memory until their next request, at most a quarter late; counted while "
+               "engine's memory until their next request, and without a sample of a checkpoint "
+               "after which its adapter does until the next, at most a quarter late; counted while "
                "the server is up; 0: never")};
   }
 };
 
 class Silence {
  public:
-  Silence(Backend& backend, Loop& loop, const Runs& runs, Snapshots& snapshots,
-          SilenceOptions options);
+  static constexpr int64_t kChecks = 4;  // in park_after
+
+  // `on_check`: called at each of them.
+  Silence(
+      Backend& backend, Loop& loop, const Runs& runs, Snapshots& snapshots, SilenceOptions options,
+      std::function<void()> on_check = [] {});
 
   // A request came, or a heartbeat, of the session of this id, or of what it has made.
   void heard(const std::string& id);
@@ -47,6 +53,7 @@ class Silence {
   const Runs& runs_;
   Snapshots& snapshots_;
   const SilenceOptions options_;
+  const std::function<void()> on_check_;
   std::set<std::string> heard_;           // sessions, since the last check
   std::map<std::string, int64_t> quiet_;  // by run: checks since its session was heard
 };

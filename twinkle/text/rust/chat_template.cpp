@@ -48,14 +48,14 @@ std::string failed(const Json& messages) {
          " has no content)";
 }
 
-// A conversation that ends with a tool call whose arguments are the text {"probe":1}.
-std::string call_with(const JsonObject& content) {
+// Messages that end with a tool call whose arguments are the text {"probe":1}.
+JsonArray call_with(const JsonObject& content) {
   const JsonObject function{{"name", "f"}, {"arguments", R"({"probe":1})"}};
   const JsonObject call{{"type", "function"}, {"id", "123456789"}, {"function", function}};
   const JsonObject question{{"role", "user"}, {"content", "?"}};
   JsonObject reply{{"role", "assistant"}, {"tool_calls", JsonArray{call}}};
   reply.insert(content.begin(), content.end());
-  return boost::json::serialize(JsonObject{{"messages", JsonArray{question, reply}}});
+  return {question, reply};
 }
 
 // Asks the interrupt of the thread that renders.
@@ -88,7 +88,8 @@ ChatTemplate ChatTemplate::of_directory(const std::filesystem::path& directory) 
   if (found.empty()) add_from_json(directory / "tokenizer_config.json", found);
   require(!found.empty(), Code::kNotFound, "text: ", directory.string(),
           " has no chat template (chat_template.jinja, or 'chat_template' in "
-          "tokenizer_config.json); add one, or set use_chat_template to false");
+          "tokenizer_config.json); add one, or take texts as they are: 'twinkle sample' with "
+          "--plain, use_chat_template=False in Python");
   return ChatTemplate(std::move(found));
 }
 
@@ -102,9 +103,16 @@ ChatTemplate::ChatTemplate(Named sources) {
   }
   pick(false);
   // A template that does not know parts fails on a list, or prints it as a list.
-  const std::string parts = probe(
-      false, R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "probe"}]}]})");
+  const JsonObject part{{"type", "text"}, {"text", "probe"}};
+  const std::string parts =
+      probe(false, {JsonObject{{"role", "user"}, {"content", JsonArray{part}}}});
   takes_parts_ = holds(parts, "probe") && !holds(parts, "'type'") && !holds(parts, "\"type\"");
+  JsonObject reply{{"role", "assistant"}, {"content", "!"}};
+  for (const char* name : {"thinking", "reasoning_content", "reasoning"}) reply[name] = "probe";
+  reads_reasoning_ =
+      std::any_of(sources_.begin(), sources_.end(),
+                  [](const Source& s) { return holds(s.text, "reasoning_content"); }) ||
+      holds(probe(false, {JsonObject{{"role", "user"}, {"content", "?"}}, reply}), "probe");
   const std::string with_nothing = probe(true, call_with({})),
                     with_null = probe(true, call_with({{"content", nullptr}})),
                     with_text = probe(true, call_with({{"content", ""}}));
@@ -135,10 +143,11 @@ std::vector<Rendering> ChatTemplate::render(const Conversation& conversation,
   JsonObject context = conversation.variables;
   context["messages"] = conversation.messages;
   context["tools"] = with_tools ? conversation.tools : Json();
-  context["documents"] = nullptr;
+  context.emplace("documents", nullptr);
+  if (conversation.now) context["__twinkle_now"] = *conversation.now;
   std::vector<twinkle_request> raw;
   for (const RenderRequest& r : requests)
-    raw.push_back({r.num_messages, r.add_generation_prompt, r.mark});
+    raw.push_back({r.num_messages, r.add_generation_prompt, r.blocks, r.turns});
   std::vector<Owned<twinkle_rendering, twinkle_rendering_free>> owned(requests.size());
   std::vector<twinkle_rendering> out(requests.size());
   char* error =
@@ -153,9 +162,12 @@ std::vector<Rendering> ChatTemplate::render(const Conversation& conversation,
   for (size_t i = 0; i < out.size(); ++i) {
     owned[i].value = out[i];
     renderings[i].text.assign(out[i].text, out[i].size);
-    renderings[i].starts.assign(out[i].starts, out[i].starts + out[i].num_starts);
     for (size_t j = 0; j < out[i].num_generated; ++j)
-      renderings[i].generated.emplace_back(out[i].generated[2 * j], out[i].generated[2 * j + 1]);
+      renderings[i].generated.push_back({out[i].generated[2 * j], out[i].generated[2 * j + 1]});
+    for (size_t j = 0; j < out[i].num_turns; ++j) {
+      const Span turn{out[i].turns[2 * j], out[i].turns[2 * j + 1]};
+      renderings[i].turns.push_back(turn.begin == SIZE_MAX ? std::nullopt : std::optional(turn));
+    }
   }
   return renderings;
 }
@@ -170,17 +182,19 @@ bool ChatTemplate::has_generation(bool with_tools) const {
   return twinkle_chat_has_generation(pick(with_tools).handle.get());
 }
 
-bool ChatTemplate::reads(std::string_view name) const {
-  return std::any_of(sources_.begin(), sources_.end(), [&](const Source& source) {
-    return source.text.find(name) != std::string::npos;
-  });
-}
-
-std::string ChatTemplate::probe(bool with_tools, std::string_view context) const {
-  const twinkle_request request{SIZE_MAX, false, false};
+std::string ChatTemplate::probe(bool with_tools, const JsonArray& messages) const {
+  const JsonObject schema{{"type", "object"}, {"properties", JsonObject()}};
+  const JsonObject function{{"name", "f"}, {"description", "f"}, {"parameters", schema}};
+  const JsonArray tools{JsonObject{{"type", "function"}, {"function", function}}};
+  JsonObject context{
+      {"messages", messages}, {"tools", with_tools ? Json(tools) : Json()}, {"documents", nullptr}};
+  for (const char* token : {"bos_token", "eos_token", "pad_token", "unk_token"})
+    context[token] = "<s>";
+  const twinkle_request request{SIZE_MAX, false, false, false};
   Owned<twinkle_rendering, twinkle_rendering_free> out;
-  const OwnedText error(twinkle_chat_render(pick(with_tools).handle.get(), view(context), &request,
-                                            1, stop(), &out.value));
+  const OwnedText error(twinkle_chat_render(pick(with_tools).handle.get(),
+                                            view(boost::json::serialize(context)), &request, 1,
+                                            stop(), &out.value));
   Interrupt::check();
   return error ? std::string() : std::string(out.value.text, out.value.size);
 }

@@ -3,12 +3,12 @@
 // may use one.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "twinkle/base/json.h"
@@ -23,19 +23,25 @@ struct Conversation {
   Json messages;
   Json tools;  // null or empty: none
   JsonObject variables;
+  std::optional<int64_t> now = {};  // seconds since 1970, for strftime_now; none: the clock's
 };
 
 struct RenderRequest {
   size_t num_messages = SIZE_MAX;  // only the first so many
   bool add_generation_prompt = false;
-  bool mark = false;  // fill `generated` and `starts`
+  bool blocks = false;  // fill `generated`
+  bool turns = false;   // fill `turns`; a template may write another text because of it, or none
+};
+
+struct Span {
+  size_t begin = 0, end = 0;  // bytes of a text
+  bool operator==(const Span&) const = default;
 };
 
 struct Rendering {
   std::string text;
-  std::vector<std::pair<size_t, size_t>> generated;  // bytes [begin, end) of each generation block
-  std::vector<size_t>
-      starts;  // byte at which message i begins; SIZE_MAX: the template does not loop over it
+  std::vector<Span> generated;             // of each generation block
+  std::vector<std::optional<Span>> turns;  // of message i; none where its place is not certain
 };
 
 class ChatTemplate {
@@ -53,9 +59,10 @@ class ChatTemplate {
   std::string render(const Conversation& conversation, bool add_generation_prompt = false) const;
 
   bool has_generation(bool with_tools) const;  // the template has {% generation %} blocks
-  bool reads(std::string_view name) const;     // the source mentions `name`
   // True if a message's content may be a list of {"type": "text", "text": ..} parts.
   bool takes_parts() const { return takes_parts_; }
+  // True if a reply's reasoning_content, thinking or reasoning is written, or may be.
+  bool reads_reasoning() const { return reads_reasoning_; }
   // True if a tool call's arguments that are JSON text are written as that text, as DeepSeek's and
   // Qwen3's templates do; others would write them as a JSON string within JSON.
   bool takes_argument_text() const { return takes_argument_text_; }
@@ -74,11 +81,11 @@ class ChatTemplate {
 
   explicit ChatTemplate(std::vector<std::pair<std::string, std::string>> sources);
   const Source& pick(bool with_tools) const;
-  // A conversation rendered by template `pick(with_tools)`; empty if that fails.
-  std::string probe(bool with_tools, std::string_view context) const;
+  // These messages with special tokens, and maybe a tool, rendered; empty if that fails.
+  std::string probe(bool with_tools, const JsonArray& messages) const;
 
   std::vector<Source> sources_;
-  bool takes_parts_ = false, takes_argument_text_ = false;
+  bool takes_parts_ = false, takes_argument_text_ = false, reads_reasoning_ = false;
   std::optional<Json> absent_content_;
 };
 

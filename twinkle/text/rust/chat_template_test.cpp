@@ -55,14 +55,37 @@ TEST(ChatTemplate, SaysWhereGenerationBlocksAndMessagesStand) {
       .messages = parse_json(R"([{"content": "é"}, {"content": "xyz"}])", "test"),
       .tools = nullptr,
       .variables = {}};
-  const std::vector<RenderRequest> requests{{}, {.mark = true}, {.num_messages = 1}};
+  const std::vector<RenderRequest> requests{
+      {}, {.blocks = true}, {.turns = true}, {.num_messages = 1}};
   const auto renderings = chat.render(two, requests);
-  EXPECT_EQ(renderings[0].text, "<é><xyz>");
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(renderings[i].text, "<é><xyz>");
   EXPECT_TRUE(renderings[0].generated.empty());
-  EXPECT_EQ(renderings[1].text, "<é><xyz>");
-  EXPECT_EQ(renderings[1].generated, (std::vector<std::pair<size_t, size_t>>{{1, 3}, {5, 8}}));
-  EXPECT_EQ(renderings[1].starts, (std::vector<size_t>{0, 4}));
-  EXPECT_EQ(renderings[2].text, "<é>");
+  EXPECT_EQ(renderings[1].generated, (std::vector<Span>{{1, 3}, {5, 8}}));
+  EXPECT_EQ(renderings[2].turns, (std::vector<std::optional<Span>>{Span{0, 4}, Span{4, 9}}));
+  EXPECT_EQ(renderings[3].text, "<é>");
+}
+
+TEST(ChatTemplate, ReadsLineEndsOfItsSourceAsJinja2Does) {
+  EXPECT_EQ(render("{% for m in messages %}\r\n{{ m.content }}\r\n{% endfor %}\r\n", "a\r\nb"),
+            "a\r\nb\n");
+  EXPECT_EQ(render("{{ 'a\r\nb\rc' }}{{ '\\r\\n' }}\rend\r\n"), "a\nb\nc\r\n\nend");
+}
+
+TEST(ChatTemplate, IteratesOverTextsAndNotOverNone) {
+  EXPECT_EQ(render("{{ none is iterable }} {{ 'a' is iterable }} {{ nothing is iterable }}"),
+            "False True True");
+  EXPECT_EQ(error_of([] { render("{% for tool in tools %}{{ tool }}{% endfor %}"); }),
+            "text: the chat template failed: none is not iterable (line 1 of the template)");
+  EXPECT_EQ(render("{% for x in nothing %}{{ x }}{% endfor %}{{ '{\n' | indent(2, first=true) }}|"),
+            "  {\n|");
+}
+
+TEST(ChatTemplate, TakesThePresentTimeThatItIsGiven) {
+  Conversation conversation = hello();
+  conversation.now = 86400 * 366;
+  EXPECT_EQ(ChatTemplate("{% macro date() %}{{ strftime_now('%Y') }}{% endmacro %}{{ date() }}")
+                .render(conversation),
+            "1971");
 }
 
 TEST(ChatTemplate, IsFoundWhereModelsKeepIt) {
@@ -123,6 +146,8 @@ TEST(ChatTemplate, KnowsWhetherACallsArgumentsMayBeText) {
   EXPECT_TRUE(takes("{{ c.type + c.function.arguments }}"));
   EXPECT_TRUE(takes("{% if m.content is none %}{{ c.function.arguments }}{% endif %}"));
   EXPECT_TRUE(takes("{% if m.content is not none %}{{ c.function.arguments }}{% endif %}"));
+  // As of functionary-medium 3.2.
+  EXPECT_TRUE(takes("{{ bos_token + c.function.arguments + eos_token }}{{ tools | length }}"));
   EXPECT_FALSE(takes("{{ c.function.arguments | tojson }}"));
   EXPECT_FALSE(takes("{{ raise_exception('no tools') }}"));
   EXPECT_FALSE(ChatTemplate(kTinyChat).takes_argument_text());
@@ -156,7 +181,8 @@ TEST(ChatTemplate, RefusesWhatIsNoTemplate) {
   EXPECT_EQ(error_of([&] { ChatTemplate::of_directory(model.directory()); }),
             "text: " + model.directory().string() +
                 " has no chat template (chat_template.jinja, or 'chat_template' in "
-                "tokenizer_config.json); add one, or set use_chat_template to false");
+                "tokenizer_config.json); add one, or take texts as they are: 'twinkle sample' with "
+                "--plain, use_chat_template=False in Python");
   model.write("tokenizer_config.json", R"({"chat_template": 5})");
   EXPECT_EQ(error_of([&] { ChatTemplate::of_directory(model.directory()); }),
             "text: field 'chat_template' of " +

@@ -17,7 +17,8 @@ std::string key_of(const std::filesystem::path& model) {
   const auto folder =
       std::filesystem::is_regular_file(whole, ignored) ? whole.parent_path() : whole;
   std::string out = folder.string();
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}) {
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                           "added_tokens.json"}) {
     struct stat s = {};
     if (::stat((folder / name).c_str(), &s) != 0) s = {};
     for (const int64_t n : {int64_t(s.st_dev), int64_t(s.st_ino), int64_t(s.st_size),

@@ -1,81 +1,26 @@
 #include "twinkle/text/rust/tokenizer.h"
 
-#include <algorithm>
 #include <limits>
-#include <map>
+#include <utility>
 
+#include "twinkle/base/encoding/text_fault.h"
 #include "twinkle/base/file.h"
 #include "twinkle/text/rows.h"
 #include "twinkle/text/rust/foreign.h"
+#include "twinkle/text/rust/tokenizer_settings.h"
 
 namespace twinkle::text {
 namespace {
-
-constexpr std::string_view kSpecialNames[] = {"bos_token", "eos_token", "unk_token", "sep_token",
-                                              "pad_token", "cls_token", "mask_token"};
 
 constexpr int64_t kMaxTokenizerBytes = int64_t{256} << 20;  // the largest in use have 35 MB
 
 std::string read_tokenizer(const std::filesystem::path& file) {
   require(is_there(file), Code::kNotFound, "text: cannot open ", file.string(),
           ", a model directory holds a tokenizer.json");
-  return read_file(file, "text", kMaxTokenizerBytes);
-}
-
-Json read_if_there(const std::filesystem::path& file) {
-  return is_there(file) ? read_json(file) : Json(JsonObject());
-}
-
-// A token stands as its text or as an object with its `content`.
-const Json* content_of(const Json* token) {
-  if (token && token->is_object()) token = find(*token, "content");
-  return token && token->is_string() ? token : nullptr;
-}
-
-JsonObject special_tokens_of(const Json& config, const Json& map) {
-  JsonObject out;
-  for (const std::string_view name : kSpecialNames) {
-    const Json* text = content_of(find(config, name));
-    if (!text) text = content_of(find(map, name));
-    if (text) out[name] = *text;
-  }
-  return out;
-}
-
-JsonObject added_token(const Json& text, const Json& fields, bool special) {
-  const auto flag = [&](std::string_view name, bool otherwise) {
-    return fields.is_object() ? get_or<bool>(fields, name, otherwise) : otherwise;
-  };
-  return {{"content", text},
-          {"single_word", flag("single_word", false)},
-          {"lstrip", flag("lstrip", false)},
-          {"rstrip", flag("rstrip", false)},
-          {"normalized", flag("normalized", !special)},
-          {"special", special}};
-}
-
-// Added tokens that the configuration names and tokenizer.json may lack, in the order of their ids.
-JsonArray added_tokens(const Json& config, const JsonObject& special_tokens) {
-  JsonArray out;
-  const auto add = [&](const Json& text, const Json& fields, bool special) {
-    const bool known = std::any_of(out.begin(), out.end(),
-                                   [&](const Json& item) { return item.at("content") == text; });
-    if (!known) out.push_back(added_token(text, fields, special));
-  };
-  if (const Json* decoder = find(config, "added_tokens_decoder"); decoder && decoder->is_object()) {
-    std::map<int64_t, const Json*> by_id;
-    for (const auto& [id, token] : decoder->get_object())
-      by_id[std::strtoll(std::string(id).c_str(), nullptr, 10)] = &token;
-    for (const auto& [id, token] : by_id)
-      if (const Json* text = content_of(token))
-        add(*text, *token, get_or(*token, "special", false));
-  }
-  for (const auto& [name, text] : special_tokens) add(text, nullptr, true);
-  for (const char* name : {"extra_special_tokens", "additional_special_tokens"})
-    if (const Json* list = find(config, name); list && list->is_array())
-      for (const Json& token : list->get_array())
-        if (const Json* text = content_of(&token)) add(*text, token, true);
-  return out;
+  std::string text = read_file(file, "text", kMaxTokenizerBytes);
+  require(!is_lfs_pointer(text), Code::kInvalid, "text: ", file.string(), " is ", kLfsPointer);
+  if (text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
+  return text;
 }
 
 std::filesystem::path folder_of(const std::filesystem::path& model) {
@@ -92,12 +37,10 @@ void Tokenizer::Close::operator()(twinkle_tokenizer* handle) const {
 Tokenizer::Tokenizer(const std::filesystem::path& model) : directory_(folder_of(model)) {
   const auto file = directory_ / "tokenizer.json";
   const std::string text = read_tokenizer(file);
-  const Json config = read_if_there(directory_ / "tokenizer_config.json");
-  special_tokens_ =
-      special_tokens_of(config, read_if_there(directory_ / "special_tokens_map.json"));
-  const JsonArray added = added_tokens(config, special_tokens_);
+  TokenizerSettings settings = tokenizer_settings(directory_);
+  special_tokens_ = std::move(settings.special_tokens);
   twinkle_tokenizer* handle = nullptr;
-  check(twinkle_tokenizer_open(view(text), view(boost::json::serialize(added)), &handle),
+  check(twinkle_tokenizer_open(view(text), view(boost::json::serialize(settings.added)), &handle),
         file.string());
   handle_.reset(handle);
 }

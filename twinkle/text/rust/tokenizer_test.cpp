@@ -54,6 +54,56 @@ TEST(Tokenizer, AddsTheTokensThatOnlyTheConfigurationNames) {
   EXPECT_EQ(tokenizer.pad_id(), 262);
 }
 
+TEST(Tokenizer, NamedTokensOfTheConfigurationAreAddedInTransformersOrder) {
+  const TinyModel model;
+  model.write("tokenizer_config.json", R"({
+    "image_token": "<image>", "pad_token": "<pad>", "additional_special_tokens": ["<more>"],
+    "extra_special_tokens": {"extra_token": "<|extra|>"}})");
+  const Tokenizer tokenizer(model.directory());
+  EXPECT_EQ(tokenizer.encode("a<|extra|>b"), (Ids{'a', 262, 'b'}));
+  EXPECT_EQ(tokenizer.encode("<pad><image><more>"), (Ids{260, 261, 263}));
+  EXPECT_EQ(tokenizer.special_tokens().at("extra_token"), "<|extra|>");
+}
+
+TEST(Tokenizer, OlderFilesAreReadWhereTheConfigurationHasNoAddedTokens) {
+  const TinyModel model;
+  model.write("special_tokens_map.json",
+              R"({"eos_token": "<map>", "additional_special_tokens": ["<more>"]})");
+  model.write("added_tokens.json", R"({"<late>": 400, "<early>": 300, "<lost>": 259})");
+  const Tokenizer old(model.directory());
+  EXPECT_EQ(old.encode("<early><late><map><more>"), (Ids{260, 261, 262, 263}));
+  EXPECT_EQ(old.eos_id(), 262);
+  EXPECT_EQ(old.id("<lost>"), std::nullopt);  // tokenizer.json has another token of this id
+  model.write("tokenizer_config.json", R"({"added_tokens_decoder": {}, "eos_token": "</s>"})");
+  const Tokenizer now(model.directory());
+  EXPECT_EQ(now.eos_id(), 259);
+  EXPECT_EQ(now.id("<more>"), std::nullopt);
+}
+
+TEST(Tokenizer, WhatStandsAroundATextIsTokenizerJsonsAsInTransformers) {
+  const TinyModel model;
+  model.write("tokenizer_config.json",
+              R"({"bos_token": "<s>", "add_bos_token": true, "add_eos_token": true})");
+  EXPECT_EQ(Tokenizer(model.directory()).encode("a", true), (Ids{'a'}));
+}
+
+TEST(Tokenizer, KeysThatWouldChangeIdsAreRefusedByName) {
+  const TinyModel model;
+  const auto error = [&model](const std::string& config) {
+    model.write("tokenizer_config.json", config);
+    const std::string text = error_of([&] { Tokenizer opened(model.directory()); });
+    return text.substr(0, text.find(" of /")) +
+           text.substr(std::min(text.size(), text.find(" is ")));
+  };
+  EXPECT_EQ(error(R"({"split_special_tokens": true})"),
+            "text: field 'split_special_tokens' is true, this version takes only false");
+  EXPECT_EQ(error(R"({"fix_mistral_regex": true})"),
+            "text: field 'fix_mistral_regex' is true, this version takes only false");
+  EXPECT_EQ(error(R"({"extra_special_tokens": 5})"),
+            "text: field 'extra_special_tokens' is 5, it must be a list of tokens, or an object of "
+            "them");
+}
+
 TEST(Tokenizer, OffsetsCoverTheWholeTextOrLeaveOutLeadingBlanks) {
   const TinyModel model;
   const Tokenizer tokenizer(model.directory());

@@ -1,0 +1,69 @@
+#include "twinkle/base/encoding/text_fault.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+
+#include "twinkle/base/encoding/utf8.h"
+
+namespace twinkle {
+namespace {
+
+constexpr const char* kUtf16 = "UTF-16, not UTF-8; save the file as UTF-8";
+constexpr const char* kNoUtf8 = "invalid UTF-8; save the file as UTF-8";
+
+bool has_utf16_mark(std::string_view text) {
+  return text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF");
+}
+
+std::string_view word_around(std::string_view text, size_t at) {
+  const auto is_letter = [&](size_t i) {
+    return std::isalpha(static_cast<unsigned char>(text[i])) != 0;
+  };
+  if (at < text.size() && text[at] == '-') ++at;
+  size_t end = at;
+  while (at > 0 && is_letter(at - 1)) --at;
+  while (end < text.size() && is_letter(end)) ++end;
+  return text.substr(at, end - at);
+}
+
+}  // namespace
+
+std::string_view without_mark(std::string_view text) {
+  return text.starts_with(kByteOrderMark) ? text.substr(kByteOrderMark.size()) : text;
+}
+
+bool is_lfs_pointer(std::string_view bytes) {
+  return bytes.starts_with("version https://git-lfs.github.com/spec/");
+}
+
+std::string encoding_fault(std::string_view text) {
+  if (has_utf16_mark(text) || text.find('\0') != text.npos) return kUtf16;
+  return invalid_utf8(text) == text.npos ? "" : kNoUtf8;
+}
+
+std::string json_fault(std::string_view text, size_t at) {
+  if (is_lfs_pointer(text)) return kLfsPointer;
+  if (has_utf16_mark(text) || (at < text.size() && text[at] == '\0')) return kUtf16;
+  if (invalid_utf8(text.substr(0, at + 4)) <= at) return kNoUtf8;
+  if (at >= text.size()) return "";
+  if (text.substr(at).starts_with(kByteOrderMark)) return "a byte order mark; remove it";
+  if (text[at] == '\'')
+    return "single quotes; JSON has double quotes, as Python's json.dumps writes them";
+  const std::string_view word = word_around(text, at);
+  const auto is_one_of = [word](const auto& words) {
+    return std::ranges::find(words, word) != words.end();
+  };
+  static constexpr std::array<std::string_view, 5> kNoNumbers = {"NaN", "nan", "Infinity", "inf",
+                                                                 "Inf"};
+  static constexpr std::array<std::string_view, 3> kPython = {"None", "True", "False"};
+  if (is_one_of(kNoNumbers))
+    return std::string(word) + " is not JSON; write null, or leave the field out";
+  if (is_one_of(kPython))
+    return std::string(word) +
+           " is Python, not JSON; write null, true or false, as Python's "
+           "json.dumps does";
+  return "";
+}
+
+}  // namespace twinkle

@@ -1,0 +1,26 @@
+// Reads a request's head from its connection. Refuses what a proxy in front might read in another
+// way. For server.cpp only: it speaks Beast.
+#pragma once
+#include <boost/asio/awaitable.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/core/tcp_stream.hpp>
+#include <string>
+
+#include "twinkle/server/http/message.h"
+#include "twinkle/server/http/receive.h"
+
+namespace twinkle::server {
+
+// Of a body that may begin in the buffer, nothing is parsed. The error of the connection or of
+// Beast's parser; bad_obs_fold: a line of the head goes on in the next.
+boost::asio::awaitable<boost::system::error_code> read_head(boost::beast::tcp_stream& stream,
+                                                            boost::beast::flat_buffer& buffer,
+                                                            Parser& parser);
+
+// Why the connection cannot go on behind this head, or "": where its body ends, or whom it is for,
+// can be read in two ways.
+std::string ambiguity_of(const Parser& parser);
+
+Head head_of(const Parser& parser, const std::string& peer);
+
+}  // namespace twinkle::server

@@ -1,0 +1,93 @@
+#include "twinkle/text/columns.h"
+
+#include <algorithm>
+
+namespace twinkle::text {
+namespace {
+
+bool says_nothing(const Json* value) {
+  return value == nullptr || (value->is_string() && value->get_string().empty()) ||
+         (value->is_array() && value->get_array().empty()) ||
+         (value->is_object() && value->get_object().empty());
+}
+
+std::string brief(const Json& value) { return boost::json::serialize(value).substr(0, 80); }
+
+bool is_system(const Json& message) {
+  const Json* role = find(message, "role");
+  return role && (*role == "system" || *role == "developer");
+}
+
+bool begin_with(const JsonArray& messages, const JsonArray& turns) {
+  const size_t first = !messages.empty() && is_system(messages[0]) ? 1 : 0;
+  if (messages.size() < first + turns.size()) return false;
+  for (size_t i = 0; i < turns.size(); ++i)
+    for (const char* key : {"role", "content"}) {
+      const Json* value = find(messages[first + i], key);
+      if (value == nullptr || *value != turns[i].at(key)) return false;
+    }
+  return true;
+}
+
+}  // namespace
+
+std::string system_column(const Json& row, const JsonArray& messages) {
+  const Json* column = find(row, "system");
+  if (says_nothing(column)) return "";
+  require(column->is_string(), Code::kInvalid, "text: field 'system' is ", brief(*column),
+          ", expected a string");
+  if (messages.empty() || !is_system(messages[0])) return std::string(column->get_string());
+  const Json* first = find(messages[0], "content");
+  require(first && *first == *column, Code::kInvalid, "text: field 'system' is ", brief(*column),
+          ", and messages begin with another system message, ", first ? brief(*first) : "null",
+          "; leave one of the two out");
+  return "";
+}
+
+JsonArray history_messages(const Json& row) {
+  const Json* column = find(row, "history");
+  if (says_nothing(column)) return {};
+  JsonArray out;
+  const bool is_list = column->is_array();
+  for (const Json& turn : is_list ? column->get_array() : JsonArray{nullptr}) {
+    const bool is_pair = turn.is_array() && turn.get_array().size() == 2 &&
+                         turn.get_array()[0].is_string() && turn.get_array()[1].is_string();
+    require(is_pair, Code::kInvalid, "text: field 'history' ", is_list ? "holds " : "is ",
+            brief(is_list ? turn : *column), ", expected a list of [question, answer]");
+    for (const int i : {0, 1})
+      out.push_back({{"role", i == 0 ? "user" : "assistant"}, {"content", turn.get_array()[i]}});
+  }
+  return out;
+}
+
+void refuse_columns(const Json& row, const JsonArray& messages) {
+  const auto refuse = [&row](const char* name, const char* remedy) {
+    const Json* column = find(row, name);
+    require(says_nothing(column), Code::kInvalid, "text: field '", name, "' is ",
+            column ? brief(*column) : "", ", which is not read; ", remedy);
+  };
+  refuse("functions",
+         "name it tools, a list of {\"type\": \"function\", \"function\": {...}}, or leave it out");
+  if (says_nothing(find(row, "history"))) return;
+  require(begin_with(messages, history_messages(row)), Code::kInvalid,
+          "text: field 'history' has turns that messages do not begin with; put them there, and "
+          "leave the field out");
+}
+
+void refuse_weights(const Json& row) {
+  const auto refuse = [&row](const char* name, bool is_harmless) {
+    require(
+        is_harmless, Code::kInvalid, "text: field '", name, "' is ", row.at(name),
+        ", and every row is learnt alike; leave out the rows that are not to be learnt, or, for "
+        "a loss of your own, give the field another name");
+  };
+  if (const Json* weight = find(row, "weight"); weight && weight->is_number())
+    refuse("weight", weight->to_number<double>() == 1);
+  for (const char* name : {"loss", "train"}) {
+    const Json* flag = find(row, name);
+    if (flag && flag->is_bool()) refuse(name, flag->get_bool());
+    if (flag && flag->is_number()) refuse(name, flag->to_number<double>() != 0);
+  }
+}
+
+}  // namespace twinkle::text
