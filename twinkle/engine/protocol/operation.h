@@ -92,10 +92,10 @@ struct Delete {
 inline constexpr int64_t kMaxLogitBytes = int64_t{1} << 30;
 
 // log p(label) of every token, in nats, and a loss of them, without touching any state. Error
-// kInvalid: an empty batch, a token or label outside the vocabulary, labels of a loss that are their
-// own tokens (execute/own_tokens.h), a sequence beyond the model's positions, more logits than
-// kMaxLogitBytes; what the loss refuses, a loss that is not finite; disable_lora of a tenant that
-// trains all weights.
+// kInvalid: an empty batch, a token or label outside the vocabulary, labels of a loss that are
+// their own tokens (execute/own_tokens.h), a sequence beyond the model's positions, more logits
+// than kMaxLogitBytes; what the loss refuses, a loss that is not finite; disable_lora of a tenant
+// that trains all weights.
 struct Forward {
   std::string tenant;
   std::vector<Example> sequences;
