@@ -100,7 +100,7 @@ sigset_t hold_signals() {
   return signals;
 }
 
-// Whether the signal that has come ends the server. SIGHUP, which a terminal that is closed sends,
+// True if the signal that has come ends the server. SIGHUP, which a terminal that is closed sends,
 // does not.
 bool ends_by(int signalled, Log& log) {
   signalfd_siginfo which{};

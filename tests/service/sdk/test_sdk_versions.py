@@ -50,7 +50,7 @@ os._exit(0)  # its threads may abort the process at its end
 
 @pytest.fixture
 def folders():
-    """Of the SDKs; the newest is installed with all else, and has none."""
+    """Folders of the SDKs; the newest is installed with all else, and has none."""
     found = {version: Path(sys.prefix) / version for version in OLDER}
     for version, folder in found.items():
         if not folder.is_dir():

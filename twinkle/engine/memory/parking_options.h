@@ -7,7 +7,7 @@
 namespace twinkle::engine {
 
 struct ParkingOptions {
-  static constexpr int64_t kHalf = -1;  // of the memory that the process may use
+  static constexpr int64_t kHalf = -1;  // half of the memory that the process may use
 
   int64_t resident_bytes =
       kHalf;              // a running tenant stays in memory even if it exceeds it by itself

@@ -1,6 +1,6 @@
-// Which open connection gives way to a new one: the longest idle one of the peer or tenant that has
-// most. Idle is one from which no whole request has come. There is no fixed limit for a peer: a
-// proxy is one peer for all its clients. Knows no socket. On the service's thread.
+// Chooses the connection that gives way to a new one: the longest idle one of the peer or tenant
+// that has most. Idle is one from which no whole request has come. There is no fixed limit for a
+// peer: a proxy is one peer for all its clients. Knows no socket. On the service's thread.
 #pragma once
 #include <cstdint>
 #include <list>
@@ -49,7 +49,7 @@ class Connections {
 
   std::map<int64_t, One> all_;
   std::map<std::string, Owner> owners_;
-  std::set<Key> by_count_;  // of owners with idle ones
+  std::set<Key> by_count_;  // keys of owners with idle ones
   int64_t next_ = 1, num_idled_ = 0, num_giving_way_ = 0;
 };
 

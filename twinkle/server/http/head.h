@@ -11,7 +11,7 @@
 
 namespace twinkle::server {
 
-// Of a body that may begin in the buffer, nothing is parsed. The error of the connection or of
+// Parses nothing of a body that may begin in the buffer. The error of the connection or of
 // Beast's parser; bad_obs_fold: a line of the head goes on in the next.
 boost::asio::awaitable<boost::system::error_code> read_head(boost::beast::tcp_stream& stream,
                                                             boost::beast::flat_buffer& buffer,

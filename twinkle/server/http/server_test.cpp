@@ -162,7 +162,7 @@ TEST_F(HttpServerTest, WhereAllConnectionsAreTakenTheLongestIdleOneOfWhoHasMostG
   EXPECT_TRUE(other.receive().ends_with("0"));
   head.send("GET / HT");
   for (int i = 0; server_->num_connections() < 6; ++i) std::this_thread::yield();
-  std::vector<std::unique_ptr<Peer>> more;  // of a tenant each
+  std::vector<std::unique_ptr<Peer>> more;  // one for each tenant
   for (Peer* closed : {&first, &silent}) {  // "a" had three, and two peers were without a tenant
     more.push_back(std::make_unique<Peer>(port()));
     asks(*more.back(), "c" + std::to_string(more.size()));
@@ -201,7 +201,7 @@ TEST_F(HttpServerTest, AHeadThatCanBeReadInTwoWaysIsRefusedAndEndsTheConnection)
     EXPECT_TRUE(begins(answer, "HTTP/1.1 422")) << lines << answer;
     EXPECT_EQ(peer.receive(), "") << lines;
   }
-  Peer whole(port());  // what looks like a folded line is the body's
+  Peer whole(port());  // the folded line is the body's
   EXPECT_NE(whole.ask(post("/", "a\r\n b")).find("a\r\n b"), std::string::npos);
   Peer old(port());
   EXPECT_NE(

@@ -40,8 +40,8 @@ struct Span {
 
 struct Rendering {
   std::string text;
-  std::vector<Span> generated;             // of each generation block
-  std::vector<std::optional<Span>> turns;  // of message i; none where its place is not certain
+  std::vector<Span> generated;             // one for each generation block
+  std::vector<std::optional<Span>> turns;  // one for message i; none where its place is not certain
 };
 
 class ChatTemplate {
