@@ -12,7 +12,7 @@ from parallel.batches import batch_of
 from parallel.processes import alone, together
 
 TOLERANCE = 1e-4
-SCRIPT = "all_weights_script.py"
+SCRIPT = "scripts/all_weights.py"
 
 
 def weights_in(folder):

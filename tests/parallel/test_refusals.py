@@ -6,7 +6,7 @@ from parallel.processes import alone
 
 @pytest.fixture(scope="module")
 def told(tiny_llama_dir):
-    return alone("refused.py", tiny_llama_dir, WORLD_SIZE="2", RANK="0", MASTER_ADDR="")
+    return alone("scripts/refused.py", tiny_llama_dir, WORLD_SIZE="2", RANK="0", MASTER_ADDR="")
 
 
 def test_axes_that_this_version_does_not_have(told):

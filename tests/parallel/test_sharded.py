@@ -10,7 +10,7 @@ from parallel.processes import alone, sha256, together
 def alone_told(tiny_llama_dir, tmp_path_factory):
     """(the folder of one process, what it tells)."""
     out = tmp_path_factory.mktemp("one")
-    return out, alone("sharded_script.py", tiny_llama_dir, out)
+    return out, alone("scripts/sharded.py", tiny_llama_dir, out)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_ranks_that_share_the_base_give_every_process_the_bits_of_one(
     several = tmp_path / "several"
     one, (_, told, sampled) = alone_told
     more = {"DP": str(dp), "FSDP": str(fsdp), "FSDP_CONFIG": json.dumps(config)}
-    ranks = sorted(together(dp * fsdp, "sharded_script.py", tiny_llama_dir, several, **more))
+    ranks = sorted(together(dp * fsdp, "scripts/sharded.py", tiny_llama_dir, several, **more))
     assert [losses for _, losses, _ in ranks] == [told] * (dp * fsdp)
     assert [reply for _, _, replies in ranks for reply in replies] == sampled
     assert sha256(several / "last") == sha256(one / "last")
@@ -39,8 +39,8 @@ def test_ranks_give_the_bits_of_one_to_models_with_sinks_softcaps_and_longrope(t
     packed, _, _ = pytest.importorskip("parity.families.test_gpt_oss").packed_in(tmp_path)
     folders = [packed, *(families.case(name).directory for name in ("gemma2", "gemma3", "phi3"))]
     one, several = tmp_path / "one", tmp_path / "several"
-    _, expected = alone("families_script.py", one, *folders)
-    ranks = together(2, "families_script.py", several, *folders)
+    _, expected = alone("scripts/families.py", one, *folders)
+    ranks = together(2, "scripts/families.py", several, *folders)
     for mesh in ("dp", "fsdp"):
         told = [of[mesh] for _, of in sorted(ranks, key=lambda rank: rank[0][mesh])]
         for i, (losses, sampled) in enumerate(expected["dp"]):

@@ -23,11 +23,11 @@
 #include "twinkle/cli/model_path.h"
 #include "twinkle/cli/options/flags.h"
 #include "twinkle/cli/options/reference.h"
+#include "twinkle/cli/serve/open_files.h"
 #include "twinkle/cli/serve/options.h"
 #include "twinkle/cli/serve/state.h"
 #include "twinkle/cli/serve/yaml.h"
 #include "twinkle/server/history/backup.h"
-#include "twinkle/server/http/open_files.h"
 #include "twinkle/server/http/request_log.h"
 #include "twinkle/server/routes.h"
 #include "twinkle/server/starting.h"
@@ -78,8 +78,8 @@ class EngineBackend : public server::Backend {
 // With no more connections than the system has files for.
 server::HttpOptions http_of(const ServeOptions& o, Log& log) {
   server::HttpOptions out = o.http;
-  const int64_t files = server::raise_limit_of_files();
-  out.max_connections = server::connections_within(files, o.http.max_connections);
+  const int64_t files = raise_limit_of_files();
+  out.max_connections = connections_within(files, o.http.max_connections);
   if (out.max_connections < o.http.max_connections)
     log.write(Level::kWarning,
               "max_connections is " + std::to_string(o.http.max_connections) +

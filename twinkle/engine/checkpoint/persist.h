@@ -38,7 +38,7 @@ struct BaseModel {
       runs;  // the part of each that this rank trains; empty: all, it is alone
   Json mesh = JsonObject{{"dp", 1}, {"fsdp", 1}};  // data ranks
   std::vector<lora::LinearShape> linears;          // that adapters may target
-  std::vector<int32_t> eos_ids;                    // which end a reply
+  std::vector<int32_t> eos_ids;                    // tokens that end a reply
 };
 
 // Checks that a save may replace `directory`, before the work and again when it is done. Writes

@@ -8,8 +8,8 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
-#include "twinkle/engine/checkpoint/eos.h"
 #include "twinkle/engine/checkpoint/persist.h"
+#include "twinkle/io/folder/eos.h"
 #include "twinkle/kernels/linear/linear_bf16.h"
 #include "twinkle/kernels/linear/linear_f32_product.h"
 #include "twinkle/lora/expert_factors.h"

@@ -1,4 +1,4 @@
-#include "twinkle/engine/checkpoint/eos.h"
+#include "twinkle/io/folder/eos.h"
 
 #include <algorithm>
 #include <limits>
@@ -9,7 +9,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
 
-namespace twinkle::engine {
+namespace twinkle {
 namespace {
 
 namespace fs = std::filesystem;
@@ -63,7 +63,7 @@ std::vector<int32_t> read_eos(const fs::path& path, const Json& config, int64_t 
     for (const Json& id : ids) {
       constexpr int64_t kMaxId = std::numeric_limits<int32_t>::max();
       require(id.is_int64() && id.get_int64() >= 0 && id.get_int64() <= kMaxId, Code::kInvalid,
-              "engine: ", where, ": eos_token_id is ", boost::json::serialize(*eos),
+              "io: ", where, ": eos_token_id is ", boost::json::serialize(*eos),
               ", expected an integer from 0 to ", kMaxId,
               ", or a list of them; fetch it again, or take the field out");
       add_id(id.get_int64());
@@ -91,4 +91,4 @@ std::string with_eos(const std::string& text, const std::vector<int32_t>& eos_id
   return pretty(*config);
 }
 
-}  // namespace twinkle::engine
+}  // namespace twinkle

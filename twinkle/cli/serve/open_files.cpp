@@ -1,4 +1,4 @@
-#include "twinkle/server/http/open_files.h"
+#include "twinkle/cli/serve/open_files.h"
 
 #include <sys/resource.h>
 
@@ -7,7 +7,7 @@
 
 #include "twinkle/base/error.h"
 
-namespace twinkle::server {
+namespace twinkle::cli {
 
 int64_t raise_limit_of_files() {
   rlimit limit{};
@@ -20,10 +20,10 @@ int64_t raise_limit_of_files() {
 }
 
 int64_t connections_within(int64_t files, int64_t wanted) {
-  require(files > kOtherFiles, Code::kInvalid, "server: the system lets this process have ", files,
+  require(files > kOtherFiles, Code::kInvalid, "cli: the system lets this process have ", files,
           " files open, it needs ", kOtherFiles,
           " and one for each connection; raise that limit (ulimit -n, LimitNOFILE)");
   return std::min(wanted, files - kOtherFiles);
 }
 
-}  // namespace twinkle::server
+}  // namespace twinkle::cli

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-namespace twinkle::server {
+namespace twinkle::cli {
 
 // Files that are no connections: the journal's, those of checkpoints and of the model, the log's.
 inline constexpr int64_t kOtherFiles = 64;
@@ -13,4 +13,4 @@ int64_t raise_limit_of_files();
 // `wanted`, or as many as leave kOtherFiles of so many files. Error kInvalid: none would be left.
 int64_t connections_within(int64_t files, int64_t wanted);
 
-}  // namespace twinkle::server
+}  // namespace twinkle::cli

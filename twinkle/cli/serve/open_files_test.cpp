@@ -1,4 +1,4 @@
-#include "twinkle/server/http/open_files.h"
+#include "twinkle/cli/serve/open_files.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -6,7 +6,7 @@
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/io/limit_for_test.h"
 
-namespace twinkle::server {
+namespace twinkle::cli {
 namespace {
 
 TEST(OpenFiles, ConnectionsLeaveFilesForTheRest) {
@@ -15,7 +15,7 @@ TEST(OpenFiles, ConnectionsLeaveFilesForTheRest) {
   EXPECT_EQ(connections_within(10'063, 10'000), 9'999);
   EXPECT_EQ(connections_within(65, 10'000), 1);
   EXPECT_EQ(error_of([] { connections_within(64, 10'000); }),
-            "server: the system lets this process have 64 files open, it needs 64 and one for each "
+            "cli: the system lets this process have 64 files open, it needs 64 and one for each "
             "connection; raise that limit (ulimit -n, LimitNOFILE)");
 }
 
@@ -29,4 +29,4 @@ TEST(OpenFiles, TheLimitThatAProcessBeganWithBecomesTheHigherOne) {
 }
 
 }  // namespace
-}  // namespace twinkle::server
+}  // namespace twinkle::cli

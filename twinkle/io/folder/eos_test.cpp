@@ -1,10 +1,10 @@
-#include "twinkle/engine/checkpoint/eos.h"
+#include "twinkle/io/folder/eos.h"
 
 #include <gtest/gtest.h>
 
 #include "twinkle/io/scratch_dir_for_test.h"
 
-namespace twinkle::engine {
+namespace twinkle {
 namespace {
 
 TEST(Eos, IsThatOfTheConfigsAndOfTheTokenizer) {
@@ -36,4 +36,4 @@ TEST(Eos, IsWrittenIntoTheConfigOfATrainedModel) {
 }
 
 }  // namespace
-}  // namespace twinkle::engine
+}  // namespace twinkle

@@ -7,7 +7,7 @@
 
 #include "twinkle/base/json.h"
 
-namespace twinkle::engine {
+namespace twinkle {
 
 // Those of `config` (config.json, or its text part), of generation_config.json and the tokenizer's
 // eos_token: fine-tuning teaches the latter, which the configs of a base model need not name. Ids
@@ -21,4 +21,4 @@ std::vector<int32_t> read_eos(const std::filesystem::path& path, const Json& con
 // tokenizer does, which the base's list may lack.
 std::string with_eos(const std::string& text, const std::vector<int32_t>& eos_ids);
 
-}  // namespace twinkle::engine
+}  // namespace twinkle
