@@ -1,4 +1,4 @@
-"""What each process of test_sharded runs on several models: OUT MODEL... Trains an adapter of each,
+"""Run by each process of test_sharded on several models: OUT MODEL... Trains an adapter of each,
 with the processes along dp and, where there are several, once more along fsdp. Tells its data rank
 and, by model, losses and norms, and what it has sampled, of each of these meshes; saves the adapter
 in OUT/MESH/NUMBER."""

@@ -1,4 +1,4 @@
-"""What each process of test_sharded runs: MODEL OUT, with DP and FSDP in the environment. Tells
+"""Run by each process of test_sharded: MODEL OUT, with DP and FSDP in the environment. Tells
 its data rank, its losses and norms, and what it has sampled."""
 
 import json
