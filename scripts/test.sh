@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # test.sh [--fast|--soak]: ctest, then pytest, both even when the first fails; fails when either does.
-# pytest runs in up to four processes that share the cores: most tests keep one core busy, few keep two.
+# pytest runs in up to four processes, one more than cores where there are few: many tests wait for what they started.
 # With --fast only what takes no minute: no fuzzer, no emulation, no second run with AVX2, and no test that starts a
 # process. With --soak only the tests that are marked as too long for CI, one after the other.
 # The last line but one says how long all of it took; the last is pytest's summary.
@@ -43,8 +43,8 @@ ctest --test-dir build/release --output-on-failure --no-tests=error -j $((cores 
   echo "test: what failed in ctest, once more:"
   grep -aE -A4 'Failure$|^\[  FAILED  \]|terminate called|SIG[A-Z]+' build/release/Testing/Temporary/LastTest.log | tail -80
 }
-processes=$((cores < 4 ? cores : 4))
-export OMP_NUM_THREADS=$((cores / processes))
+processes=$((cores < 3 ? cores + 1 : 4))
+export OMP_NUM_THREADS=$((cores > processes ? cores / processes : 1))
 # File by file, in the order of conftest.py.
 beside=(-n "$processes" --dist loadfile --no-loadscope-reorder)
 if [ "${1:-}" = --fast ]; then
