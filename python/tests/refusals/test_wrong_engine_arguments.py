@@ -76,7 +76,7 @@ CALLS = {
     "Engine(gather_ms)": (option("gather_ms"), {"None", "5", "0", "1.5"}),
     "Engine(max_queued)": (option("max_queued"), _SIZES),
     "Engine(max_queued_total)": (option("max_queued_total"), _SIZES),
-    "Engine(resident_bytes)": (option("resident_bytes"), {"None", "0"}),
+    "Engine(resident_bytes)": (option("resident_bytes"), {"None", "0", "-1"}),
     "Engine(park_directory)": (option("park_directory"), {"None", "text", "empty text"}),
     "Engine(unknown)": (option("unknown"), set()),
     "_core.Engine(token_budget)": (raw_option("token_budget"), _SIZES),

@@ -191,6 +191,7 @@ def test_an_interrupt_that_has_nothing_to_save_is_one_line_and_status_1(
 INTERRUPTED = """
 import os, signal
 from twinkle import program
+signal.signal(signal.SIGNAL, signal.SIG_DFL)  # nohup has SIGHUP ignored
 start = os.execv
 def interrupted(*arguments):
     os.kill(os.getpid(), signal.SIGNAL)

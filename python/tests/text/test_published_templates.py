@@ -6,8 +6,8 @@ import re
 import pytest
 from text.conversations import IGNORED, core, shifted
 from text.published import CHATS, FOLDER, TOOLS, templates
+from transformers import AutoTokenizer
 
-from conftest import make_tokenizer
 from twinkle.errors import InvalidError
 
 SOURCES = templates()
@@ -71,15 +71,15 @@ def stands_in(table, name, kind):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(reference, tmp_path_factory):
     out = tmp_path_factory.mktemp("published")
-    make_tokenizer().save_pretrained(out)
+    reference.save_pretrained(out)
     return out
 
 
 @pytest.fixture(scope="module")
-def reference():
-    return make_tokenizer()
+def reference(tiny_llama_dir):
+    return AutoTokenizer.from_pretrained(tiny_llama_dir)
 
 
 class Case:
