@@ -251,7 +251,7 @@ TEST_F(BadInput, AnAdaptersCardIsReplacedAndAUsersReadmeIsNot) {
   const Save save{.tenant = "me", .directory = scratch_ / "adapter"};
   engine_.run<SaveResult>(save);
   engine_.run<SaveResult>(save);
-  const fs::path readme = save.directory / "README.md";
+  const fs::path readme = scratch_ / "adapter/README.md";
   EXPECT_NE(read_text(readme).find("base_model: \"" + model_.path()), std::string::npos);
   write_text(readme, "# Mine\n");
   expect_refused(save, " holds 'README.md', which is not a checkpoint file, and a save");
