@@ -13,7 +13,7 @@ std::string weights() {
   return raw<uint64_t>(header.size()) + header + std::string(48, 'x');
 }
 
-void read_peft(const std::string& bytes) {
+void read_adapter(const std::string& bytes) {
   const std::filesystem::path file = file_of(bytes, "adapter_config.json");
   if (!is_there(file.parent_path() / "adapter_model.safetensors"))
     file_of(weights(), "adapter_model.safetensors");
@@ -35,7 +35,7 @@ Reader peft() {
   "target_modules": "all-linear"})"},
           .words = {"\"use_dora\": true", "\"r\": ", "\"target_modules\": ", "[[[[", "null",
                     "\"lora_alpha\": 1e999"},
-          .read = read_peft};
+          .read = read_adapter};
 }
 
 }  // namespace twinkle::fuzz
