@@ -153,12 +153,15 @@ TEST_P(Persist, ABrokenCheckpointIsNamedAndChangesNothing) {
        "optim: unknown optimizer 'AdamX'"},
       {[&] { edit(file("training.safetensors"), ".exp_avg\"", ".exp_xyz\""); }, "exp_avg"},
       {[&] {
+         std::string name = SafetensorsFile(file("training.safetensors")).tensors()[0].name;
+         name = name.substr(name.find('/') + 1);  // of optimizer/NAME.exp_avg
          const at::Tensor odd = at::zeros({3});
-         write_safetensors(file("training.safetensors"),
-                           std::vector{model::view_of("grad/0", odd)});
+         write_safetensors(
+             file("training.safetensors"),
+             std::vector{model::view_of("grad/" + name.substr(0, name.find(".exp_avg")), odd)});
          edit(file("trainer_state.json"), "\"optimizer\"", "\"none\"");
        },
-       "engine: load: tensor grad/0 has shape [3], expected ["},
+       " has shape [3], expected ["},
       {[&] {
          const at::Tensor odd = at::zeros({3});
          write_safetensors(file("training.safetensors"),

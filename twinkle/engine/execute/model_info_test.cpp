@@ -35,6 +35,7 @@ TEST(ModelInfo, RepliesEndAsTheConfigsAndTheTokenizerSayAndASavedModelsConfigSay
     engine.run<Done>(Create{.tenant = tenant, .lora_json = lora});
     const fs::path target = scratch / tenant;
     engine.run<SaveResult>(Save{.tenant = tenant, .directory = target.string()});
+    engine.run<Done>(Delete{.tenant = tenant});
     return boost::json::serialize(read_json(target / "generation_config.json"));
   };
   EXPECT_EQ(saved("model", ""), R"({"eos_token_id":[2,3,5],"top_k":4})");
