@@ -1,7 +1,5 @@
 #include "twinkle/server/history/history.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <chrono>
 #include <future>
@@ -20,12 +18,6 @@ constexpr std::chrono::milliseconds kAskAgain{1};
 
 int64_t record_bytes(std::string_view payload) {
   return static_cast<int64_t>(store::kHeaderBytes + payload.size());
-}
-
-std::optional<FileId> id_of(const std::filesystem::path& path) {
-  struct stat at = {};
-  if (::stat(path.c_str(), &at) != 0) return std::nullopt;
-  return FileId{at.st_dev, at.st_ino};
 }
 
 template <class R>
@@ -173,7 +165,6 @@ int64_t History::open(const std::filesystem::path& folder, const Replay& replay,
   auto journal = std::make_unique<store::Journal>(folder, options);
   on_loop(replay.turn, [&] {
     journal_ = std::move(journal);
-    folder_id_ = id_of(folder_);
     carried_ = std::make_unique<CarriedRecords>(folder);
     reader_ = std::make_unique<Reader>(loop_, [this](uint64_t n) { return kept(n); });
     return true;
@@ -270,10 +261,6 @@ void History::append(uint8_t kind, std::string payload, store::Refusal refusal, 
   };
   try {
     require(journal_ != nullptr, Code::kBusy, "server: it ends; come again");
-    if (refusal == store::Refusal::kTold) {
-      const std::string why = moved();
-      require(why.empty(), Code::kBusy, why);
-    }
     journal_->append(kind, kRecordFormat, std::move(payload), told, refusal);
   } catch (const Error&) {
     told(0, std::current_exception());
@@ -290,20 +277,6 @@ void History::tell_trouble(const std::exception_ptr& error) {
     why = e.what();
   }
   on_trouble_(why);
-}
-
-std::string History::trouble() const {
-  if (!journal_) return "";
-  const std::string why = moved();
-  return why.empty() ? journal_->trouble() : why;
-}
-
-// The journal would go on where it is, and checkpoints be written where it was.
-std::string History::moved() const {
-  if (id_of(folder_) == folder_id_) return "";
-  return "store: the folder " + folder_.string() +
-         " was moved, or another is in its place, while the server runs; move it back, or end the "
-         "server";
 }
 
 bool History::is_synced(uint64_t sequence) {

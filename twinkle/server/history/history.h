@@ -30,8 +30,6 @@ inline constexpr const char* kJournal = "journal";
 
 int64_t milliseconds_since_1970();
 
-using FileId = std::pair<uint64_t, uint64_t>;  // a device and an inode
-
 class History {
  public:
   // Of a record that is written: its sequence and null; or 0 and an Error of code kBusy, where the
@@ -104,8 +102,8 @@ class History {
   void on_trouble(std::function<void(const std::string& why)> told) {
     on_trouble_ = std::move(told);
   }
-  // Empty, or why the disk refuses, or that the folder is not where it was.
-  std::string trouble() const;
+  // Empty, or why the disk refuses.
+  std::string trouble() const { return journal_ ? journal_->trouble() : ""; }
 
   // Calls `then` on the service's thread when the record is written, or refused; calls come in the
   // order of the records. What tells how a request fared is not refused but waits for the disk, and
@@ -131,7 +129,6 @@ class History {
       return 0;
   }
   void append(uint8_t kind, std::string payload, store::Refusal refusal, Then then);
-  std::string moved() const;
   void tell_trouble(const std::exception_ptr& error);
   bool on_loop(const std::function<void()>& turn, const std::function<bool()>& run);
   ReadBack kept(uint64_t sequence);
@@ -145,7 +142,6 @@ class History {
   std::function<void(const std::string&)> on_trouble_ = [](const auto&) {};
   bool is_refused_ = false;  // the last record that was not kept until the disk takes it
   std::filesystem::path folder_;
-  std::optional<FileId> folder_id_;  // when it was opened
   std::unique_ptr<store::Journal> journal_;
   std::unique_ptr<CarriedRecords> carried_;  // of the same folder; the reader's
   std::unique_ptr<Reader> reader_;           // of both

@@ -475,26 +475,6 @@ TEST_F(HistoryTest, AStartRemovesWhatIsBehindTheSnapshotsOfTheJournalAndNothingT
   EXPECT_EQ(names_in(dir_.path() / "snapshots/other", error).size(), 1U);
 }
 
-TEST_F(HistoryTest, WhereItsFolderWasMovedAwayNothingIsTakenUntilItIsBack) {
-  const std::string id = run();
-  std::string why;
-  services_->history.on_trouble([&](const std::string& told) { why = told; });
-  const std::filesystem::path state = dir_.path(), away = state.string() + "-away";
-  std::filesystem::rename(state, away);
-  std::filesystem::create_directories(state / "journal");
-  const Response refused = train(id, 1);
-  EXPECT_EQ(refused.status, 503);
-  EXPECT_EQ(refused.body.find(state.string()), std::string::npos) << refused.body;
-  EXPECT_EQ(why, "store: the folder " + (state / "journal").string() +
-                     " was moved, or another is in its place, while the server runs; move it back, "
-                     "or end the server");
-  EXPECT_EQ(services_->history.trouble(), why);
-  std::filesystem::remove_all(state);
-  std::filesystem::rename(away, state);
-  result(train(id, 1));
-  EXPECT_EQ(why, "");
-}
-
 TEST_F(HistoryTest, AStartWhoseDiskRefusesEndsByName) {
   std::signal(SIGXFSZ, SIG_IGN);
   const std::string id = run();
