@@ -196,7 +196,7 @@ def test_bombs_are_refused_within_bounded_memory(attacked, wire):
     whole = packed(head)
     cases = {
         "longer than": (bomb, "zstd"),
-        "cut off": (bomb[:4000], "zstd"),
+        "cut off": (bomb[:400], "zstd"),
         "broken": (b"\x28\xb5\x2f\xfd" + b"\xff" * 100, "zstd"),
         "is broken": (b"x" * 100, "zstd"),
         "it is cut": (whole[:-3], "zstd"),

@@ -21,7 +21,7 @@ URL = "http://127.0.0.1:8000"
 def page(tiny_llama_dir, tmp_path_factory):
     """The page's server, of a tiny model, and the other lines of its commands."""
     terminals = [block.splitlines() for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)]
-    (first, serve), (second, *others) = terminals
+    (first, serve), (second, *others), *_ = terminals
     assert first == second == "source .venv/bin/activate"
     words = shlex.split(serve)
     assert words[:4] == ["twinkle", "serve", "--model", "smollm2"]

@@ -39,7 +39,8 @@ TEST(ModelInfo, RepliesEndAsTheConfigsAndTheTokenizerSayAndASavedModelsConfigSay
     return boost::json::serialize(read_json(target / "generation_config.json"));
   };
   EXPECT_EQ(saved("model", ""), R"({"eos_token_id":[2,3,5],"top_k":4})");
-  EXPECT_EQ(saved("adapter", R"({"r": 2})"), R"({"eos_token_id":3,"top_k":4})");
+  EXPECT_EQ(saved("adapter", R"({"r": 2, "target_modules": ["q_proj"]})"),
+            R"({"eos_token_id":3,"top_k":4})");
 }
 
 }  // namespace
