@@ -83,7 +83,7 @@ if(TWINKLE_TESTS)
     ${engine}/memory/*_without_torch.cpp ${engine}/group/*.cpp
     ${CMAKE_SOURCE_DIR}/twinkle/mesh/thread_channel.cpp ${CMAKE_SOURCE_DIR}/twinkle/mesh/watch.cpp)
   list(FILTER scheduling EXCLUDE REGEX "/(cut|group|overflow|sent|sharded)_test\\.cpp$")  # over a decoder
-  foreach(name schedule/schedule schedule/prefill stop_strings params cache/block_pool cache/prefix_cache
+  foreach(name schedule/schedule schedule/prefill schedule/places stop_strings params cache/block_pool cache/prefix_cache
       cache/state_pool)
     file(GLOB part CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/twinkle/sampler/${name}.cpp
       ${CMAKE_SOURCE_DIR}/twinkle/sampler/${name}_test.cpp)

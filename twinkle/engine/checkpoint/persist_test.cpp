@@ -154,7 +154,7 @@ TEST_P(Persist, ABrokenCheckpointIsNamedAndChangesNothing) {
       {[&] { edit(file("training.safetensors"), ".exp_avg\"", ".exp_xyz\""); }, "exp_avg"},
       {[&] {
          std::string name = SafetensorsFile(file("training.safetensors")).tensors()[0].name;
-         name = name.substr(name.find('/') + 1);  // of optimizer/NAME.exp_avg
+         name = name.substr(name.find('/') + 1);  // the rest is NAME.exp_avg
          const at::Tensor odd = at::zeros({3});
          write_safetensors(
              file("training.safetensors"),
