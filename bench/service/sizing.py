@@ -39,7 +39,7 @@ def row(what, measured, formula):
 def measure(model, rank):
     weights = Shape.of(model).adapter_weights(rank)
     tokens = [*range(10, 10 + TOKENS)]
-    rows = [(tokens, tokens, [1.0] * TOKENS)]
+    rows = [(tokens, tokens[1:] + tokens[:1], [1.0] * TOKENS)]
     with service(Run(model)) as server:
         first = Tenant(server, 0, rank)
         first.step(rows)  # the engine's own memory
