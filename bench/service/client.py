@@ -55,7 +55,8 @@ class Server:
 
 def request_bytes(path, body=None, content_type="application/json"):
     """The bytes of a request; one with a body is a POST."""
-    head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {KEY}\r\n"
+    method = "GET" if body is None else "POST"
+    head = f"{method} {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {KEY}\r\n"
     if body is None:
         return f"{head}\r\n".encode()
     head += f"content-type: {content_type}\r\ncontent-length: {len(body)}\r\n\r\n"

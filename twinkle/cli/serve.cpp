@@ -28,6 +28,7 @@
 #include "twinkle/cli/serve/state.h"
 #include "twinkle/cli/serve/yaml.h"
 #include "twinkle/server/history/backup.h"
+#include "twinkle/server/http/address.h"
 #include "twinkle/server/http/request_log.h"
 #include "twinkle/server/routes.h"
 #include "twinkle/server/starting.h"

@@ -99,26 +99,6 @@ Response noted(Response response, const Head& head, Told& told) {
 
 }  // namespace
 
-bool is_address(const std::string& text) {
-  error_code error;
-  asio::ip::make_address(text, error);
-  return !error;
-}
-
-std::string url_of(const std::string& address, uint16_t port) {
-  error_code error;
-  const bool is_v6 = asio::ip::make_address(address, error).is_v6() && !error;
-  std::string host = is_v6 ? "[" + address + "]" : address;
-  if (const size_t zone = host.find('%'); zone != host.npos) host.insert(zone + 1, "25");
-  return "http://" + host + ":" + std::to_string(port);
-}
-
-bool is_loopback(const std::string& address) {
-  error_code error;
-  const auto it = asio::ip::make_address(address, error);
-  return !error && it.is_loopback();
-}
-
 class HttpServer::Impl {
  public:
   explicit Impl(const HttpOptions& options)

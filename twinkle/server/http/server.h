@@ -53,13 +53,6 @@ constexpr int64_t connections_for_probes(int64_t max_connections) {
   return max_connections < 2 ? 0 : std::clamp<int64_t>(max_connections / 8, 1, 64);
 }
 
-// Of IP, version 4 or 6; no name of a host.
-bool is_address(const std::string& text);
-// Of a server at an address and port, as clients take it: http://127.0.0.1:80, http://[::1]:80.
-std::string url_of(const std::string& address, uint16_t port);
-// Whether only this machine reaches an address: 127.0.0.0/8 and ::1. False for what is none.
-bool is_loopback(const std::string& address);
-
 class HttpServer : public Loop {
  public:
   // Listens at once, and runs what is posted; Error kInvalid names the address and port that cannot
