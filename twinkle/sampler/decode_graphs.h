@@ -33,9 +33,9 @@ class DecodeGraphs {
   const std::shared_ptr<const std::string>& failure() const { return failure_; }
 
  private:
-  static constexpr size_t kMax = 16;  // that are kept, those used last
+  static constexpr size_t kMax = 16;  // graphs that are kept, those used last
   struct Key {
-    int64_t width;                                     // of the page tables
+    int64_t width;                                     // columns of the page tables
     std::vector<std::pair<int32_t, uint64_t>> owners;  // slot and version of each row
     auto operator<=>(const Key&) const = default;
   };

@@ -9,15 +9,16 @@
 namespace twinkle::sampler {
 
 inline constexpr int64_t kMaxTopLogprobs = 128;  // distillation reads 64
-inline constexpr int64_t kMaxSamples = 65536;    // of one prompt
+inline constexpr int64_t kMaxSamples = 65536;    // samples of one prompt
 
-// What a service takes of its clients (validate() does not ask): each token's text is searched.
+// A service's limits on its clients' stop strings, for which each token's text is searched.
+// validate() does not check them.
 inline constexpr size_t kMaxStops = 64, kMaxStopBytes = 1024;
 
 struct SamplingParams {
   int64_t max_tokens = 256;             // >= 0; 0: only the prompt is computed
   uint64_t seed = 0;                    // the stream is keyed by (seed, sample index, position)
-  std::vector<std::string> stop;        // of 1 or more bytes each
+  std::vector<std::string> stop;        // each of at least 1 byte
   std::vector<int32_t> stop_token_ids;  // generation ends after one of these; the model's eos ids
                                         // are always among them
   double temperature = 1.0;             // 0: greedy
@@ -25,12 +26,12 @@ struct SamplingParams {
   double top_p = 1.0;
   double repetition_penalty = 1.0;
   int64_t num_samples = 1;
-  bool logprobs = true;  // of the chosen tokens, under the unmodified distribution at `temperature`
+  bool logprobs = true;  // the chosen tokens', under the unmodified distribution at `temperature`
   bool ignore_eos = false;
   double min_p = 0.0;  // tokens less probable than this share of the likeliest are out; 0: none is
   int64_t top_logprobs = 0;         // likeliest tokens that come with each generated one, 0 to 128,
                                     // under the distribution that `logprobs` has
-  bool prompt_logprobs = false;     // of the prompt's tokens, under the same
+  bool prompt_logprobs = false;     // the prompt tokens', under the same
   int64_t top_prompt_logprobs = 0;  // likeliest tokens that come with each of the prompt
   bool routed_experts = false;  // where routers sent tokens; such a request shares no others' pages
 
@@ -73,7 +74,7 @@ using TopLogprobs = std::vector<TokenLogprob>;
 
 struct Completion {
   std::vector<int32_t> tokens;
-  std::vector<float> logprobs;            // of each token
+  std::vector<float> logprobs;            // one for each token
   std::string stop_reason;                // "stop" or "length"
   std::string matched;                    // the stop string that ended it, if one did
   std::vector<TopLogprobs> top_logprobs;  // for each token; empty unless asked for

@@ -60,7 +60,7 @@ struct Event {
   int64_t ticket = 0, sample = 0;
   int32_t token = 0;
   float logprob = 0;        // 0 when the request wants none
-  std::string stop_reason;  // of the completion, when this is its last token; else empty
+  std::string stop_reason;  // the completion's, when this is its last token; else empty
 
   bool operator==(const Event&) const = default;
 };

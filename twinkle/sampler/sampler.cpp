@@ -61,7 +61,7 @@ PromptScores last_of(const PromptScores& all, int64_t count) {
 
 // Where the tokens went that the batch computes, of the requests that ask for it.
 void keep_routes(const nn::Routing& routing, const std::vector<Sequence*>& batch) {
-  size_t width = 0;  // of a token
+  size_t width = 0;  // a token's experts in all layers
   for (const auto& [layer, ids] : routing.chosen) width += static_cast<size_t>(ids.size(1));
   int64_t row = 0;
   for (Sequence* s : batch) {
@@ -130,8 +130,9 @@ int64_t Sampler::add(Request request, Decode decode) {
   auto job = std::make_unique<Job>();
   job->ticket = next_ticket_;
   job->limit = generation_limit(request, decoder_.spec().max_positions);
-  // Of what the decoder gets at most: not the last token. Then all of it has one kind of keys, and
-  // the scores that training gives a completion of that length, without its last token.
+  // The row is that of the longest sequence the decoder may get, which lacks the last token. So all
+  // of its keys are of one kind, and its scores are those that training gives a completion of that
+  // length, without its last token.
   job->rope_row = decoder_.spec().rope.first_row(std::ssize(request.prompt) +
                                                  std::max<int64_t>(job->limit - 1, 0));
   job->num_left = request.params.num_samples;
@@ -202,14 +203,14 @@ void Sampler::score_prompts(const at::Tensor& hidden, const std::vector<Sequence
   }
 }
 
-// Of its last ones.
+// Fails the job if one of its last `count` scores is no number.
 void Sampler::check_scores(Job& job, int64_t count) {
   for (int64_t i = job.num_scored - count; i < job.num_scored; ++i) {
     if (std::isnan(job.prompt.logprobs[static_cast<size_t>(i - 1)])) fail_job(job, not_finite(i));
   }
 }
 
-// What every rank has found of its requests comes to all, which go on alike.
+// The results of every rank go to all ranks, which go on alike.
 void Sampler::share(std::span<const Scored> scored, std::vector<Chosen>& chosen) {
   Ranks::Found mine;
   std::vector<const Job*> prompts, tokens;

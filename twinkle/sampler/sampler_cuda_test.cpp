@@ -107,7 +107,7 @@ TEST_P(Decoding, AGraphIsNotReplayedForWeightsThatHaveChanged) {
   expect_all_near(after, generate(without, device.requests()));
   EXPECT_NE(after[0][0].logprobs, before[0][0].logprobs);
   EXPECT_GT(with.num_replays(), replays);
-  // What had not changed is what it was, by other graphs.
+  // The base model has not changed: other graphs give the same numbers.
   EXPECT_EQ(after[2][0].logprobs, before[2][0].logprobs);
 }
 

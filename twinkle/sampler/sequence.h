@@ -20,11 +20,11 @@ inline constexpr int64_t kTurnTokens = 32;
 
 struct Job {
   int64_t ticket = 0;
-  int rank = 0;  // which computes it
+  int rank = 0;  // the rank that computes it
   Request request;
   Decode decode;
   int64_t limit = 0;       // tokens to generate at most
-  int64_t rope_row = 0;    // of position 0 in rope's table, by the longest that it may become
+  int64_t rope_row = 0;    // row of position 0 in rope's table, by the length it may reach
   uint64_t sharer = 0;     // the number of those who share its pages; the schedule's
   bool forked = false;     // its prompt is computed, and is as many sequences as it has samples
   int64_t num_left = 0;    // samples that have not ended
@@ -39,8 +39,8 @@ struct Sequence {
   Job* job;
   int64_t sample;
   std::vector<int32_t> tokens;  // prompt and generated
-  std::vector<Block> blocks;    // of its first `computed` tokens
-  StatePool::Slot state;        // behind them, where mixers keep one
+  std::vector<Block> blocks;    // pages of its computed and planned tokens
+  StatePool::Slot state;        // state after its computed tokens, where mixers keep one
   int64_t computed = 0;
   int64_t next = 0;      // end of what the running step computes
   bool running = false;  // it has been in a batch since it got its first page
@@ -52,7 +52,7 @@ struct Sequence {
   int64_t gave_way = -1;    // the step in which it last lost its place or pages to others; -1: none
   size_t num_given = 0;     // generated tokens that are events already
   StopStrings stops;
-  uint64_t version;             // of the request; 0 from when the prefix cache was reset
+  uint64_t version;             // the request's; 0 from when the prefix cache was reset
   int64_t num_linked = 0;       // its first pages that the prefix cache knows
   uint64_t linked_id = root();  // the id of the last of those
   int64_t shared_end = 0;       // tokens of pages that others have, whose state nobody kept
@@ -67,8 +67,8 @@ struct Sequence {
         stops(job->request.params.stop, job->decode),
         version(job->request.version) {}
 
-  // What stands in place of the page before its first. Keys that were turned by other rows of the
-  // table are others, whatever the tokens.
+  // The parent of its first page. Keys that were turned by other rows of rope's table are others,
+  // whatever the tokens.
   uint64_t root() const { return root_of(job->sharer, job->rope_row != 0); }
   int64_t size() const { return std::ssize(tokens); }
   int64_t left() const { return size() - computed; }

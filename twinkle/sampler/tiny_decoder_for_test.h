@@ -21,7 +21,7 @@ struct TinyOptions {
   at::ScalarType dtype = at::kFloat;
   int64_t vocab_size = 97, width = 96, hidden = 144, num_layers = 2;
   int64_t num_heads = 6, num_kv_heads = 2, head_dim = 16, max_positions = 512;
-  float scale = 0.2f;  // of the weights: larger ones make sharper distributions
+  float scale = 0.2f;  // the weights'; larger ones make sharper distributions
   int64_t window = 0;  // tokens; 0: none. qwen3 only
   at::Device device = at::kCPU;
   int64_t longrope = 0;  // longest sequences of its first kind, tokens; 0: another rope

@@ -41,7 +41,7 @@ class Block {
 // The content of a page when it was kept. Holds no share of it.
 struct Kept {
   int32_t page = 0;
-  uint64_t taken = 0;  // which of the page's uses
+  uint64_t taken = 0;  // times that the page had been taken by then
 };
 
 class BlockPool {

@@ -53,7 +53,8 @@ class PagedCache final : public model::KvCache {
  private:
   std::vector<kernels::PagedKeys> layers_;  // undefined where a layer keeps a state
   const StateLayout layout_;
-  std::vector<kernels::DeltaRun> slots_, runs_;  // of the next forward: at slots, at a layer's part
+  // Runs of the next forward: slots_ have the states at slots, runs_ at one layer's parts of them.
+  std::vector<kernels::DeltaRun> slots_, runs_;
   at::Device device_;
   kernels::PagedRows rows_;  // on the device
 };

@@ -39,7 +39,7 @@ PrefixCache::Found PrefixCache::insert(uint64_t version, uint64_t parent,
                                        std::span<const int32_t> tokens, Block block) {
   if (std::optional<Found> known = find(version, parent, tokens)) return *std::move(known);
   const PageKey*& mine = by_page_[static_cast<size_t>(block.page())];
-  if (mine) entries_.erase(entries_.find(*std::exchange(mine, nullptr)));  // what it held before
+  if (mine) entries_.erase(entries_.find(*std::exchange(mine, nullptr)));  // the page's old entry
   const PageKey key = key_of(version, parent, tokens);
   const auto stale = entries_.find(key);
   if (stale != entries_.end()) {

@@ -24,7 +24,7 @@ constexpr uint64_t root_of(uint64_t sharer, bool has_other_keys) {
 }
 
 struct PageKey {
-  uint64_t version = 0;  // of the weights
+  uint64_t version = 0;  // version of the weights
   uint64_t parent = 0;   // id of the page before, or of a root: this is the first
   std::array<int32_t, kPageTokens> tokens{};
 

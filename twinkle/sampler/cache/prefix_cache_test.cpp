@@ -109,7 +109,7 @@ TEST(PrefixCache, APageThatIsTakenCanBeMadeKnownForOtherTokensAndForTheSame) {
     EXPECT_EQ(page_at(cache, 7, 0, 2), 0);
   }
   const auto again = cache.insert(7, 0, page_of(1), pool.take(1)[0]);
-  EXPECT_NE(again.id, before);  // what followed the page that is gone does not follow this one
+  EXPECT_NE(again.id, before);  // successors of the page that is gone do not follow this one
   EXPECT_EQ(page_at(cache, 7, 0, 1), 0);
   EXPECT_EQ(page_at(cache, 7, 0, 2), -1);
 }

@@ -13,18 +13,18 @@
 
 namespace twinkle::sampler {
 
-// What a slot holds: of each layer that has a state a part, which begins with the bytes that count
-// at the end of a page.
+// The layout of a slot: a part for each layer that has a state. A part begins with its closed
+// bytes, which are all that counts at the end of a page.
 struct StateLayout {
   struct Part {
     int64_t offset = 0, size = 0, closed = 0;  // bytes; size 0: the layer keeps none
   };
   std::vector<Part> layers;
-  int64_t size = 0, closed = 0;  // of all
+  int64_t size = 0, closed = 0;  // bytes of all parts
 
   void add(int64_t bytes, int64_t closed_bytes);
   bool empty() const { return size == 0; }
-  // Of so many slots, and of as many snapshots.
+  // Bytes of so many slots and of as many snapshots.
   double num_bytes(int64_t slots) const {
     return static_cast<double>(slots) * static_cast<double>(size + closed);
   }
@@ -72,15 +72,15 @@ class StatePool {
   std::vector<size_t> free_;
 };
 
-// What slots held at the ends of pages, by the pages' ids in the prefix cache. Those that are not
-// used go first.
+// Copies of slots' closed bytes at the ends of pages, by the pages' ids in the prefix cache. The
+// least recently used go first.
 class Snapshots {
  public:
   Snapshots(const StateLayout& layout, int64_t most) : layout_(layout), most_(most) {}
 
   bool contains(uint64_t id) const { return by_id_.contains(id); }
   void keep(uint64_t id, const std::byte* state);
-  // To the state; the open bytes stay as they are. `id` must be here.
+  // Copies a snapshot to the state, whose open bytes stay as they are. `id` must be here.
   void load(uint64_t id, std::byte* state);
   void clear();
   int64_t size() const { return static_cast<int64_t>(by_id_.size()); }

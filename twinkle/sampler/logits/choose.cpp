@@ -48,7 +48,7 @@ bool choose_largest(const at::Tensor& logits, std::span<Chosen> chosen) {
                          params.top_logprobs == 0);
   };
   if (logits.is_cpu() || !std::ranges::all_of(chosen, is_enough)) return false;
-  const auto [tops, ids] = at::max(logits, 1);  // of equal ones the first
+  const auto [tops, ids] = at::max(logits, 1);  // the first of equal ones
   const at::Tensor top = tops.to(at::kFloat).cpu(), id = ids.cpu();
   for (Chosen& c : chosen) {
     if (c.row < 0) continue;

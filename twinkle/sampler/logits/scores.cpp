@@ -13,7 +13,7 @@
 namespace twinkle::sampler {
 namespace {
 
-constexpr int64_t kRows = 128;  // whose logits exist at a time
+constexpr int64_t kRows = 128;  // rows whose logits exist at a time
 
 }  // namespace
 
@@ -28,7 +28,7 @@ TopLogprobs likeliest(const at::Tensor& logits, int64_t row, int64_t k, float te
   std::iota(ids.begin(), ids.end(), 0);
   std::make_heap(ids.begin(), ids.end(), before);  // the last of them is in front
   for (auto id = static_cast<int32_t>(ids.size()); id < vocab; ++id) {
-    if (x[id] <= x[ids.front()]) continue;  // of equals the lower id was there before
+    if (x[id] <= x[ids.front()]) continue;  // the lower id of equals was there before
     std::pop_heap(ids.begin(), ids.end(), before);
     ids.back() = id;
     std::push_heap(ids.begin(), ids.end(), before);

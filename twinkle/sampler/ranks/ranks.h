@@ -1,6 +1,6 @@
-// Of several ranks each computes some of the requests, and tells the others what came of them. All
-// have all requests and one schedule, so that nothing has to be agreed. Keys and values of a
-// request are on its rank alone. Knows no model.
+// Sampling on several ranks: each computes some of the requests and sends the others the results.
+// All have all requests and one schedule, so that nothing has to be agreed. Keys and values of a
+// request are on its rank only. Knows no model.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -18,7 +18,7 @@ namespace twinkle::sampler {
 
 class Ranks {
  public:
-  // `comm`: of the ranks; one alone has all. It outlives this.
+  // `comm` connects the ranks and outlives this. A single rank has all requests.
   explicit Ranks(mesh::Comm& comm) : comm_(comm) {}
 
   bool alone() const { return comm_.size() == 1; }
@@ -32,13 +32,13 @@ class Ranks {
     int32_t token;
     float logprob;
     TopLogprobs top;
-    std::vector<int32_t> routes;  // that the others do not know yet
+    std::vector<int32_t> routes;  // those that the others do not know yet
     static constexpr auto fields() {
       return std::tuple{field(1, "token", &Picked::token), field(2, "logprob", &Picked::logprob),
                         field(3, "top", &Picked::top), field(4, "routes", &Picked::routes)};
     }
   };
-  // What a step has found.
+  // Results of a step.
   struct Found {
     std::vector<PromptScores> prompts;
     std::vector<Picked> tokens;
@@ -46,8 +46,8 @@ class Ranks {
       return std::tuple{field(1, "prompts", &Found::prompts), field(2, "tokens", &Found::tokens)};
     }
   };
-  // Of all ranks, for these jobs; `mine` is of those that this rank has, in their order. Of several
-  // ranks; all call it.
+  // The results of all ranks for these jobs; `mine` are those of this rank's jobs, in their order.
+  // Only for several ranks, all of which call it.
   Found gather(const Found& mine, std::span<const Job* const> prompts,
                std::span<const Job* const> tokens) const;
 

@@ -120,7 +120,7 @@ void Schedule::begin_round() {
   }
   for (auto& [name, owner] : owners_) {
     for (Sequence* s : owner.again)
-      if (!s->running) s->release();  // of pages that only they keep
+      if (!s->running) s->release();  // frees pages that only they keep
   }
 }
 

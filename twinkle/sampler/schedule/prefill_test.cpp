@@ -11,7 +11,7 @@ namespace {
 struct Asks {
   std::string owner;
   double weight;
-  int64_t longest;  // of its prompts
+  int64_t longest;  // tokens of its longest prompts
   size_t waiting;   // prompts that it keeps in the queue
 };
 

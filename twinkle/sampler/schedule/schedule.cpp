@@ -37,7 +37,7 @@ const Sequence* Schedule::newest() const {
 
 namespace {
 
-// Whether the page behind its first `end` tokens may be taken from others.
+// True if the page behind its first `end` tokens may be taken from others.
 bool may_skip(const Sequence& s, int64_t end) {
   return s.size() - end > kPageTokens &&
          std::min(end + kPageTokens + 1, s.job->prompt_size()) <= s.job->num_scored;

@@ -39,14 +39,14 @@ class Schedule {
 
   struct Work {
     std::vector<Sequence*> batch;  // each computes its tokens [computed, next)
-    struct Copy {                  // of a page, for a sequence
+    struct Copy {                  // a page to copy for a sequence
       const Sequence* of;
       int32_t from, to;
     };
     std::vector<Copy> copies;  // to be made first, in this order
   };
 
-  void add(std::unique_ptr<Sequence> sequence);  // behind all others
+  void add(std::unique_ptr<Sequence> sequence);  // last in its owner's queue
   Work plan();
   // To be called when the planned forward has been computed.
   void advance(const std::vector<Sequence*>& batch);
@@ -67,7 +67,7 @@ class Schedule {
   bool empty() const { return num_sequences() == 0; }
   int64_t num_sequences() const { return std::ssize(sequences_) + num_waiting_; }
   int64_t num_running() const;
-  const Sequence* newest() const;                            // of those that run
+  const Sequence* newest() const;                            // the newest that runs; null: none
   int64_t num_shared_tokens() const { return num_shared_; }  // taken from others' pages so far
   const BlockPool& pool() const { return pool_; }
 
@@ -135,14 +135,14 @@ class Schedule {
   PrefixCache prefixes_;
   StatePool states_;
   Snapshots snapshots_;  // at the ends of pages that the prefix cache knows
-  // That began, by ticket, then sample; the oldest first.
+  // Sequences that began, by ticket, then sample; the oldest first.
   std::vector<std::unique_ptr<Sequence>> sequences_;
   std::deque<std::unique_ptr<Sequence>> arrived_;  // since the last plan
   int64_t num_entered_ = 0;                        // newcomers so far
   int64_t num_steps_ = 0;                          // plans so far
   int64_t num_waiting_ = 0;                        // those, and the owners' that never began
   std::vector<std::pair<Sequence*, Sequence*>>
-      followers_;  // of the plan: who waits for whose prompt
+      followers_;  // the plan's: a leader, and who waits for its prompt
   int64_t num_shared_ = 0;
   std::map<std::string, Owner> owners_;      // that have sequences
   std::map<std::string, uint64_t> sharers_;  // numbers from 1 on of owners that share no pages

@@ -68,7 +68,7 @@ class Driver {
   int64_t num_computed = 0;
   std::function<void(Sequence&)> compute;  // tokens [computed, next)
   std::map<std::string, int64_t>
-      prompt_tokens;  // of the last step, by owner; pieces of one are not seen
+      prompt_tokens;  // the last step's, by owner; pieces of one token are not seen
 
  private:
   void accept(Sequence& s) {

@@ -10,7 +10,7 @@
 namespace twinkle::sampler {
 namespace {
 
-// What a mixer would keep of the tokens so far: the closed part of whole pages, behind it what came
+// A mixer's state after some tokens: the closed part is of whole pages, the open part of the tokens
 // since.
 struct Memory {
   int64_t closed_count;
