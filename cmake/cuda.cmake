@@ -40,7 +40,7 @@ function(twinkle_cuda_objects var)
       DEPENDS ${source} DEPFILE ${object}.d COMMENT "nvcc ${name}.cu" VERBATIM)
     list(APPEND objects ${object})
   endforeach()
-  file(GLOB stale ${CMAKE_BINARY_DIR}/cuda/*.o)  # of sources that are gone
+  file(GLOB stale ${CMAKE_BINARY_DIR}/cuda/*.o)  # objects of sources that are gone
   list(REMOVE_ITEM stale ${objects})
   if(stale)
     file(REMOVE ${stale})

@@ -1,4 +1,4 @@
-# What is installed and what is run: the Python extension, the executable, the examples.
+# Targets that are installed or run: the Python extension, the executable, the examples.
 # An installed file finds torch beside it, in the environment that it is in; RPATHs say so.
 add_custom_target(twinkle_product COMMENT "the extension and the executable")
 if(TWINKLE_PYTHON)

@@ -54,7 +54,7 @@ class Dataset {
   };
   struct Origin {
     int64_t source, place;
-    int64_t line = 0;  // of the file, where `place` is no line; 0: not known
+    int64_t line = 0;  // the file's line, where `place` is none; 0: not known
   };
   void take(const Dataset& from, int64_t index, int64_t first_source);
 

@@ -11,9 +11,9 @@ struct LoaderOptions {
   int64_t min_batch_size =
       0;  // a last batch below it is dropped; 0: data_world_size; = batch_size: drop_last
   bool shuffle = false;
-  uint64_t seed = 0;            // of the shuffle; epoch e of one seed is one order on every machine
+  uint64_t seed = 0;            // the shuffle's; one seed and epoch give one order on every machine
   int64_t data_world_size = 1;  // data ranks
-  int64_t data_rank = 0;        // which slice of each batch `next` gives; ignored with whole_batch
+  int64_t data_rank = 0;        // slice of each batch that `next` gives; ignored with whole_batch
   bool whole_batch =
       false;  // true: every rank gets the whole batch (a driver that hands out slices)
 };
@@ -44,7 +44,7 @@ class Loader {
   int64_t consumed() const { return consumed_; }
 
  private:
-  int64_t rows_per_epoch() const;  // that batches cover; the dropped tail is none
+  int64_t rows_per_epoch() const;  // rows that batches cover: without the dropped tail
 
   int64_t num_rows_;
   LoaderOptions options_;

@@ -48,7 +48,7 @@ TEST(Loader, TheShuffleIsAPermutationKeyedBySeedAndEpochAndTheSameEverywhere) {
 }
 
 TEST(Loader, TheShuffleIsUniform) {
-  std::map<std::vector<int64_t>, int> counts;  // of the 24 orders of four rows
+  std::map<std::vector<int64_t>, int> counts;  // draws of each of the 24 orders of four rows
   for (uint64_t seed = 0; seed < 24'000; ++seed) ++counts[shuffled(4, seed, 0)];
   double chi_square = 0;
   for (const auto& [order, count] : counts)

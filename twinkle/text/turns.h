@@ -1,13 +1,13 @@
-// Which bytes of a rendered conversation the assistant wrote, and which tokens these are. Linear in
-// the length of the conversation: it is rendered a fixed number of times and tokenised once.
+// The bytes of a rendered conversation that the assistant wrote, and their tokens. Linear in the
+// length of the conversation: it is rendered a fixed number of times and tokenised once.
 //
-// With {% generation %} blocks it is what they enclose. Elsewhere it is the rule of prefix
-// differences: of turn i, what the conversation up to and with it has beyond the conversation
-// before it with the generation prompt. The marks that a rendering leaves at its messages give
-// these places without rendering every prefix. They also say what the rule cannot where a template
-// renders a turn otherwise once others follow (Qwen3 drops old reasoning): the turn as it stands in
-// the whole conversation. Where the marks leave a turn's place uncertain, its prefixes are
-// rendered.
+// With {% generation %} blocks they are the bytes that these enclose. Elsewhere the rule of prefix
+// differences gives them: of turn i, what the conversation up to and with it has beyond the
+// conversation before it with the generation prompt. The marks that a rendering leaves at its
+// messages give these places without rendering every prefix. They also say what the rule cannot
+// where a template renders a turn otherwise once others follow (Qwen3 drops old reasoning): the
+// turn as it stands in the whole conversation. Where the marks leave a turn's place uncertain, its
+// prefixes are rendered.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +32,7 @@ struct Reply {
 struct Turns {
   std::string text;
   std::vector<Span> written;   // rising, not overlapping
-  std::vector<Reply> replies;  // of `prepared.trained`; with kGeneration those of a certain place
+  std::vector<Reply> replies;  // `prepared.trained`'s; with kGeneration those of a certain place
   Rule rule = Rule::kPrefix;
 };
 

@@ -22,7 +22,7 @@ Conversation said(const Prepared& prepared) {
   return {.messages = prepared.messages, .tools = nullptr, .variables = {}};
 }
 
-// What render_turns takes as the assistant's text.
+// The texts that render_turns takes as the assistant's.
 std::vector<std::string> written(const std::string& source,
                                  const std::vector<std::string>& contents) {
   const Prepared prepared = prepared_of(contents);

@@ -53,7 +53,7 @@ std::ostream& operator<<(std::ostream& out, const Work& w) {
 
 Work so_far() { return {renderings, rendered_bytes, tokenisations, tokenised_bytes}; }
 
-// What encoding a conversation of so many turns, all alike, asks for.
+// The work of encoding a conversation of so many turns, all alike.
 Work work(const Template& encoder, size_t num_turns) {
   JsonArray messages;
   for (size_t i = 0; i < num_turns; ++i) {

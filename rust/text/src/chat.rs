@@ -23,7 +23,7 @@ pub struct Chat {
     _source: Box<str>,
 }
 
-/// What to render of a conversation.
+/// The part of a conversation to render, and the places to find in it.
 #[derive(Default)]
 pub struct Request {
     pub num_messages: usize,
@@ -169,7 +169,7 @@ fn first(context: &Value, count: usize) -> Result<Vec<Value>, String> {
     Ok(messages.take(count).collect())
 }
 
-/// What the template said, with its line; raise_exception's text comes as it is.
+/// The text of an error, raise_exception's among them, with the template's line.
 fn describe(error: &Error) -> String {
     let mut text = match error.detail() {
         _ if error.kind() == ErrorKind::OutOfFuel => out_of_work().to_string(),
@@ -228,7 +228,7 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
     charge(0).map(|()| result)
 }
 
-/// What minijinja-contrib lacks, or does otherwise, comes first.
+/// Methods that minijinja-contrib lacks, or does otherwise, come first.
 fn python_method(
     state: &mut State,
     value: &Value,

@@ -14,7 +14,7 @@ use crate::limits::{admit, admit_items, admit_text, charge, refuse, settled};
 use crate::operators::{add, concat, mul};
 
 const MAX_SOURCE: usize = 1 << 20; // bytes
-const MAX_OPERATORS: usize = 500; // of one tag: each may nest the expression one level deeper
+const MAX_OPERATORS: usize = 500; // in one tag: each may nest the expression one level deeper
 const MAX_ELIFS: usize = 500; // each nests as an else
 const MAX_CONSTANT: usize = 4 << 20; // bytes of what is computed when a template is compiled
 
@@ -109,7 +109,7 @@ fn call(filter: &'static str, arguments: u16) -> Instruction<'static> {
     Instruction::ApplyFilter(filter, Some(arguments), !0)
 }
 
-/// What stands for an instruction: checkpoints before it, itself or ours, checkpoints after it.
+/// The code for one instruction: checkpoints before it, itself or ours, checkpoints after it.
 fn guarded<'a>(one: Instruction<'a>, after_constant: bool) -> Result<Vec<Instruction<'a>>, Error> {
     Ok(match one {
         Instruction::Add => vec![call(ADD, 2)],
@@ -269,7 +269,7 @@ fn charged(value: &Value) -> Result<(), Error> {
     charge(value.as_str().map_or(0, |text| text.len() / 64))
 }
 
-/// What a name is given; texts, numbers and flags, as most are, in no time.
+/// A checkpoint for a name's value. Texts, numbers and flags, as most are, take no time.
 fn named(value: Value) -> Result<Value, Error> {
     let value = settled(value)?;
     admit(&value, true).map(|()| value)

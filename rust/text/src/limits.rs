@@ -1,5 +1,5 @@
-//! What one rendering may use. A template is data that came with a model: it must not be able to
-//! end the process or to keep it for ever. minijinja counts instructions (fuel) and the depth of
+//! Limits of one rendering. A template is data that came with a model: it must not be able to end
+//! the process or to keep it for ever. minijinja counts instructions (fuel) and the depth of
 //! macros; this counts the rest, at checkpoints that guard.rs puts into every template: memory,
 //! the work of operations that take more than constant time, the depth and the size of values.
 use std::alloc::{GlobalAlloc, Layout, System};

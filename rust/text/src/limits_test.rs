@@ -15,7 +15,7 @@ fn render(source: &str, stop: Option<Stop>) -> Result<String, String> {
     Ok(out.remove(0).text)
 }
 
-/// What a template comes to on a thread with a stack of 2 MiB, the memory it took and the time.
+/// A template's result on a thread with a stack of 2 MiB, its peak of memory and its seconds.
 fn attempt(source: String) -> (Result<String, String>, isize, f64) {
     let work = move || {
         let (start, before) = (Instant::now(), HELD.get());

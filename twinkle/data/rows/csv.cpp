@@ -22,7 +22,7 @@ struct Cell {
 
 struct Record {
   std::vector<Cell> cells;
-  int64_t line = 0;  // of its first character
+  int64_t line = 0;  // line of its first character
 };
 
 class Scanner {

@@ -16,9 +16,9 @@ constexpr std::string_view kBlank = " \t\r\n";
 struct Piece {
   std::string_view text;
   int64_t row = -1;      // from 0; of a row that has no line of its own
-  int64_t line = 1;      // of the first byte, from 1
+  int64_t line = 1;      // line of the first byte, from 1
   int64_t skipped = 0;   // bytes before it in that line
-  bool is_line = false;  // of a JSONL file
+  bool is_line = false;  // it is a line of a JSONL file
 };
 
 // "file line 3", "file line 3, row 1".

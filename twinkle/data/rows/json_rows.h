@@ -32,7 +32,7 @@ class JsonlReader {
   int64_t at_ = 0;  // bytes read
   size_t block_bytes_;
   std::string pending_;  // the cut line at the end of the last block
-  int64_t line_ = 1;     // of the first byte of pending_
+  int64_t line_ = 1;     // line of pending_'s first byte
   bool first_ = true;
 };
 

@@ -14,7 +14,7 @@ using Rows = std::vector<Row>;
 
 struct Table {
   std::string name;          // the file, or "memory"
-  std::string unit = "row";  // what `places` counts: "line" (from 1) or "row" (from 0)
+  std::string unit = "row";  // the unit of `places`: "line" (from 1) or "row" (from 0)
   Rows rows;
   std::vector<int64_t> places;  // one per row
   std::vector<int64_t> lines;   // that rows begin in, from 1, where `places` does not count these;

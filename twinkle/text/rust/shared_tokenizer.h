@@ -12,7 +12,8 @@
 
 namespace twinkle::text {
 
-// Of files that have changed since a new one is read. Errors as of Tokenizer's constructor.
+// The tokenizer of a model, read anew if its files have changed. Errors as of Tokenizer's
+// constructor.
 std::shared_ptr<const Tokenizer> shared_tokenizer(const std::filesystem::path& model);
 
 // Token ids as text with special tokens written out, by the tokenizer of this model directory;

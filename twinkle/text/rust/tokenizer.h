@@ -17,7 +17,7 @@ struct twinkle_tokenizer;
 
 namespace twinkle::text {
 
-// Which bytes a token's offsets cover: the whole text, or, as `transformers` shows them, without
+// The bytes that a token's offsets cover: its whole text, or, as `transformers` shows them, without
 // the leading blanks of a word where the tokenizer's post-processor says so.
 enum class Offsets { kWhole, kTrimmed };
 
@@ -28,8 +28,8 @@ struct Encoding {
 
 class Tokenizer {
  public:
-  // Of a model's directory, or beside its one file (.gguf). Error kNotFound: no tokenizer.json
-  // there; kInvalid: a broken file, with its name and cause.
+  // Reads the files in a model's directory, or next to its one file (.gguf). Error kNotFound: no
+  // tokenizer.json there; kInvalid: a broken file, with its name and cause.
   explicit Tokenizer(const std::filesystem::path& model);
 
   // Token ids of UTF-8 text. `add_special_tokens`: what the post-processor adds (such as BOS).
