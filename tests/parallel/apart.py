@@ -1,5 +1,6 @@
-"""What each process of test_refused_on_one_rank.py runs: MODEL OUT. What one rank alone gives
-wrongly; then all goes on. Tells {case: what this rank is told}."""
+"""The script of each process of test_refused_on_one_rank.py: MODEL OUT. One rank alone gives wrong
+arguments, and all go on after each refusal. Writes {case: the error that this rank gets}, and the
+numbers of the calls that go on."""
 
 import json
 import os
@@ -31,7 +32,7 @@ is_last = rank == size - 1
 
 
 def refused(case, call, *args, **kwargs):
-    """What the call is told, where there are several ranks."""
+    """Records the error of the call, where there are several ranks."""
     if size == 1:
         return
     try:
@@ -164,7 +165,7 @@ for name, sampler, weights in (
 ):
     ways = {"greedy": {"temperature": 0.0}, "drawn": {}}
     if name == "its own engine":
-        del ways["greedy"]  # which one rank may ask for alone
+        del ways["greedy"]  # one rank may sample this without the others
     for way, how in ways.items():
         refused(f"{way} of {name}", sampler.sample, long, {"max_tokens": 4, **how})
         wrong = {**weights, next(iter(weights)): "/nowhere"}

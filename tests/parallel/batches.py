@@ -1,4 +1,4 @@
-"""What scripts of tests/parallel and tests/ray train on, and a short loop over it."""
+"""Batches that scripts of tests/parallel and tests/ray train on, and a short loop over them."""
 
 import numpy as np
 

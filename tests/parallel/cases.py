@@ -1,5 +1,5 @@
-"""What each process of test_whole_batches.py runs: MODEL FOLDER. Tells {case: {"whole": numbers
-that are the same on every rank, "own": a list, this rank's part of what one process has}}."""
+"""The script of each process of test_whole_batches.py: MODEL FOLDER. Writes {case: {"whole":
+numbers that are the same on every rank, "own": this rank's part of one process's list}}."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from twinkle.sampler import TorchSampler
 
 directory = sys.argv[1]
 mesh = DeviceMesh.from_sizes(dp_size=int(os.environ.get("WORLD_SIZE", "1")))
-# Of the same processes, but data rank 1 is process 2 there.
+# A mesh of the same processes in which data rank 1 is process 2.
 other = DeviceMesh.from_sizes(dp_size=2, fsdp_size=2) if "OTHER_MESH" in os.environ else mesh
 twinkle.initialize(mode="local", global_device_mesh=other)
 model = TransformersModel(model_id=directory, device_mesh=mesh)
@@ -73,7 +73,7 @@ class Spread(Loss):
         return (outputs["logps"].sum(-1) / counts).var()
 
 
-said = []  # what the ranks have told each other
+said = []  # names of the exchanges between ranks so far
 exchange = getattr(model._ranks, "_exchange", None)  # one process has none
 model._ranks._exchange = lambda what, value: said.append(what) or exchange(what, value)
 
@@ -95,14 +95,14 @@ if model._ranks.size > 1:
 
 
 def exchanged(call):
-    """What the ranks tell each other in a call, on several, and how many bytes this one does."""
+    """The names of a call's exchanges between several ranks, and the bytes that this one sends."""
     before = len(said), len(weighed.lengths)
     call()
     return said[before[0] :], weighed.lengths[before[1] :]
 
 
 def length_of(what, value):
-    """How many bytes a rank tells that comes to an exchange with this."""
+    """Bytes that a rank sends in an exchange with this value."""
     return len(pickle.dumps((what, (pickle.dumps(value), None))))
 
 
@@ -116,7 +116,7 @@ def adapter(name, loss, *metrics, **options):
 
 
 def of(name, outputs):
-    """What a case tells, after a step of its adapter."""
+    """Takes a step with the adapter and records the numbers of its case."""
     norm = model.clip_grad_and_step(adapter_name=name)
     metrics = model.calculate_metric(is_training=True, adapter_name=name)
     clocks = ("total time elapse", "speed", "tokens/s")
@@ -203,7 +203,7 @@ steps = {
 exchanges = {step: exchanged(call) for step, call in steps.items()}
 calls = {step: what for step, (what, _) in exchanges.items()}
 lengths = {step: lengths for step, (_, lengths) in exchanges.items()}
-# What this rank has of the batch, and of what comes of it: four bytes for each token.
+# Bytes of this rank's part of the batch, and of its scores: four bytes for each token.
 scores = [np.zeros(len(row["input_ids"]), np.float32) for row in mine(batch)]
 own_lengths = {
     "a batch": length_of("a batch", (mine(batch), None)),

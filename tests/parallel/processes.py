@@ -40,7 +40,7 @@ def free_port():
 
 
 def told_by(processes, folder):
-    """What each process has told, JSON in the file of its rank in the folder. All end well."""
+    """The JSON that each process wrote to the file of its rank in the folder. All end well."""
     end = time.monotonic() + 280
     ended = [process.end(max(end - time.monotonic(), 0)) for process in processes]
     errors = [error[-8000:] for status, error in ended if status != 0]
@@ -49,8 +49,8 @@ def told_by(processes, folder):
 
 
 def together(size, script, *arguments, **more):
-    """What each of `size` processes tells, to which the environment says what torchrun's does.
-    more: as Process takes it."""
+    """The JSON of each of `size` processes, with the variables that torchrun sets. more: as Process
+    takes it."""
     with (
         tempfile.TemporaryDirectory() as told,
         running(size, script, *arguments, TOLD=told, **more) as ranks,
@@ -59,7 +59,7 @@ def together(size, script, *arguments, **more):
 
 
 def alone(script, *arguments, **more):
-    """What one process tells."""
+    """The JSON of one process."""
     with tempfile.TemporaryDirectory() as told:
         process = Process(script, *arguments, TOLD=told, **more)
         try:
@@ -100,7 +100,7 @@ def running(size, script, *arguments, of_rank=None, **more):
 
 
 def torchrun(size, script, *arguments, **more):
-    """What each of `size` processes tells that torchrun itself starts."""
+    """The JSON of each of `size` processes that torchrun itself starts."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc_per_node={size}", str(HERE / script), *map(str, arguments)]
     with tempfile.TemporaryDirectory() as told:
@@ -139,15 +139,15 @@ def wait_for_steps(ranks, count):
 
 
 def ends_by_interrupt(rank):
-    """What other ranks may be told of one that is interrupted, by where it is."""
+    """The ends of an interrupted rank that the others may name. Only the first rank cancels."""
     ends = ["has ended with KeyboardInterrupt", "has gone", "has closed its engine"]
     ends.append("can't go on: its script was interrupted")
     return ends if rank else [*ends, "has cancelled it, as an interrupt of its script does"]
 
 
 def the_others_say(ranks, gone, text, seconds=50):
-    """Each rank but `gone` ends with an InternalError of an operation, and this text. What each has
-    said, by its number. seconds: fewer than the 60 after which a silent rank is taken for lost."""
+    """Each rank but `gone` ends with an InternalError of an operation, and this text. Returns
+    {rank: its error}. seconds: fewer than the 60 after which a silent rank is taken for lost."""
     said = {}
     began = time.monotonic()
     for rank in set(range(len(ranks))) - {gone}:

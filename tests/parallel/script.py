@@ -1,8 +1,8 @@
-"""What each process of tests/parallel runs: MODEL OUT STEPS [BEFORE FOLDER], from scratch or after
-so many steps that are saved in the folder. Tells losses and norms. FSDP: ranks that share a copy
-of the base. SAVE: steps between two saves. DO="RANK:WHAT": what a rank, or "all", does at its
-fourth step, by which the others go on, or end; "at once" or "early" and how it ends then: before it
-calls initialize, or before its first model."""
+"""The script of each process of tests/parallel: MODEL OUT STEPS [BEFORE FOLDER], from scratch or
+after so many steps that are saved in the folder. Writes losses and norms. FSDP: ranks that share a
+copy of the base. SAVE: steps between two saves. DO="RANK:WHAT": an act of one rank, or of "all", at
+the fourth step; the others go on, or end. WHAT of "at once" or "early", then "exit", "kill" or
+"raise": the rank ends before it calls initialize, or before its first model."""
 
 import gc
 import json
@@ -64,7 +64,7 @@ def leave_memory(more):
 
 
 def gather_too_much():
-    """Of all ranks: what the first one tells the second has no room for. And once more."""
+    """The first rank sends the second more than that has memory for; then all gather once more."""
     is_first = os.environ["RANK"] == "0"
     if not is_first:
         leave_memory(50 << 20)

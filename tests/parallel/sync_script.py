@@ -1,6 +1,6 @@
-"""What each process of test_sync.py runs: ROLE MODEL KIND RANK SIZE SENDERS STEPS. The model's
+"""The script of each process of test_sync.py: ROLE MODEL KIND RANK SIZE SENDERS STEPS. The model's
 first rank prints the address when it is told to, the others read it. KIND: adapter, full, or parts:
-an adapter of ranks that share the base. Prints what is sampled after each sync."""
+an adapter of ranks that share the base. The last line has the samples and facts of each sync."""
 
 import json
 import os
@@ -46,7 +46,7 @@ made = gloo.process_group
 
 
 def process_group(name, prefix, store, place):
-    """Whose sockets have another timeout than the watch."""
+    """A group whose sockets may have another timeout than the watch."""
     seconds = os.environ.get("SOCKETS_TIMEOUT", place[2])
     return made(name, prefix, store, (*place[:2], float(seconds)))
 

@@ -32,8 +32,8 @@ def flat(told):
 
 
 class One(NamedTuple):
-    """What one process has told, and sampled, of four batches, and of the four that follow, which
-    it has saved in the folder below."""
+    """One process's losses and norms (`told`) and samples of four batches, and its losses and norms
+    of the four that follow (`more`). Its weights are in `out`/last and in `out`/more/last."""
 
     out: Path
     told: list

@@ -81,7 +81,7 @@ def of_one(tiny_llama_dir, data_dir, tmp_path_factory):
     where = places(tiny_llama_dir, data_dir)
     one, told = alone_in(tmp_path_factory.mktemp("one"), where, SIZES)
     assert count(told, "forward_backward") == 10
-    assert count(told, "calculate_loss") == 6  # of two evaluations
+    assert count(told, "calculate_loss") == 6  # two evaluations
     return one, told
 
 

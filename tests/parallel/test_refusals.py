@@ -1,4 +1,4 @@
-"""What can't be right is refused before a group is made: without MASTER_ADDR making one says so."""
+"""Wrong arguments are refused before a group is made: without MASTER_ADDR making one fails."""
 
 import pytest
 from parallel.processes import alone

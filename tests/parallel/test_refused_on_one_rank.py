@@ -1,4 +1,4 @@
-"""What one rank alone gives wrongly is refused on all; then they go on, with the bits of one
+"""Wrong arguments of one rank alone are refused on all ranks; then all go on, with the bits of one
 process."""
 
 import pytest

@@ -55,7 +55,7 @@ def wait_for_steps(processes, count):
 
 
 def results_of(processes):
-    """What each has told at its end."""
+    """The JSON in the last line of each process. All end well."""
     for process in processes:
         status, error = process.end(200)
         assert status == 0, error[-4000:]
@@ -82,7 +82,7 @@ def test_samplers_in_other_processes_sample_the_models_bits(
 def test_ranks_that_share_the_base_send_it_in_parts(tiny_llama_dir, tmp_path):
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.from_pretrained(tiny_llama_dir)
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)  # of other weights
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)  # other weights
     with synced(2, 1, {"model": tiny_llama_dir, "sampler": tmp_path}, "parts") as ranks:
         results = results_of(ranks)
     told = results[0]["told"]

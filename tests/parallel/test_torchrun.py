@@ -188,7 +188,7 @@ def test_every_rank_is_told_where_scripts_part(what, text, tiny_llama_dir, tmp_p
 
 
 def test_torchrun_ends_no_rank_before_it_has_said_who_was_killed(tiny_llama_dir, tmp_path):
-    logs = tmp_path / "logs"  # of each rank its own, or lines of several fall into each other
+    logs = tmp_path / "logs"  # a log for each rank: lines of several could mix in one
     apart = {"PET_LOG_DIR": str(logs), "PET_REDIRECTS": "3"}
     with pytest.raises(AssertionError):
         torchrun(2, "script.py", tiny_llama_dir, tmp_path, 1000, DO="1:kill", **apart)

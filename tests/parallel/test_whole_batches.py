@@ -44,7 +44,7 @@ def test_equal_prompts_without_seeds_draw_apart(told):
 def test_a_call_is_agreed_on_once(told):
     for of_rank in told[1]:
         assert of_rank["exchanges"]["of"] == {
-            "forward": ["a batch", "its scores"],  # which are there when it has been computed
+            "forward": ["a batch", "its scores"],  # scores come when it has been computed
             "calculate_loss": ["its loss"],
             "backward": ["its backward", "its scores"],
             "clip_grad_norm": ["its clip_grad_norm"],

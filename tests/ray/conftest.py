@@ -95,7 +95,7 @@ class Nodes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        for pid in pids_of(self.folder):  # what has left its group
+        for pid in pids_of(self.folder):  # processes that have left their group
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -119,7 +119,7 @@ def test_a_rank_that_would_get_nothing_is_refused(eager):
 
 
 def lazily(method, *arguments):
-    """What the method of an eager object gives where it is lazy."""
+    """The result of an eager object's method when the object is lazy."""
     proxy = method.func.__self__
     proxy._lazy_collect = True
     try:

@@ -1,4 +1,4 @@
-"""What is refused before anything starts, what happens when a worker dies, and how a run ends."""
+"""Refusals before anything starts, the death of a worker, and the ends of runs."""
 
 import inspect
 import json
@@ -206,7 +206,7 @@ def test_a_killed_worker_ends_every_call_of_its_group_and_no_other(driver):
 
 
 def test_a_call_that_was_interrupted_between_two_workers_ends_the_group(driver, monkeypatch):
-    """Which would wait for each other else: one has the call, the other not."""
+    """The workers would wait for each other otherwise: one has the call, the other has not."""
     import ray
 
     with driver(two=2):
@@ -430,7 +430,7 @@ def test_a_cluster_that_was_started_here_ends_with_the_driver(how):
 
 
 def test_a_cluster_that_was_started_here_is_joined_with_its_token_alone(cluster):
-    """Which nobody can read, and which the next cluster does not get."""
+    """Nobody can read the token, and the next cluster does not get it."""
     environment = {name: value for name, value in os.environ.items() if "RAY_" not in name}
     environment |= NO_NICER
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)

@@ -8,7 +8,7 @@ from remote.things import Thing
 
 from twinkle import InternalError
 
-# Of Ray 2.60's monitor.
+# The message of Ray 2.60's memory monitor.
 FULL = (
     "Task was killed due to the node running low on memory.\nMemory on the node (IP: 10.0.0.7, ID: "
     "ab12) was 60.81GB used / 64.00GB limit (0.950156), which exceeds the memory usage threshold"

@@ -42,7 +42,7 @@ def test_a_lazy_result_goes_to_another_group_from_worker_to_worker(thing):
     assert other.doubled(lazy)() == [4, 8, 12]
     assert not lazy._has_value
     lazy()
-    assert other.doubled(lazy)() == [4, 8, 12]  # what the driver has
+    assert other.doubled(lazy)() == [4, 8, 12]  # the driver's value
 
 
 def test_a_lazy_result_is_equal_to_what_its_value_is_equal_to(thing):
@@ -96,7 +96,7 @@ def test_a_result_that_nobody_has_any_more_is_forgotten(thing):
 def test_lazy_calls_return_before_they_are_done_and_sync_ones_do_not(thing, tmp_path):
     told = tmp_path / "told"
     lazy = thing.wait(str(told))
-    told.touch()  # which ends the call
+    told.touch()  # the file ends the call
     assert lazy() == [True, True]
     with pytest.raises(InvalidError, match="thing: synced"):
         thing.synced()
@@ -243,10 +243,10 @@ def test_a_workers_own_error_comes_before_what_another_was_told_of_it(run):
 
 def test_where_one_piece_cannot_be_sent_no_worker_begins(run):
     made = Thing(remote_group="two")
-    gc.collect()  # what earlier tests have dropped is forgotten with the next call
+    gc.collect()  # objects that earlier tests have dropped are forgotten with the next call
     before = made.held()()
     other = Thing(remote_group="two")
-    del other  # what the workers are to forget, they forget with the next call that is sent
+    del other  # the workers forget an object with the next call that is sent
     with pytest.raises(InvalidError, match=r"argument 1 of Thing.take cannot be sent to group two"):
         made.take([1, threading.Lock()])
     assert made.steps_of_all()() == [0, 0]

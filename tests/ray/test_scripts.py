@@ -120,7 +120,7 @@ CUDA_VISIBLE_DEVICES=2,3 ray start --address=127.0.0.1:6379 --num-gpus=2
 CUDA_VISIBLE_DEVICES="" ray start --address=127.0.0.1:6379 --num-gpus=0
 """
 
-# What the document leaves out: the imports of two classes, and what its dots stand for.
+# Parts that the document leaves out: the imports of two classes, and the code at its dots.
 IMPORTS = """
 from twinkle.model import TransformersModel
 from twinkle.sampler import vLLMSampler
@@ -148,7 +148,7 @@ def test_the_documents_commands_make_three_nodes_on_which_its_script_runs(run, e
     for number, line in enumerate(COMMANDS.strip().splitlines()):
         visible, command = line.split(" ray start ")
         started = command.replace("6379", str(empty_cluster.port)).split()
-        # What nodes that share a machine need: less memory, and as many CPUs as they are to have.
+        # Nodes that share a machine need less memory, and as many CPUs as they are to have.
         started += ["--num-cpus=2", "--object-store-memory=100000000"]
         if "--head" in started:
             started += [f"--temp-dir={empty_cluster.folder / 't'}", "--include-dashboard=false"]

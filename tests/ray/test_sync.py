@@ -82,7 +82,7 @@ def test_managers_that_share_a_model_take_turns(driver, tiny_llama_dir):
 
 
 def within(seconds, call):
-    """What a call raises, if anything; it may not take longer."""
+    """Raises what the call raises, if anything. The call may not take longer."""
     raised = []
 
     def run():

@@ -15,7 +15,7 @@ SIZE, HELD, STEPS = 3, 1, 3  # ranks, the one whose part is kept, and steps betw
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """That keeps a save."""
+    """The library that holds up a save."""
     if shutil.which("c++") is None:
         pytest.skip("there is no C++ compiler to build tests/parallel/torn/held.cpp with")
     out = tmp_path_factory.mktemp("held") / "held.so"
@@ -26,7 +26,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def told(tiny_llama_dir, tmp_path_factory):
-    """Of an undisturbed run of twice as many steps."""
+    """Losses and norms of an undisturbed run of twice as many steps."""
     return alone("script.py", tiny_llama_dir, tmp_path_factory.mktemp("whole"), 2 * STEPS)
 
 
