@@ -1,6 +1,6 @@
-"""What people get wrong with models, adapters, batches and data: at each door the error has its
-text and changes nothing: weights, adapters, gradients, optimizer, counters and every file stay as
-they were. The core's tests have the other texts: twinkle/engine/bad_input_test.cpp."""
+"""Mistakes with models, adapters, batches and data: every entry point raises an error and changes
+nothing: weights, adapters, gradients, optimizer, counters and every file stay as they were. The
+core's tests have the other texts: twinkle/engine/bad_input_test.cpp."""
 
 import json
 import shutil

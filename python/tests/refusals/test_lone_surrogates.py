@@ -31,7 +31,7 @@ def test_templates_name_the_field_and_the_row(tiny_llama_dir):
     with pytest.raises(InvalidError, match=rf"^template: default_system {CAUSE}"):
         Template(str(tiny_llama_dir), default_system=BAD)
     assert template.check(talk(BAD)) is None
-    assert template.encode({**talk("😀"), "id": BAD})["id"] == BAD  # which nothing reads
+    assert template.encode({**talk("😀"), "id": BAD})["id"] == BAD  # nothing reads an id
 
 
 def test_tokenizers_name_the_text(tiny_llama_dir):

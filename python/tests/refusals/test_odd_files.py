@@ -1,4 +1,4 @@
-"""What lies where a file should be: none of it ends the process, blocks it or takes its memory."""
+"""Odd files, such as a FIFO or a huge one: none ends the process, blocks it or takes its memory."""
 
 import json
 import os

@@ -62,7 +62,7 @@ _SIZES = {"None", "5"}
 _COUNTS = {"None", "5", "0"}
 _POSITIVE = {"5", "1.5", "2**70"}
 
-# What is called with a value in one place: (call, names of the values that are right there).
+# Calls with a value in one place: {name: (call, names of the values that are right there)}.
 CALLS = {
     "Engine(model_id)": (lambda w, v: Engine(v), set()),
     "Engine(mixed_precision)": (option("mixed_precision"), _NONE),

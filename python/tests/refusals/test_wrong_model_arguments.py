@@ -25,7 +25,7 @@ def model_feature(name):
     return lambda w, v: w.model.forward_backward(inputs=[{**FEATURE, name: v}])
 
 
-# What is called with a value in one place: (call, names of the values that are right there).
+# Calls with a value in one place: {name: (call, names of the values that are right there)}.
 CALLS = {
     # model
     "TransformersModel(model_id)": (lambda w, v: TransformersModel(model_id=v), set()),

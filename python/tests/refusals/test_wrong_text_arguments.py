@@ -22,7 +22,7 @@ def message(name):
     return lambda w, v: w.template.encode({"messages": [{**turn, name: v}]})
 
 
-# What is called with a value in one place: (call, names of the values that are right there).
+# Calls with a value in one place: {name: (call, names of the values that are right there)}.
 CALLS = {
     "Template(model_id)": (lambda w, v: Template(v), set()),
     "Template(max_length)": (

@@ -15,7 +15,7 @@ TALK = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "co
 
 
 class World:
-    """What calls need; `state` is all that must not change."""
+    """The objects that calls need; `state` is all that must not change."""
 
     def __init__(self, directory, folder):
         self.directory, self.folder = str(directory), folder
