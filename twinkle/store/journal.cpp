@@ -1,6 +1,7 @@
 #include "twinkle/store/journal.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -200,7 +201,8 @@ void Journal::run() {
       rest = rest.subspan(write_some(rest));
       if (is_sync_due()) sync();
     }
-    if (!rest.empty()) refuse("write to", 0, rest);  // appended before trouble() said why
+    if (!rest.empty())
+      refuse(refusal_of("write to", 0), rest);  // appended before trouble() said why
     if (failing_ && Clock::now() >= retry_at_) retry();
     // Whoever waits for the disk waits for no timer: what comes while it is busy is the next group.
     if (is_sync_due() || !unsynced_.empty() || (stopping && !failing_)) sync();
@@ -252,10 +254,18 @@ size_t Journal::write_some(std::span<Pending> records) {
   const auto size_of = [](const Pending& p) {
     return static_cast<int64_t>(kHeaderBytes + p.payload.size());
   };
+  if (!is_in_place()) {
+    refuse(
+        folder_.string() +
+            " was moved, or another folder is in its place, while the server runs; move it back, "
+            "or end the server",
+        records);
+    return records.size();
+  }
   if (end_ == 0) must_begin_ = false;
   const bool is_full = end_ + size_of(records[0]) > options_.segment_bytes;
   if (end_ > 0 && (is_full || must_begin_) && !roll()) {
-    refuse("make a segment after", errno, records);
+    refuse(refusal_of("make a segment after", errno), records);
     return records.size();
   }
   std::array<Header, kMaxRecordsAtOnce> headers;
@@ -273,7 +283,7 @@ size_t Journal::write_some(std::span<Pending> records) {
   }
   fault("before journal write");
   if (!write_all(file_.get(), std::span(parts).first(2 * count), end_)) {
-    refuse("write to", errno, records);
+    refuse(refusal_of("write to", errno), records);
     return records.size();
   }
   fault("after journal write");
@@ -317,23 +327,33 @@ bool Journal::sync() {
     const Lock lock(mutex_);
     marks_.erase(marks_.lower_bound(next_), marks_.end());
   }
-  refuse("sync", error, waiting);
+  refuse(refusal_of("sync", error), waiting);
   errno = error;
   return false;
 }
 
+// Writes to a folder that was moved would go on where nobody looks for them.
+bool Journal::is_in_place() const {
+  struct stat written = {}, there = {};
+  return ::fstat(file_.get(), &written) == 0 && ::stat(path_.c_str(), &there) == 0 &&
+         written.st_dev == there.st_dev && written.st_ino == there.st_ino;
+}
+
+std::string Journal::refusal_of(const char* action, int error) const {
+  return std::string("cannot ") + action + " " + path_.string() + ": " + std::strerror(error) +
+         "; free space there or mend the disk, it is tried again";
+}
+
 // Cuts off what is half written, and tells these why, or keeps them. What was written before is
 // synced first, so that its callbacks come first.
-void Journal::refuse(const char* action, int error, std::span<Pending> records) {
+void Journal::refuse(const std::string& why, std::span<Pending> records) {
   if (!unsynced_.empty()) sync();
   // Where this fails, retry() does it; until then nothing is written after it.
   std::ignore = ::ftruncate(file_.get(), end_);
   std::exception_ptr refusal;
   {
     const Lock lock(mutex_);
-    if (trouble_.empty())
-      trouble_ = std::string("store: cannot ") + action + " " + path_.string() + ": " +
-                 std::strerror(error) + "; free space there or mend the disk, it is tried again";
+    if (trouble_.empty()) trouble_ = "store: " + why;
     refusal = std::make_exception_ptr(Error(Code::kBusy, trouble_));
   }
   synced_.notify_all();
@@ -411,7 +431,8 @@ void Journal::retry() {
     }
   };
   const bool fits = cut() && again() && write_all(file_.get(), {&probe, 1}, end_);
-  if (!cut() || !fits || ::fdatasync(file_.get()) != 0 || (must_roll_ && !roll())) {
+  if (!cut() || !fits || !is_in_place() || ::fdatasync(file_.get()) != 0 ||
+      (must_roll_ && !roll())) {
     retry_at_ = Clock::now() + seconds(options_.retry_seconds);
     return;
   }

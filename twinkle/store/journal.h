@@ -122,7 +122,9 @@ class Journal {
   bool roll();
   size_t write_some(std::span<Pending> records);
   bool sync();
-  void refuse(const char* action, int error, std::span<Pending> records);
+  bool is_in_place() const;
+  std::string refusal_of(const char* action, int error) const;
+  void refuse(const std::string& why, std::span<Pending> records);
   bool write_again();
   void lose(uint64_t sequence);
   void tell_lost(const std::string& why) const;

@@ -254,5 +254,29 @@ TEST(Journal, KeepsWhatItAcknowledgedWhenItsProcessIsKilled) {
   EXPECT_GE(Opened(dir / "j").kept.size(), acknowledged);
 }
 
+TEST(Journal, TakesNothingWhileItsFolderIsNotWhereItWas) {
+  const ScratchDir dir(memory_folder());
+  Calls calls;
+  {
+    Opened opened(dir / "j", {.segment_bytes = 1, .retry_seconds = 0.02});
+    opened.journal->append(1, 1, "a", calls.one());
+    calls.wait(1);
+    fs::rename(dir / "j", dir / "away");
+    fs::create_directory(dir / "j");  // a second record would begin a segment in this one
+    opened.journal->append(1, 1, "b", calls.one());
+    EXPECT_EQ(calls.wait(2).back(),
+              "store: " + (dir / "j").string() +
+                  " was moved, or another folder is in its place, while the server runs; move it "
+                  "back, or end the server");
+    EXPECT_TRUE(fs::is_empty(dir / "j"));
+    fs::remove(dir / "j");
+    fs::rename(dir / "away", dir / "j");
+    wait_until_healthy(*opened.journal);
+    opened.journal->append(1, 1, "c", calls.one());
+    EXPECT_EQ(calls.wait(3).back(), "2");
+  }
+  EXPECT_EQ(Opened(dir / "j").kept.size(), 2U);
+}
+
 }  // namespace
 }  // namespace twinkle::store
