@@ -68,6 +68,8 @@ void refuse_columns(const Json& row, const JsonArray& messages) {
   };
   refuse("functions",
          "name it tools, a list of {\"type\": \"function\", \"function\": {...}}, or leave it out");
+  refuse("function_call",
+         "a call belongs to an assistant's message, as tool_calls; put it there, or leave it out");
   if (says_nothing(find(row, "history"))) return;
   require(begin_with(messages, history_messages(row)), Code::kInvalid,
           "text: field 'history' has turns that messages do not begin with; put them there, and "

@@ -14,8 +14,9 @@ namespace twinkle::text {
 inline constexpr std::array<std::string_view, 6> kChatColumns = {"messages", "tools",  "user_data",
                                                                  "images",   "videos", "audios"};
 // These, too, where they hold JSON; a row of a loop of one's own may have tensors of such names.
-inline constexpr std::array<std::string_view, 7> kMoreColumns = {
-    "system", "history", "functions", "chat_template_kwargs", "weight", "loss", "train"};
+inline constexpr std::array<std::string_view, 8> kMoreColumns = {
+    "system", "history", "functions", "function_call", "chat_template_kwargs",
+    "weight", "loss",    "train"};
 
 // The text of the column `system`; empty: none, or `messages` begin with it. Error kInvalid: it is
 // no string, or they begin with another system message.

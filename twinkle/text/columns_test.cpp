@@ -55,6 +55,9 @@ TEST(Columns, HistoryMustBeAmongTheMessages) {
 }
 
 TEST(Columns, WhatATemplateWouldReadIsRefusedByName) {
+  EXPECT_EQ(columns_error(row_of(R"("function_call": {"name": "f"})")),
+            "text: field 'function_call' is {\"name\":\"f\"}, which is not read; a call belongs to "
+            "an assistant's message, as tool_calls; put it there, or leave it out");
   EXPECT_EQ(columns_error(row_of(R"("functions": [{"name": "f"}])")),
             "text: field 'functions' is [{\"name\":\"f\"}], which is not read; name it tools, a "
             "list of {\"type\": \"function\", \"function\": {...}}, or leave it out");
