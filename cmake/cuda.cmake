@@ -87,7 +87,7 @@ function(twinkle_cuda_emulation_test)
   # Its own cuda:: functions come before those of the library.
   target_link_libraries(cuda_emulation_test PRIVATE twinkle_engine GTest::gtest GTest::gtest_main)
   target_precompile_headers(cuda_emulation_test REUSE_FROM twinkle_pch)
-  target_compile_options(cuda_emulation_test PRIVATE ${twinkle_test_options})
+  target_compile_options(cuda_emulation_test PRIVATE ${twinkle_test_warnings})
   set_target_properties(cuda_emulation_test PROPERTIES UNITY_BUILD ${TWINKLE_UNITY} UNITY_BUILD_BATCH_SIZE 8)
   foreach(shard 0 1)  # by far the longest: half the tests each, at the same time
     add_test(NAME cuda_emulation_test_${shard} COMMAND cuda_emulation_test WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
