@@ -55,6 +55,7 @@ Tenant::Tenant(std::string name, Mode mode, lora::AdapterRef pin, uint64_t seed,
     std::vector<int64_t> sizes;
     for (const size_t i : adapter().held()) sizes.push_back(adapter().value(i).numel());
     owners_ = Owners(home.comm, name_, sizes);
+    adapter_bytes_ = adapter().num_bytes();
   }
   if (mode_ != Mode::kFull) return;
   // Updates smaller than half a bfloat16 step would vanish: the weights that are stepped are
@@ -113,18 +114,20 @@ int64_t Tenant::num_bytes() {
   return n;
 }
 
-std::vector<at::Tensor*> Tenant::movable_tensors() {
-  if (mode_ != Mode::kLora) return {};
+bool Tenant::is_read() const {
+  if (mode_ != Mode::kLora) return false;
   std::map<int32_t, int64_t> mine{{slot(), 1}};
   for (const auto& [version, pin] : published_) ++mine[pin.slot()];
   const auto read = [&](const lora::AdapterRef& pin) {
     return pin.num_shares() > mine[pin.slot()];
   };
-  if (read(pin_)) return {};
+  return read(pin_) ||
+         std::ranges::any_of(published_, [&](const auto& each) { return read(each.second); });
+}
+
+std::vector<at::Tensor*> Tenant::movable_tensors() {
+  if (mode_ != Mode::kLora || is_read()) return {};
   std::vector<at::Tensor*> out;
-  for (const auto& [version, pin] : published_) {
-    if (read(pin)) return {};
-  }
   for (lora::Adapter* adapter : adapters()) {
     adapter->weights_changed();
     for (const size_t i : adapter->held())

@@ -119,9 +119,13 @@ class Tenant {
   // Bytes of its state in addition to the base model: weights, published ones too, gradients,
   // optimizer.
   int64_t num_bytes();
+  // Bytes of its adapter as it was made, without gradients; 0: none. They are there or parked.
+  int64_t adapter_bytes() const { return adapter_bytes_; }
+  // True: a Sample that runs, or a save that is being written, reads its weights.
+  bool is_read() const;
   // All of that, to be taken out of memory and put back before the next use, in one order;
-  // undefined ones are to stay so. Empty: a Sample that runs reads the weights, or
-  // there is no adapter. What derives from the weights is dropped.
+  // undefined ones are to stay so. Empty: is_read(), or there is no adapter. What derives from the
+  // weights is dropped.
   std::vector<at::Tensor*> movable_tensors();
   // After they were taken out, and after they were put back: what experts share follows.
   void link_shared();
@@ -151,6 +155,7 @@ class Tenant {
   std::string name_;
   Mode mode_;
   lora::AdapterRef pin_;
+  int64_t adapter_bytes_ = 0;
   std::map<int64_t, lora::AdapterRef> published_;
   int64_t num_published_ = 0;  // ever
   uint64_t seed_;

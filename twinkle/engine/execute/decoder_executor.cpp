@@ -2,16 +2,14 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <malloc.h>
 
 #include <algorithm>
-#include <cmath>
 
-#include "twinkle/base/memory/memory_limit.h"
 #include "twinkle/engine/checkpoint/load.h"
 #include "twinkle/engine/device.h"
 #include "twinkle/engine/execute/check.h"
+#include "twinkle/engine/execute/memory_checks.h"
 #include "twinkle/engine/execute/read_together.h"
 #include "twinkle/engine/memory/text_of_error.h"
 #include "twinkle/engine/weights/exchange.h"
@@ -23,56 +21,10 @@
 namespace twinkle::engine {
 namespace {
 
-constexpr double kMiB = 1 << 20;
-
-double memory_of(at::Device device) {
-  if (!device.is_cpu()) {
-    auto* allocator = c10::getDeviceAllocator(device.type());
-    return static_cast<double>(allocator->getMemoryInfo(device.index()).second);
-  }
-  return static_cast<double>(memory_limit());
-}
-
-// A limit that is not named is a share of it; 0: none is asked for.
-int64_t memory_of_tenants(const EngineOptions& o) {
-  const bool is_share = o.parking.resident_bytes == ParkingOptions::kHalf;
-  if (!is_share || o.parking.directory.empty()) return 0;
-  const at::Device device = device_named(o.model.device);
-  at::empty({1}, device);  // its allocator answers from the first tensor on
-  return static_cast<int64_t>(memory_of(device));
-}
-
-// The cache is taken when the first prompt comes, and fills up much later.
-void require_cache_fits(int64_t tokens, double bytes, at::Device device) {
-  if (!device.is_cpu()) return;
-  const double memory = memory_of(device);
-  require(bytes <= memory, Code::kInvalid, "engine: kv_tokens is ", tokens,
-          ", whose keys and values take ", std::ceil(bytes / kMiB), " MiB, this process may use ",
-          std::floor(memory / kMiB), " MiB; lower it");
-}
-
-void require_states_fit(int64_t sequences, double bytes, double cache, at::Device device) {
-  if (!device.is_cpu() || bytes == 0) return;
-  const double memory = memory_of(device);
-  require(bytes + cache <= memory, Code::kInvalid, "engine: max_sequences is ", sequences,
-          ", whose states take ", std::ceil(bytes / kMiB), " MiB and the cache's pages ",
-          std::ceil(cache / kMiB), " MiB, this process may use ", std::floor(memory / kMiB),
-          " MiB; lower it");
-}
-
 // Bytes of copies that wait for the next Save. Larger ones go back to the system.
 constexpr int64_t kMaxKeptBytes = int64_t{256} << 20;
 // Bytes of Saves that have begun: the next one waits for a slow disk, rather than hold more.
 constexpr int64_t kMaxWritingBytes = int64_t{256} << 20;
-
-void require_share(double share, double weights, double cache, at::Device device) {
-  if (share == 1) return;
-  const double memory = memory_of(device);
-  require(weights + cache <= share * memory, Code::kInvalid, "engine: memory_share is ", share,
-          " of ", std::floor(memory / kMiB), " MiB, but weights take ", std::ceil(weights / kMiB),
-          " MiB and the sampler's cache ", std::ceil(cache / kMiB),
-          " MiB; raise it, or lower kv_tokens");
-}
 
 // Null: this rank has all of the base.
 std::unique_ptr<parallel::Shards> shards_of(mesh::Comm* comm, int64_t gathered_bytes) {
@@ -234,6 +186,30 @@ bool DecoderExecutor::waits(const Operation& operation) {
   if (const auto* op = std::get_if<Load>(&operation)) return is_written(op->directory);
   if (const auto* op = std::get_if<Create>(&operation)) return is_written(op->directory);
   return std::holds_alternative<Save>(operation) && writing_bytes_ >= kMaxWritingBytes;
+}
+
+// A lone Sample always has room.
+SampleRoom DecoderExecutor::sample_room(const Sample& sample, int64_t promised) {
+  const auto it = tenants_.find(sample.tenant);
+  if (parking_.limit() == 0 || it == tenants_.end() || it->second->mode() != Mode::kLora) return {};
+  const Tenant& who = *it->second;
+  if (who.is_read()) return {.is_needed = true};
+  const int64_t bytes = parking_.bytes_of(who), wanted = promised + bytes;
+  const bool fits = parking_.has_room(wanted) || parking_.bytes_in_use() + promised == 0 ||
+                    parking_.bytes_in_use(training_->tenants()) + wanted <= parking_.limit();
+  return {.is_needed = true, .fits = fits, .bytes = bytes};
+}
+
+int64_t DecoderExecutor::batch_room() {
+  if (parking_.limit() == 0) return kNoLimit;
+  return std::max<int64_t>(0, parking_.limit() - parking_.bytes_in_use(training_->tenants()));
+}
+
+// Gradients, or, of those that are there, the copy to go back to, come in addition.
+int64_t DecoderExecutor::batch_bytes(const std::string& tenant) {
+  const auto it = tenants_.find(tenant);
+  if (it == tenants_.end()) return 0;
+  return parking_.bytes_of(*it->second) + it->second->adapter_bytes();
 }
 
 // One rank: nothing.
@@ -451,6 +427,7 @@ void DecoderExecutor::end_round() {
 
 void DecoderExecutor::run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,
                                 BatchOutcome& outcome) {
+  end_round();  // those of the last one have ended since
   try {
     training_->run_batch(batch, stop, outcome);
   } catch (const std::exception& error) {

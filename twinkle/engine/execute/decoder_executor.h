@@ -51,6 +51,9 @@ class DecoderExecutor : public Executor {
   int64_t max_result_bytes(const Operation& operation, bool streams) const override;
   std::shared_ptr<Prepared> prepare(const Operation& operation, const Reserve& reserve) override;
   bool waits(const Operation& operation) override;
+  SampleRoom sample_room(const Sample& sample, int64_t promised) override;
+  int64_t batch_room() override;
+  int64_t batch_bytes(const std::string& tenant) override;
   FirstPart first_part(const Operation& operation) override;
   Result run(const Operation& operation, Prepared* prepared) override;
   void run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,

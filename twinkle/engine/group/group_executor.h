@@ -39,6 +39,11 @@ class GroupExecutor : public Executor {
     return local_.prepare(operation, reserve);
   }
   bool waits(const Operation& operation) override { return local_.waits(operation); }
+  SampleRoom sample_room(const Sample& sample, int64_t promised) override {
+    return local_.sample_room(sample, promised);
+  }
+  int64_t batch_room() override { return local_.batch_room(); }
+  int64_t batch_bytes(const std::string& tenant) override { return local_.batch_bytes(tenant); }
   FirstPart first_part(const Operation& operation) override;
   Result run(const Operation& operation, Prepared* prepared) override;
   void run_batch(std::span<const Work> batch, const std::atomic<bool>& stop,

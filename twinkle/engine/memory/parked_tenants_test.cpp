@@ -2,6 +2,8 @@
 // harms nobody else.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <future>
 #include <utility>
 
@@ -18,10 +20,11 @@ namespace fs = std::filesystem;
 
 class ParkedTenants : public testing::Test {
  protected:
-  std::unique_ptr<Engine> start(int64_t resident_bytes) {
+  // Of 16 tokens, an operation takes several batches.
+  std::unique_ptr<Engine> start(int64_t resident_bytes, int64_t token_budget = 16) {
     auto engine = std::make_unique<Engine>(
         EngineOptions{.model = {.path = model_.path()},
-                      .scheduling = {.token_budget = 16},  // an operation takes several batches
+                      .scheduling = {.token_budget = token_budget},
                       .parking = {.resident_bytes = resident_bytes,
                                   .directory = resident_bytes ? folder().string() : ""}});
     for (int i = 0; i < 6; ++i) {
@@ -82,6 +85,33 @@ TEST_F(ParkedTenants, SamplesAloneSendIdleTenantsToTheirFilesAndBack) {
   }
   EXPECT_GE(tight->parking().num_returns - before, 11);
   EXPECT_GE(tight->parking().num_parked, 4);
+}
+
+TEST_F(ParkedTenants, SamplesAndBatchesThatBeginTogetherTakeTurnsWithinTheLimit) {
+  const int64_t adapter = start(int64_t{1} << 40)->parking().resident_bytes / 6;
+  const int64_t limit = 5 * adapter;
+  const auto tight = start(limit, 4096);
+  std::atomic<int64_t> most = 0;
+  const auto look = [&](const auto&) { most = std::max(+most, tight->parking().resident_bytes); };
+  std::vector<Operation> samples, passes;
+  for (int i = 0; i < 6; ++i) {
+    samples.push_back(Sample{.tenant = name(i),
+                             .prompts = {{3, 4}},
+                             .params = {{.max_tokens = 40, .ignore_eos = true}}});
+    passes.push_back(work(name(i)));
+  }
+  for (auto& future : tight->submit(std::move(samples), SampleHooks{.on_tokens = look}))
+    future.get();
+  EXPECT_GE(most, 2 * adapter) << "some at a time";
+  EXPECT_LE(most, limit);
+  for (auto& future : tight->submit(std::move(passes))) future.get();
+  int64_t tenants = 0;
+  for (const BatchStats& batch : tight->stats().last_batches) {
+    EXPECT_LE(batch.num_tenants, 2) << "of an adapter and its gradients each";
+    tenants = std::max(tenants, batch.num_tenants);
+  }
+  EXPECT_EQ(tenants, 2);
+  EXPECT_LE(tight->parking().resident_bytes, limit);
 }
 
 // With its weights, gradients, optimizer and a published version.

@@ -184,6 +184,18 @@ void Parking::count(Place& place) {
   if (bytes == 0) resident_.erase(place.used);
 }
 
+int64_t Parking::bytes_of(const Tenant& tenant) const {
+  const auto found = places_.find(&tenant);
+  return found == places_.end() ? 0 : found->second.bytes;
+}
+
+int64_t Parking::bytes_in_use(const std::set<const Tenant*>& held) const {
+  int64_t out = 0;
+  for (const auto& [used, place] : resident_)
+    if (held.contains(place->tenant) || place->tenant->is_read()) out += place->bytes;
+  return out;
+}
+
 int64_t Parking::park_now(const Tenant& tenant) {
   const auto found = places_.find(&tenant);
   if (found == places_.end() || !found->second.shapes.empty()) return 0;

@@ -47,6 +47,14 @@ class Parking {
   // is counted.
   int64_t park_now(const Tenant& tenant);
 
+  // Bytes of the tenant's state, in memory or parked, as its last round left it.
+  int64_t bytes_of(const Tenant& tenant) const;
+  // Bytes in memory of tenants that Samples read, or that are `held`.
+  int64_t bytes_in_use(const std::set<const Tenant*>& held = {}) const;
+  // Bytes that may be in memory; 0: any number.
+  int64_t limit() const { return limit_; }
+  bool has_room(int64_t bytes) const { return limit_ == 0 || resident_bytes_ + bytes <= limit_; }
+
   bool is_on() const { return !folder_.empty(); }
   ParkingStats stats() const;  // any thread
 

@@ -224,9 +224,18 @@ std::optional<Dispatcher::Turn> Dispatcher::next_turn() {
 std::vector<Job*> Dispatcher::heads() {
   std::vector<Job*> out;
   for (const int64_t id : scheduler_.heads()) out.push_back(&jobs_.at(id));
+  // Samples that wait for memory keep their order, so that each gets its turn.
+  int64_t promised = 0;
+  bool is_full = false;
   // One that holds its tenant stays first.
-  std::erase_if(out, [this](const Job* j) {
-    return j->state != Job::kQueued || executor_.waits(j->operation);
+  std::erase_if(out, [&](const Job* j) {
+    if (j->state != Job::kQueued || executor_.waits(j->operation)) return true;
+    const auto* sample = std::get_if<Sample>(&j->operation);
+    const SampleRoom room = sample ? executor_.sample_room(*sample, promised) : SampleRoom();
+    if (!room.is_needed) return false;
+    is_full = is_full || !room.fits;
+    promised += room.bytes;
+    return is_full;
   });
   const auto changes_base = [this](const Job* j) { return executor_.changes_base(j->operation); };
   draining_ = std::ranges::any_of(out, changes_base);
@@ -268,7 +277,9 @@ void Dispatcher::form_batch(Turn& turn) {
   turn.outcome.ended.reserve(jobs_.size());
   turn.outcome.rewound.reserve(jobs_.size());
   stats_.last_batches.reserve(kLastBatches);
-  const std::vector<Slice> slices = scheduler_.next_batch(!draining_);
+  const std::vector<Slice> slices = scheduler_.next_batch(
+      !draining_, {executor_.batch_room(),
+                   [this](const std::string& tenant) { return executor_.batch_bytes(tenant); }});
   const int64_t number = ++stats_.num_batches;
   BatchStats counts;
   for (const Slice& slice : slices) {

@@ -67,6 +67,13 @@ struct FirstPart {
   bool holds_tenant = false;  // its tenant's next operations begin when the rest has ended
 };
 
+// Memory that a Sample takes for its tenant's state until it has ended.
+struct SampleRoom {
+  bool is_needed = false;  // false: it reads the base's weights alone
+  bool fits = true;        // beside what is in use
+  int64_t bytes = 0;       // in addition to what is in use
+};
+
 // To be called with a number of bytes before they are allocated. Error kBusy, kInvalid: no room.
 using Reserve = std::function<void(int64_t bytes)>;
 
@@ -99,6 +106,12 @@ class Executor {
   // True: it can't run yet: it needs what first_part() of another has left to be done, or would
   // change what that works on.
   virtual bool waits(const Operation&) { return false; }
+  // `promised`: bytes of Samples that start before it and have not begun.
+  virtual SampleRoom sample_room(const Sample&, int64_t /*promised*/) { return {}; }
+  // Bytes for the state of tenants whose operations begin in the next batch, beside what is in use,
+  // and what one of them takes there.
+  virtual int64_t batch_room() { return kNoLimit; }
+  virtual int64_t batch_bytes(const std::string& /*tenant*/) { return 0; }
   // Does what an operation needs this thread for, and returns the rest, with whose end the
   // operation ends; others go on meanwhile. Without a rest run() does all of it. When it throws,
   // nothing has changed.

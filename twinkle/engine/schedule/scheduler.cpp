@@ -96,6 +96,7 @@ bool Scheduler::others_have_begun(const std::string& tenant) const {
 // A tenant with more to run in the batch in the making.
 struct Scheduler::Candidate {
   Tenant* tenant;
+  int64_t bytes = 0;              // that its state takes until it has begun
   size_t at = 0;                  // the operation that the batch has come to
   std::optional<size_t> slice{};  // that operation's
 
@@ -107,7 +108,9 @@ struct Scheduler::Candidate {
 // A batch in the making. Takes no memory: its vectors have room.
 struct Scheduler::Filling {
   int64_t room;
-  bool begin;  // operations that have not run yet may
+  int64_t bytes;   // room for the state of tenants that begin
+  bool any_begun;  // operations before it: tenants' state is in use already
+  bool begin;      // operations that have not run yet may
   uint64_t& turn;
   std::vector<Slice> slices{};
   std::vector<Claim> claims{};  // claims of the candidates, in their order
@@ -115,6 +118,7 @@ struct Scheduler::Filling {
 
   bool fits(const Candidate& candidate) const {
     const Entry& entry = candidate.entry();
+    if (candidate.bytes > bytes && (any_begun || !slices.empty())) return false;
     if (slices.empty()) return true;  // even one that is longer than the budget
     if ((closed || entry.alone) && slices.front().id != entry.id) return false;
     return candidate.unit() <= room;
@@ -153,6 +157,7 @@ struct Scheduler::Filling {
     slice.num_tokens += n;
     entry.begun = true;
     room -= n;
+    bytes -= std::exchange(candidate.bytes, 0);
     closed = closed || entry.alone;
     candidate.tenant->num_tokens += n;
     candidate.tenant->account.last_turn = ++turn;
@@ -166,7 +171,7 @@ struct Scheduler::Filling {
     const Entry& after = candidate.tenant->entries[candidate.at + 1];
     if (!entry.joins || !after.joins || entry.alone || after.alone || after.tokens.empty())
       return false;
-    candidate = {candidate.tenant, candidate.at + 1};
+    candidate = {.tenant = candidate.tenant, .at = candidate.at + 1};
     return true;
   }
 
@@ -195,15 +200,19 @@ struct Scheduler::Filling {
   static constexpr double kNever = std::numeric_limits<double>::infinity();
 };
 
-std::vector<Slice> Scheduler::next_batch(bool begin) {
+std::vector<Slice> Scheduler::next_batch(bool begin, const BatchRoom& memory) {
   std::map<int32_t, std::vector<Candidate>, std::greater<>> levels;
   size_t num_operations = 0;
+  bool any_begun = false;
   for (auto& [name, tenant] : tenants_) {
     if (!tenant.can_run(begin)) continue;
-    levels[tenant.priority].push_back({&tenant});
+    const bool has_begun = tenant.entries.front().begun;
+    const bool takes_any = !has_begun && memory.bytes != kNoLimit && memory.bytes_of;
+    levels[tenant.priority].push_back({&tenant, takes_any ? memory.bytes_of(name) : 0});
     num_operations += tenant.entries.size();
+    any_begun = any_begun || has_begun;
   }
-  Filling batch{budget_, begin, turn_};
+  Filling batch{budget_, memory.bytes, any_begun, begin, turn_};
   batch.slices.reserve(num_operations);
   batch.claims.reserve(tenants_.size());
   for (auto& [priority, candidates] : levels) batch.fill(candidates);

@@ -9,6 +9,8 @@
 #pragma once
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -20,6 +22,15 @@ namespace twinkle::engine {
 struct Share {
   double weight = 1.0;   // > 0; of the tokens, among tenants of one priority
   int32_t priority = 0;  // higher first
+};
+
+inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
+// Memory for the state of tenants whose operations begin in a batch. One always may, when none has
+// begun.
+struct BatchRoom {
+  int64_t bytes = kNoLimit;
+  std::function<int64_t(const std::string& tenant)> bytes_of{};  // empty: none takes any
 };
 
 // Sequences [first, last) of an operation.
@@ -51,8 +62,9 @@ class Scheduler {
 
   // Operations without sequences that are first in their tenant's order, the oldest first.
   std::vector<int64_t> heads() const;
-  // The next batch, empty when nothing can run. `begin`: operations that have not run yet may.
-  std::vector<Slice> next_batch(bool begin = true);
+  // The next batch, empty when nothing can run. `begin`: operations that have not run yet may, of
+  // tenants that `room` is enough for.
+  std::vector<Slice> next_batch(bool begin = true, const BatchRoom& room = {});
   bool has_batch(bool begin = true) const;
 
   // Operations that have begun and not ended, other than this tenant's.

@@ -317,5 +317,30 @@ TEST(Scheduler, TheSameCallsGiveTheSameBatches) {
   EXPECT_EQ(run(), run());
 }
 
+TEST(Scheduler, TenantsBeginWhereTheirStateHasRoomEachInItsTurn) {
+  Scheduler scheduler(10);
+  const auto ids = [&](int64_t bytes) {
+    std::vector<int64_t> out;
+    const BatchRoom room{bytes, [](const std::string&) { return int64_t{4}; }};
+    for (const Slice& slice : scheduler.next_batch(true, room)) out.push_back(slice.id);
+    return out;
+  };
+  const auto end = [&](int64_t id) { scheduler.remove(std::string(1, static_cast<char>(id)), id); };
+  for (int64_t id = 1; id <= 5; ++id)
+    scheduler.push(std::string(1, static_cast<char>(id)), id, {2});
+  EXPECT_EQ(ids(9), (std::vector<int64_t>{1, 2}));
+  end(1), end(2);
+  EXPECT_EQ(ids(3), (std::vector<int64_t>{3})) << "one always may";
+  end(3);
+  EXPECT_EQ(ids(8), (std::vector<int64_t>{4, 5}));
+  end(4), end(5);
+  scheduler.push("\x06", 6, {8, 8});
+  EXPECT_EQ(ids(0), (std::vector<int64_t>{6}));
+  scheduler.push("\x07", 7, {2});
+  EXPECT_EQ(ids(0), (std::vector<int64_t>{6})) << "its state is in use until it has ended";
+  end(6);
+  EXPECT_EQ(ids(0), (std::vector<int64_t>{7}));
+}
+
 }  // namespace
 }  // namespace twinkle::engine
