@@ -57,10 +57,11 @@ def test_a_page_for_users_has_no_sentence_above_35_words_and_things_do_not_tell(
     assert not words, "reports, prints, returns or states; only; ModelScope's Twinkle"
 
 
-def test_the_measure_of_sentences_leaves_out_code_tables_and_comments():
+def test_the_measure_of_sentences_leaves_out_code_and_comments_and_reads_cells():
     long = " ".join(["word"] * 36)
-    page = f"# {long}.\n\n| {long} |\n\n```sh\n{long}.\n```\n<!-- {long}. -->\n`{long}`.\n"
+    page = f"# {long}.\n\n```sh\n{long}.\n```\n<!-- {long}. -->\n`{long}`.\n"
     assert not sentences.too_long(page)
+    assert len(sentences.too_long(f"| short | {long} |\n| - | - |\n| {long} | short |\n")) == 2
     listed = f"- {long[:-25]}\n- {long[:-25]}\n\n{long[:-25]}: see [a page](x.md)."
     assert not sentences.too_long(listed)
     assert sentences.too_long(f"Short. {long}, `code`.\nShort.") == [(37, f"{long}, CODE.")]

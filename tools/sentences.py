@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""sentences.py PAGE...: the sentences of Markdown pages that have more than 35 words. Tables,
-blocks of code and comments do not count; a span of code is one word."""
+"""sentences.py PAGE...: the sentences of Markdown pages that have more than 35 words. A cell of
+a table is a paragraph. Blocks of code and comments do not count; a span of code is one word."""
 
 import re
 import sys
@@ -12,9 +12,10 @@ PARAGRAPH = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )")
 
 def prose(text):
     """The page without what is no prose, a link as its text and a span of code as one word."""
-    text = re.sub(r"^(```|~~~).*?^\1$|<!--.*?-->|^\s*\|.*?$|^#.*?$", "\n", text, flags=re.M | re.S)
+    text = re.sub(r"^(```|~~~).*?^\1$|<!--.*?-->|^#.*?$", "\n", text, flags=re.M | re.S)
     text = re.sub(r"^ +(```).*?^ +\1$", "\n", text, flags=re.M | re.S)
     text = re.sub(r"``.*?``|`[^`]*`", "CODE", text, flags=re.S)
+    text = re.sub(r"^\s*\|.*?$", lambda row: row[0].replace("|", "\n\n"), text, flags=re.M)
     return re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
 
 

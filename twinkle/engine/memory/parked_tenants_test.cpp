@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 class ParkedTenants : public testing::Test {
  protected:
-  // Of 16 tokens, an operation takes several batches.
+  // An operation takes several batches of 16 tokens.
   std::unique_ptr<Engine> start(int64_t resident_bytes, int64_t token_budget = 16) {
     auto engine = std::make_unique<Engine>(
         EngineOptions{.model = {.path = model_.path()},
