@@ -357,14 +357,15 @@ void Journal::refuse(const std::string& why, std::span<Pending> records) {
     refusal = std::make_exception_ptr(Error(Code::kBusy, trouble_));
   }
   synced_.notify_all();
-  if (!failing_) retry_at_ = Clock::now() + seconds(options_.retry_seconds);
-  failing_ = true;
   for (Pending& p : records) {
     if (p.refusal == Refusal::kKept)
       kept_.push_back(std::move(p));
     else
       p.on_written(0, refusal);
   }
+  // At once for the first time: there may be room for less than what was refused.
+  if (!failing_) retry_at_ = Clock::now() + seconds(kept_.empty() ? 0 : options_.retry_seconds);
+  failing_ = true;
 }
 
 // Bytes that were written and acknowledged, and are in no sync: of pages whose sync has failed the

@@ -207,6 +207,19 @@ TEST_P(Refusing, AFullDiskLosesNothingAndHeals) {
   EXPECT_EQ(Opened(dir / "j").kept, (std::vector<Kept>{{1, 1, 1, "first"}, {2, 1, 1, "second"}}));
 }
 
+TEST_P(Refusing, ARecordForWhichThereIsNoRoomHoldsUpNoSmallerOne) {
+  ::signal(SIGXFSZ, SIG_IGN);
+  const ScratchDir dir(memory_folder());
+  Calls calls;
+  Opened opened(dir / "j", {.durability = GetParam(), .retry_seconds = 3600});
+  const LimitForTest nearly_full(RLIMIT_FSIZE, 100'000);
+  opened.journal->append(1, 1, std::string(100'000, 'x'), calls.one());
+  EXPECT_NE(calls.wait(1)[0].find("store: cannot write to "), std::string::npos);
+  wait_until_healthy(*opened.journal);
+  opened.journal->append(1, 1, "small", calls.one());
+  EXPECT_EQ(calls.wait(2)[1], "1");
+}
+
 TEST_P(Refusing, WhatIsKeptIsWrittenBeforeAllThatIsAppendedBehindIt) {
   ::signal(SIGXFSZ, SIG_IGN);
   const ScratchDir dir(memory_folder());

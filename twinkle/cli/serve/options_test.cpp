@@ -102,6 +102,7 @@ TEST(ServeOptions, AreTheseWithTheseDefaults) {
       "hold_seconds=30",
       "keep_read_seconds=600",
       "max_open=32768",
+      "max_open_bytes=4294967296",
       "max_result_bytes=268435456",
       "max_sample_bytes=67108864",
       "max_forward_backward_bytes=67108864",

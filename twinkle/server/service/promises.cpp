@@ -39,23 +39,36 @@ Response not_yet(const JsonObject& queue_state) {
 
 }  // namespace
 
-void Promises::require_room(const std::string& owner) const {
+void Promises::require_room(const std::string& owner, int64_t bytes) const {
   const auto of = open_of_.find(owner);
-  require(of == open_of_.end() || of->second < options_.max_open, Code::kBusy,
-          "server: ", options_.max_open,
+  if (of == open_of_.end()) return;
+  require(of->second.num < options_.max_open, Code::kBusy, "server: ", options_.max_open,
           " accepted requests of this tenant have not ended, which is the limit; wait for some of "
           "their results");
+  const int64_t disk = calls_.max_disk(owner);
+  const int64_t limit =
+      disk > 0 ? std::min(disk, options_.max_open_bytes) : options_.max_open_bytes;
+  require(of->second.bytes + bytes <= limit, Code::kBusy,
+          "server: accepted requests of this tenant "
+          "that have not ended have ",
+          of->second.bytes, " bytes, this one has ", bytes, ", their limit is ", limit,
+          "; wait for some of their results, and send the numbers that "
+          "they wait for");
 }
 
-void Promises::open(const std::string& id, const std::string& owner, const std::string& key_id) {
+void Promises::open(const std::string& id, const std::string& owner, const std::string& key_id,
+                    int64_t bytes) {
   const auto before = carried_.find(id);
   const bool is_carried = before != carried_.end();
   require(!promises_.contains(id), Code::kConflict, "server: request_id '", id, "' exists");
   promises_[id].made =
       is_carried ? before->second : Made{owner, ++num_ever_, calls_.sequence(), key_id};
+  promises_[id].bytes = bytes;
   carried_.erase(id);
   ++num_open_;
-  ++open_of_[owner];
+  Open& of = open_of_[owner];
+  ++of.num;
+  of.bytes += bytes;
 }
 
 const Promises::Made* Promises::find(const std::string& id) const {
@@ -71,7 +84,7 @@ void Promises::settle(const std::string& id, Response response, uint64_t ended) 
   promise.is_settled = true;
   promise.ended = ended;
   if (ended > 0) by_age_[ended] = id;
-  count_settled(promise.made.owner);
+  count_settled(promise);
   const std::vector<Waiter> waiters = std::exchange(promise.waiters, {});
   num_held_ -= std::ssize(waiters);
   for (const Waiter& w : waiters) give(id, promise, w.reply);
@@ -90,10 +103,11 @@ void Promises::keep(Promise& promise, Response response) {
   promise.response = shared(std::move(response));
 }
 
-void Promises::count_settled(const std::string& owner) {
+void Promises::count_settled(const Promise& promise) {
   --num_open_;
-  const auto of = open_of_.find(owner);
-  if (--of->second == 0) open_of_.erase(of);
+  const auto of = open_of_.find(promise.made.owner);
+  of->second.bytes -= promise.bytes;
+  if (--of->second.num == 0) open_of_.erase(of);
 }
 
 std::string Promises::told_kept() const {
@@ -218,7 +232,7 @@ void Promises::drop(const std::string& id) {
   auto node = promises_.extract(id);
   if (!node) return;
   Promise& promise = node.mapped();
-  if (!promise.is_settled) count_settled(promise.made.owner);
+  if (!promise.is_settled) count_settled(promise);
   num_held_ -= std::ssize(promise.waiters);
   let_go(promise);
   for (const Waiter& w : promise.waiters)

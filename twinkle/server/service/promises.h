@@ -23,6 +23,7 @@ struct PromiseOptions {
   std::chrono::milliseconds hold{30000};
   std::chrono::milliseconds keep_read{600000};
   int64_t max_open = 32768;
+  int64_t max_open_bytes = int64_t{4} << 30;
   int64_t max_result_bytes = int64_t{256} << 20;
   int64_t max_sample_bytes = int64_t{64} << 20;
   int64_t max_training_bytes = int64_t{64} << 20;
@@ -38,6 +39,9 @@ struct PromiseOptions {
         option("max_open", &O::max_open, between(1, kMostTokens),
                "accepted requests of one tenant that have not ended, each about a kilobyte of "
                "memory; one more is refused as busy"),
+        option("max_open_bytes", &O::max_open_bytes, between(1, kMostBytes),
+               "bytes of these, which the journal holds until they have ended, or max_disk of the "
+               "tenant's quota if that is less; more are refused as busy"),
         option("max_result_bytes", &O::max_result_bytes, between(0, kMostBytes),
                "bytes of results in memory; beyond them the oldest wait in the journal until they "
                "are asked for"),
@@ -59,6 +63,8 @@ struct PromiseCalls {
   std::function<JsonObject(const std::string& id)> queue_state = [](const auto&) {
     return JsonObject{{"queue_state", "active"}};
   };
+  // The owner's quota of bytes on disk; 0: none.
+  std::function<int64_t(const std::string& owner)> max_disk = [](const auto&) { return 0; };
   // Which record is being done.
   std::function<uint64_t()> sequence = [] { return 0; };
   // Reads the Ended of this sequence back, as History::read does.
@@ -70,10 +76,13 @@ class Promises {
   Promises(const PromiseOptions& options, Loop& loop, PromiseCalls calls = {})
       : options_(options), loop_(loop), calls_(std::move(calls)) {}
 
-  // Error kBusy: the owner has max_open that are not settled.
-  void require_room(const std::string& owner) const;
-  // Before anything is settled or polled for. Error kConflict: there is one of this id.
-  void open(const std::string& id, const std::string& owner, const std::string& key_id = "");
+  // Error kBusy: the owner has max_open that are not settled, or with `bytes` more than
+  // max_open_bytes of such. One always has room for its first.
+  void require_room(const std::string& owner, int64_t bytes = 0) const;
+  // Before anything is settled or polled for. `bytes`: of its request. Error kConflict: there is
+  // one of this id.
+  void open(const std::string& id, const std::string& owner, const std::string& key_id = "",
+            int64_t bytes = 0);
   // Keeps the answer and gives it to all who wait. `ended`: the sequence of the Ended that holds
   // it, too, so that it need not stay in memory; 0: none does. Nothing if it is settled, or gone.
   void settle(const std::string& id, Response response, uint64_t ended = 0);
@@ -125,6 +134,7 @@ class Promises {
   };
   struct Promise {
     Made made;
+    int64_t bytes = 0;  // of its request
     bool is_settled = false;
     std::optional<Response> response = {};  // nothing of a settled one: it is read back ...
     uint64_t ended = 0;                     // ... from this record; 0: from none
@@ -133,7 +143,7 @@ class Promises {
   };
 
   void keep(Promise& promise, Response response);
-  void count_settled(const std::string& owner);
+  void count_settled(const Promise& promise);
   Reply take_waiter(const std::string& id, int64_t number);
   void give(const std::string& id, Promise& promise, const Reply& reply);
   void read_back(const std::string& id, uint64_t ended, const Reply& reply);
@@ -146,7 +156,10 @@ class Promises {
   Loop& loop_;
   const PromiseCalls calls_;
   std::map<std::string, Promise> promises_;
-  std::map<std::string, int64_t> open_of_;  // owners that have some
+  struct Open {
+    int64_t num = 0, bytes = 0;
+  };
+  std::map<std::string, Open> open_of_;  // by owner
   std::map<std::string, Made> carried_;
   std::map<uint64_t, std::string> by_age_;  // by `ended`: whose answers need not be in memory
   std::map<std::string, std::vector<Reply>> readers_;  // of what is being read back, by id

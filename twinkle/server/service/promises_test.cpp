@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "twinkle/base/error.h"
+#include "twinkle/base/error_for_test.h"
 #include "twinkle/server/service/loop_for_test.h"
 
 namespace twinkle::server {
@@ -60,6 +61,23 @@ TEST_F(PromisesTest, AnOwnerHasAtMostSoManyThatAreNotSettled) {
   promises.require_room("a");
   promises.open("r5", "a");
   EXPECT_THROW(promises.require_room("a"), Error);
+}
+
+TEST_F(PromisesTest, AnOwnersRequestsThatAreNotSettledHaveAtMostSoManyBytes) {
+  Promises promises({.max_open_bytes = 100}, loop_,
+                    {.max_disk = [](const std::string& owner) { return owner == "b" ? 50 : 0; }});
+  promises.require_room("a", 101);
+  promises.open("r1", "a", "", 60);
+  promises.require_room("a", 40);
+  const std::string why = error_of([&] { promises.require_room("a", 41); });
+  EXPECT_EQ(why,
+            "server: accepted requests of this tenant that have not ended have 60 bytes, this one "
+            "has 41, their limit is 100; wait for some of their results, and send the numbers that "
+            "they wait for");
+  promises.open("r2", "b", "", 10);
+  EXPECT_THROW(promises.require_room("b", 41), Error) << "its quota";
+  promises.settle("r1", {});
+  promises.require_room("a", 41);
 }
 
 TEST_F(PromisesTest, APollIsHeldThirtySecondsThenToldToComeAgain) {

@@ -158,9 +158,9 @@ std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source s
   const bool is_waited_for = seq_id == run.first_missing &&
                              std::any_of(run.waiting.upper_bound(seq_id), run.waiting.end(),
                                          [](const auto& waits) { return waits.second != nullptr; });
-  if (!is_waited_for) decisions_.decide([&] { promises_.require_room(run.owner); });
+  if (!is_waited_for) decisions_.decide([&] { promises_.require_room(run.owner, pending->held); });
   decisions_.change([&] {
-    promises_.open(request_id, run.owner, number.key_id);
+    promises_.open(request_id, run.owner, number.key_id, pending->held);
     run.last_ms = number.time_ms;  // also behind a clock that was set back
     if (is_behind)
       start(run, seq_id, pending);

@@ -65,6 +65,7 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
                  history.append(Read{id, time_ms}, [](uint64_t, auto) {});
                },
            .queue_state = [this](const std::string& id) { return queue_state(id, rates, runs); },
+           .max_disk = [this](const std::string& owner) { return quota_of(owner).max_disk; },
            .sequence = [this] { return history.sequence(); },
            .read = [this](
                        uint64_t ended,
@@ -130,11 +131,11 @@ void Services::sample(const std::string& owner, const std::string& key_id,
     backend.validate(pending->ready->operation);
     make(pending->tenant);
     operations.require_room(*pending);
-    promises.require_room(owner);
+    promises.require_room(owner, pending->held);
   });
   pending->came_before = decisions.is_decided();
   decisions.change([&] {
-    promises.open(pending->request_id, owner, key_id);
+    promises.open(pending->request_id, owner, key_id, pending->held);
     operations.start(std::move(pending));
   });
 }
