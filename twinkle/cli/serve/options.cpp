@@ -14,7 +14,7 @@
 #include "twinkle/engine/device.h"
 #include "twinkle/io/checkpoint.h"
 #include "twinkle/model/config.h"
-#include "twinkle/server/http/address.h"
+#include "twinkle/server/auth/address.h"
 #include "twinkle/store/keys/keys.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
 

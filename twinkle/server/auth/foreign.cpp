@@ -1,6 +1,6 @@
 #include "twinkle/server/auth/foreign.h"
 
-#include "twinkle/server/http/address.h"
+#include "twinkle/server/auth/address.h"
 #include "twinkle/server/replay/brief.h"
 
 namespace twinkle::server {

@@ -12,7 +12,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
-#include "twinkle/server/http/address.h"
+#include "twinkle/server/auth/address.h"
 #include "twinkle/server/http/peer_for_test.h"
 
 namespace twinkle::server {

@@ -1,4 +1,4 @@
-#include "twinkle/server/http/address.h"
+#include "twinkle/server/auth/address.h"
 
 #include <boost/asio/ip/address.hpp>
 
