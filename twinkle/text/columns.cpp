@@ -1,6 +1,7 @@
 #include "twinkle/text/columns.h"
 
 #include <algorithm>
+#include <boost/algorithm/string/predicate.hpp>
 
 namespace twinkle::text {
 namespace {
@@ -58,6 +59,13 @@ JsonArray history_messages(const Json& row) {
       out.push_back({{"role", i == 0 ? "user" : "assistant"}, {"content", turn.get_array()[i]}});
   }
   return out;
+}
+
+bool is_false(const Json& value) {
+  if (value.is_number()) return value.to_number<double>() == 0;
+  if (!value.is_string()) return value == false;
+  const std::string_view text = value.get_string();
+  return text == "0" || boost::algorithm::iequals(text, "false");
 }
 
 void refuse_columns(const Json& row, const JsonArray& messages) {

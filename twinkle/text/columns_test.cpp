@@ -63,6 +63,15 @@ TEST(Columns, WhatATemplateWouldReadIsRefusedByName) {
             "list of {\"type\": \"function\", \"function\": {...}}, or leave it out");
 }
 
+TEST(Columns, FalseIsKnownInEveryFormThatTablesHave) {
+  for (const char* text :
+       {"false", "0", "0.0", "-0.0", "\"0\"", "\"false\"", "\"False\"", "\"FALSE\""})
+    EXPECT_TRUE(is_false(boost::json::parse(text))) << text;
+  for (const char* text :
+       {"true", "1", "-1", "0.5", "null", "[]", "\"\"", "\"1\"", "\"no\"", "\"news\""})
+    EXPECT_FALSE(is_false(boost::json::parse(text))) << text;
+}
+
 TEST(Columns, WeightsOtherThanOneAreRefusedByName) {
   const auto weights = [](std::string_view more) {
     return twinkle::error_of([&] { refuse_weights(row_of(more)); });
