@@ -93,11 +93,8 @@ void refuse_weights(const Json& row) {
   };
   if (const Json* weight = find(row, "weight"); weight && weight->is_number())
     refuse("weight", weight->to_number<double>() == 1);
-  for (const char* name : {"loss", "train"}) {
-    const Json* flag = find(row, name);
-    if (flag && flag->is_bool()) refuse(name, flag->get_bool());
-    if (flag && flag->is_number()) refuse(name, flag->to_number<double>() != 0);
-  }
+  for (const char* name : {"weight", "loss", "train"})
+    if (const Json* flag = find(row, name)) refuse(name, !is_false(*flag));
 }
 
 }  // namespace twinkle::text
