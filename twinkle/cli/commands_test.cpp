@@ -441,15 +441,29 @@ TEST_F(Commands, ARowThatTeachesNothingIsRefusedByItsLineAndRemedy) {
   EXPECT_EQ(refusal(chat + R"("rejected_response": "c"})"),
             "field 'rejected_response' is the worse one of a pair, and twinkle train learns no "
             "preferences; see docs/preferences.md, or leave the field out");
-  EXPECT_EQ(refusal(chat + R"("label": false})"),
-            "field 'label' is false, so the reply is one to avoid, and twinkle train learns every "
-            "reply; leave the row out");
+  for (const std::string no : {"false", "0", "\"FALSE\""})
+    for (const std::string name : {"label", "kto_tag"})
+      EXPECT_EQ(refusal(chat + '"' + name + "\": " + no + '}'),
+                "field '" + name + "' is " + no +
+                    ", so the reply is one to avoid, and twinkle train learns every reply; leave "
+                    "the row out, or the field if it is no verdict on the reply");
   const std::string longer = R"({"messages": [{"role": "user", "content": "aaaaaaaaaaaaaaaaaa"}, )"
                              R"({"role": "assistant", "content": "b"}]})";
   const std::string error = refusal(longer, "--max-length", "30");
   EXPECT_TRUE(error.starts_with("the row has ")) << error;
   EXPECT_TRUE(error.ends_with(" tokens, --max-length is 30; raise it, or shorten the row"))
       << error;
+}
+
+TEST_F(Commands, ARowIsTrainedWhereItsLabelIsNoFalse) {
+  std::string rows;
+  for (const char* label : {"true", "1", "0.5", "null", "\"news\"", "\"\"", "[]"})
+    rows += R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", )"
+            R"("content": "b"}], "label": )" +
+            std::string(label) + "}\n";
+  write_text(scratch_ / "labelled.jsonl", rows);
+  EXPECT_TRUE(run({"train", model(), path("labelled.jsonl"), "--output", path("labelled")})
+                  .starts_with("saved "));
 }
 
 TEST_F(Commands, ATurnOfAnyRoleThatTheModelsTemplateRendersIsTrainedWithTheReplies) {

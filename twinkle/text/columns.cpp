@@ -1,6 +1,7 @@
 #include "twinkle/text/columns.h"
 
 #include <algorithm>
+#include <boost/algorithm/string/predicate.hpp>
 
 namespace twinkle::text {
 namespace {
@@ -60,6 +61,13 @@ JsonArray history_messages(const Json& row) {
   return out;
 }
 
+bool is_false(const Json& value) {
+  if (value.is_number()) return value.to_number<double>() == 0;
+  if (!value.is_string()) return value == false;
+  const std::string_view text = value.get_string();
+  return text == "0" || boost::algorithm::iequals(text, "false");
+}
+
 void refuse_columns(const Json& row, const JsonArray& messages) {
   const auto refuse = [&row](const char* name, const char* remedy) {
     const Json* column = find(row, name);
@@ -85,11 +93,8 @@ void refuse_weights(const Json& row) {
   };
   if (const Json* weight = find(row, "weight"); weight && weight->is_number())
     refuse("weight", weight->to_number<double>() == 1);
-  for (const char* name : {"loss", "train"}) {
-    const Json* flag = find(row, name);
-    if (flag && flag->is_bool()) refuse(name, flag->get_bool());
-    if (flag && flag->is_number()) refuse(name, flag->to_number<double>() != 0);
-  }
+  for (const char* name : {"weight", "loss", "train"})
+    if (const Json* flag = find(row, name)) refuse(name, !is_false(*flag));
 }
 
 }  // namespace twinkle::text

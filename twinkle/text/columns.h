@@ -26,6 +26,9 @@ std::string system_column(const Json& row, const JsonArray& messages);
 // kInvalid: another value.
 JsonArray history_messages(const Json& row);
 
+// True of false, 0, 0.0 and the texts "0" and "false" in any case: tables have them all.
+bool is_false(const Json& value);
+
 // Error kInvalid: a column that would change the chat's text and is not read, with its value and a
 // remedy. `history` may be there when `messages` begin with its turns.
 void refuse_columns(const Json& row, const JsonArray& messages);

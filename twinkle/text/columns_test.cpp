@@ -63,6 +63,15 @@ TEST(Columns, WhatATemplateWouldReadIsRefusedByName) {
             "list of {\"type\": \"function\", \"function\": {...}}, or leave it out");
 }
 
+TEST(Columns, FalseIsKnownInEveryFormThatTablesHave) {
+  for (const char* text :
+       {"false", "0", "0.0", "-0.0", "\"0\"", "\"false\"", "\"False\"", "\"FALSE\""})
+    EXPECT_TRUE(is_false(boost::json::parse(text))) << text;
+  for (const char* text :
+       {"true", "1", "-1", "0.5", "null", "[]", "\"\"", "\"1\"", "\"no\"", "\"news\""})
+    EXPECT_FALSE(is_false(boost::json::parse(text))) << text;
+}
+
 TEST(Columns, WeightsOtherThanOneAreRefusedByName) {
   const auto weights = [](std::string_view more) {
     return twinkle::error_of([&] { refuse_weights(row_of(more)); });
@@ -70,9 +79,12 @@ TEST(Columns, WeightsOtherThanOneAreRefusedByName) {
   EXPECT_EQ(weights(R"("weight": 0.5)"),
             "text: field 'weight' is 5E-1, and every row is learnt alike; leave out the rows that "
             "are not to be learnt, or, for a loss of your own, give the field another name");
-  for (const char* refused : {R"("loss": false)", R"("train": 0)", R"("weight": 0)"})
+  for (const char* refused :
+       {R"("loss": false)", R"("train": 0)", R"("weight": 0)", R"("weight": false)",
+        R"("weight": "0")", R"("loss": "False")", R"("train": "FALSE")"})
     EXPECT_NE(weights(refused), "no error") << refused;
   EXPECT_EQ(weights(R"("weight": 1.0, "loss": true, "train": 1)"), "no error");
+  EXPECT_EQ(weights(R"("weight": "10 kg", "loss": "hinge", "train": "ICE 104")"), "no error");
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/data/encode.h"
 #include "twinkle/data/preprocessors/preprocessor.h"
+#include "twinkle/text/columns.h"
 
 namespace twinkle::cli {
 namespace {
@@ -46,10 +47,10 @@ void refuse_preferences(const data::Row& row) {
             "docs/preferences.md, or leave the field out");
   for (const char* name : {"label", "kto_tag"}) {
     const Json* label = holds(name);
-    require(!label || (*label != false && *label != "false" && *label != "False"), Code::kInvalid,
-            "cli: field '", name,
-            "' is false, so the reply is one to avoid, and twinkle train learns every reply; leave "
-            "the row out");
+    require(!label || !text::is_false(*label), Code::kInvalid, "cli: field '", name, "' is ",
+            *label,
+            ", so the reply is one to avoid, and twinkle train learns every reply; leave the row "
+            "out, or the field if it is no verdict on the reply");
   }
 }
 

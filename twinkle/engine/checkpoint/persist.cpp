@@ -315,6 +315,9 @@ void CarriedFiles::write(const BaseModel& of, const fs::path& staging, bool is_m
     write_file_atomically(staging / name,
                           is_model && name == kGeneration ? with_eos(text, of.eos_ids) : text,
                           Commits::kWithFolder);
+  if (!is_model || is_there(staging / kGeneration)) return;
+  const std::string made = generation_config(model::text_of(of.config), of.eos_ids);
+  if (!made.empty()) write_file_atomically(staging / kGeneration, made, Commits::kWithFolder);
 }
 
 int64_t carried_bytes(const fs::path& base) {

@@ -54,7 +54,8 @@ void check_target(const std::filesystem::path& directory, const std::filesystem:
 // read once, at the first save. Any thread.
 class CarriedFiles {
  public:
-  // `is_model`: the folder is a whole model's, whose generation_config.json gets base.eos_ids.
+  // `is_model`: the folder is a whole model's: its generation_config.json gets base.eos_ids, and is
+  // made where the base has none, unless config.json names them all.
   // Error kInvalid: a file cannot be read; AtomicFile's.
   void write(const BaseModel& base, const std::filesystem::path& staging, bool is_model);
 

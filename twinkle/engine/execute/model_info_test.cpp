@@ -43,5 +43,25 @@ TEST(ModelInfo, RepliesEndAsTheConfigsAndTheTokenizerSayAndASavedModelsConfigSay
             R"({"eos_token_id":3,"top_k":4})");
 }
 
+TEST(ModelInfo, ASavedModelSaysItsEndsWhereTheBaseHasNoGenerationConfigAndItsConfigLacksOne) {
+  JsonObject config = model::tiny_config();
+  config["eos_token_id"] = config["pad_token_id"] = 0;
+  const model::TinyModel base(config);
+  const fs::path folder = base.path();
+  const ScratchDir scratch;
+  const auto saved = [&](const std::string& lora) {
+    Engine engine({.model = {.path = base.path(), .mixed_precision = "no"}});
+    engine.run<Done>(Create{.tenant = "me", .lora_json = lora});
+    engine.run<SaveResult>(Save{.tenant = "me", .directory = scratch / "x"});
+    const fs::path file = scratch / "x/generation_config.json";
+    return fs::exists(file) ? boost::json::serialize(read_json(file)) : "none";
+  };
+  EXPECT_EQ(saved(""), "none") << "config.json says it";
+  write_text(folder / "tokenizer.json", R"({"added_tokens": [{"id": 5, "content": "<e>"}]})");
+  write_text(folder / "tokenizer_config.json", R"({"eos_token": "<e>"})");
+  EXPECT_EQ(saved(""), R"({"eos_token_id":[0,5],"pad_token_id":0})");
+  EXPECT_EQ(saved(R"({"r": 2, "target_modules": ["q_proj"]})"), "none") << "an adapter has none";
+}
+
 }  // namespace
 }  // namespace twinkle::engine

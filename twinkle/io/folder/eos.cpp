@@ -91,4 +91,12 @@ std::string with_eos(const std::string& text, const std::vector<int32_t>& eos_id
   return pretty(*config);
 }
 
+std::string generation_config(const Json& config, const std::vector<int32_t>& eos_ids) {
+  JsonObject out;
+  for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"})
+    if (const Json* id = find(config, name)) out[name] = *id;
+  const std::string given = pretty(out), all = with_eos(given, eos_ids);
+  return all == given ? "" : all;
+}
+
 }  // namespace twinkle

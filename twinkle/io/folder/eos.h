@@ -21,4 +21,8 @@ std::vector<int32_t> read_eos(const std::filesystem::path& path, const Json& con
 // tokenizer does, which the base's list may lack.
 std::string with_eos(const std::string& text, const std::vector<int32_t>& eos_ids);
 
+// The text of a generation_config.json for a trained model whose base has none. It takes the place
+// of `config`, so the other special tokens are there, too. Empty: `config` names all of eos_ids.
+std::string generation_config(const Json& config, const std::vector<int32_t>& eos_ids);
+
 }  // namespace twinkle

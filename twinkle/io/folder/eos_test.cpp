@@ -35,5 +35,16 @@ TEST(Eos, IsWrittenIntoTheConfigOfATrainedModel) {
   EXPECT_EQ(with_eos(R"({ "eos_token_id" : 3})", {3}), R"({ "eos_token_id" : 3})") << "as it was";
 }
 
+TEST(Eos, IsInANewConfigWithTheOtherTokensOfTheModelsOwn) {
+  const auto written = [](const JsonObject& config, const std::vector<int32_t>& ids) {
+    return generation_config(config, ids);
+  };
+  JsonObject config{{"bos_token_id", 1}, {"eos_token_id", 0}, {"hidden_size", 8}};
+  EXPECT_EQ(boost::json::serialize(parse_json(written(config, {0, 2}), "test")),
+            R"({"bos_token_id":1,"eos_token_id":[0,2]})");
+  EXPECT_EQ(written(config, {0}), "");
+  EXPECT_EQ(written(config, {}), "");
+}
+
 }  // namespace
 }  // namespace twinkle
