@@ -18,11 +18,9 @@ from parity.test_training import check as check_curve
 from twinkle.engine import Engine
 
 BASE = "base"
-BUDGET = 16384  # tokens of a batch
 TEXT = 64  # tokens
-# Batches for which operations wait, so that they meet; a GPU takes one in less time than it takes
-# to submit them.
-BUSY = {"cpu": 2, "cuda": 8}
+LONG = [3 + i % 50 for i in range(250)]
+BUSY = 16  # batches that are there to be waited for: more than run while operations are submitted
 
 
 @dataclass
@@ -38,13 +36,13 @@ class Alone:
 class Crowd:
     """An engine whose tenants are `alone`'s: adapters read from folder/NAME, and the base."""
 
-    def __init__(self, directory, folder, alone, busy=64):
+    def __init__(self, directory, folder, alone, rows=16):
         self.alone = alone
-        self.busy = [[3 + i % 50 for i in range(250)]] * busy
+        self.busy = [{"input_ids": LONG, "labels": LONG}] * rows  # they fill a batch
         self.engine = Engine(
-            directory, mixed_precision="no", token_budget=BUDGET, device=ours.DEVICE
+            directory, mixed_precision="no", token_budget=rows * len(LONG), device=ours.DEVICE
         )
-        self.other = self.engine.tenant("other", None)
+        self.other = self.engine.tenant("other", None, priority=1)
         self.tenants = {
             name: self.engine.tenant(name, None if name == BASE else str(folder / name))
             for name in alone
@@ -52,17 +50,15 @@ class Crowd:
         self.adapters = [name for name in alone if name != BASE]
 
     def together(self, submit, names):
-        """{name: result of submit(name, tenant)}, of operations that wait while another runs, and
-        the training batches that all of them took, with that one."""
-        before, busy = self.engine.stats()["num_batches"], BUSY[ours.DEVICE]
-        running = [
-            self.other.forward([{"input_ids": t, "labels": t} for t in self.busy])
-            for _ in range(busy)
-        ]
+        """{name: result of submit(name, tenant)}, of operations that all wait before the first of
+        them begins, and one more than the training batches that they took."""
+        running = [self.other.forward(self.busy) for _ in range(BUSY)]
         futures = {name: submit(name, self.tenants[name]) for name in names}
+        for busy in reversed(running):
+            busy.cancel()
+        before = self.engine.stats()["num_batches"]
         results = {name: resolved(future) for name, future in futures.items()}
-        resolved(running)
-        return results, self.engine.stats()["num_batches"] - before - (busy - 1)
+        return results, self.engine.stats()["num_batches"] - before + 1
 
 
 def resolved(future):
@@ -101,7 +97,7 @@ def smollm2_crowd(directory, tokenizer, gsm8k, folder):
         model = test_smollm2.adapted(directory, folder / name, rank, targets)
         turned = batches[3 * t :] + batches[: 3 * t]
         alone[name] = Alone(model, rows[t : t + 2], prompts[t], turned)
-    return Crowd(directory, folder, alone, busy=2)
+    return Crowd(directory, folder, alone, rows=8)
 
 
 @pytest.fixture(
