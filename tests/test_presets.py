@@ -77,7 +77,7 @@ def tsan():
     return ROOT / "build/tsan"
 
 
-PARTS = 2  # of a program's tests, at the same time: this comes last, beside little else
+PARTS = 2  # each program's tests run in parts at the same time: few tests are left by then
 
 
 @pytest.mark.parametrize(

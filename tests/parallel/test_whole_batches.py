@@ -12,7 +12,7 @@ def one(tiny_llama_dir, tmp_path_factory):
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((2, {}), marks=pytest.mark.soak),  # what three do, and four, two do
+        pytest.param((2, {}), marks=pytest.mark.soak),  # CI has three and four
         (3, {}),
         (4, {"OTHER_MESH": "fsdp 2 x dp 2"}),
     ],

@@ -120,7 +120,7 @@ def most_probable(model, prompt, tokens):
 
 
 def is_whole(model, tokens, count):
-    """Whether a text of at most so many tokens has them all, or ends as the model would end it."""
+    """True if a text of at most so many tokens has them all, or ends as the model would end it."""
     ends = torch.tensor(model.generation_config.eos_token_id or []).reshape(-1).tolist()
     ended = [token in ends for token in tokens]
     return not any(ended[:-1]) and (ended[-1] or len(tokens) == count)

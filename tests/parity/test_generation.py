@@ -19,7 +19,7 @@ def window(index):
 
 @pytest.mark.parametrize("index", ALL, ids=models.name_of)
 def test_greedy_tokens_equal_transformers(index):
-    """Of one model of every family and rope kind as transformers generates them, with its cache."""
+    """One model of every family and rope kind is compared with generate and its cache."""
     case = models.case(index)
     made = ours.engine(case.directory, frozen=True)
     replies = ours.greedy(made, case.prompts, 64)

@@ -20,7 +20,7 @@ from twinkle.engine import Engine
 BASE = "base"
 BUDGET = 16384  # tokens of a batch
 TEXT = 64  # tokens
-STEPS, REAL_STEPS = 5, 4  # of a drawn model's tenants, and SmolLM2's; test_training.py takes ten
+STEPS, REAL_STEPS = 5, 4  # drawn models and SmolLM2; test_training.py takes ten
 # Batches for which operations wait, so that they meet; a GPU takes one in less time than it takes
 # to submit them.
 BUSY = {"cpu": 2, "cuda": 8}
