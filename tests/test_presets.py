@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,9 @@ def tsan():
     return ROOT / "build/tsan"
 
 
+PARTS = 2  # each program's tests run in parts at the same time: few tests are left by then
+
+
 @pytest.mark.parametrize(
     ("program", "suites"),
     [("schedule_test", ["SamplingThreads", "Led"]), ("service_test", ["HttpServer"])],
@@ -84,6 +88,12 @@ def test_scheduling_and_the_service_have_no_data_race_slow(program, suites, tsan
     """Over a null model, without torch, under ThreadSanitizer: engine and sampler's scheduling, and
     the service with its connections and its journal's writer; more programs in make soak."""
     options = f"suppressions={ROOT / 'scripts/tsan.supp'} halt_on_error=1"
-    told = run(tsan / program, TSAN_OPTIONS=options)
-    assert "[  PASSED  ]" in told
-    assert [suite for suite in suites if suite not in told] == []
+
+    def part(index):
+        of_all = {"GTEST_TOTAL_SHARDS": str(PARTS), "GTEST_SHARD_INDEX": str(index)}
+        return run(tsan / program, TSAN_OPTIONS=options, **of_all)
+
+    with ThreadPoolExecutor(PARTS) as threads:
+        told = list(threads.map(part, range(PARTS)))
+    assert all("[  PASSED  ]" in each for each in told)
+    assert [suite for suite in suites if suite not in "".join(told)] == []

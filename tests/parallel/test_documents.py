@@ -85,11 +85,12 @@ def of_one(tiny_llama_dir, data_dir, tmp_path_factory):
     return one, told
 
 
-@pytest.mark.parametrize(("dp", "fsdp"), [(2, 1), (2, 2)])
+@pytest.mark.parametrize(("dp", "fsdp"), [(2, 2), pytest.param(2, 1, marks=pytest.mark.soak)])
 def test_the_documents_script_on_a_tiny_model(dp, fsdp, of_one, tiny_llama_dir, data_dir, tmp_path):
     check(tmp_path, dp, fsdp, places(tiny_llama_dir, data_dir), of_one, SIZES)
 
 
+@pytest.mark.soak  # CI has the tiny model here, and SmolLM2 on two processes in parity/test_ddp.py
 def test_the_documents_script_on_a_real_model(smollm2_dir, data_dir, tmp_path):
     where = places(smollm2_dir, data_dir)
     of_one = alone_in(tmp_path, where, OF_A_REAL_MODEL)

@@ -63,7 +63,9 @@ def results_of(processes):
 
 
 @pytest.mark.parametrize("kind", ["adapter", "full"])
-@pytest.mark.parametrize(("senders", "receivers"), [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("senders", "receivers"), [(1, 2), (2, 1), pytest.param(1, 1, marks=pytest.mark.soak)]
+)
 def test_samplers_in_other_processes_sample_the_models_bits(
     kind, senders, receivers, tiny_llama_dir
 ):

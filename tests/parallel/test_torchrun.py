@@ -72,8 +72,10 @@ def test_a_model_that_scripts_drop_ends_at_one_place_on_all_ranks(
     assert together(2, "script.py", tiny_llama_dir, tmp_path, STEPS, **more) == [told] * 2
 
 
-@pytest.mark.parametrize("fsdp", [1, 3])
-@pytest.mark.parametrize("gone", [0, 2])
+@pytest.mark.parametrize(
+    ("gone", "fsdp"),
+    [(0, 1), (2, 3), *(pytest.param(*both, marks=pytest.mark.soak) for both in ((0, 3), (2, 1)))],
+)
 def test_a_killed_rank_ends_every_other_rank_by_name(gone, fsdp, tiny_llama_dir, tmp_path):
     with endless(3, tiny_llama_dir, tmp_path, FSDP=str(fsdp)) as ranks:
         wait_for_steps(ranks, 2)

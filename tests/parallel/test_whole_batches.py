@@ -11,7 +11,11 @@ def one(tiny_llama_dir, tmp_path_factory):
 
 @pytest.fixture(
     scope="module",
-    params=[(2, {}), (3, {}), (4, {"OTHER_MESH": "fsdp 2 x dp 2"})],
+    params=[
+        pytest.param((2, {}), marks=pytest.mark.soak),  # CI has three and four
+        (3, {}),
+        (4, {"OTHER_MESH": "fsdp 2 x dp 2"}),
+    ],
     ids=["2", "3", "4 of two meshes"],
 )
 def told(request, one, tiny_llama_dir, tmp_path_factory):

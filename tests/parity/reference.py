@@ -119,6 +119,13 @@ def most_probable(model, prompt, tokens):
     return model(whole).logits[0, len(prompt) - 1 :].argmax(-1).tolist()
 
 
+def is_whole(model, tokens, count):
+    """True if a text of at most so many tokens has them all, or ends as the model would end it."""
+    ends = torch.tensor(model.generation_config.eos_token_id or []).reshape(-1).tolist()
+    ended = [token in ends for token in tokens]
+    return not any(ended[:-1]) and (ended[-1] or len(tokens) == count)
+
+
 def step_by_step(model, ids):
     """The logits of every token, from one forward each with transformers' own cache."""
     rows, cache = [], None

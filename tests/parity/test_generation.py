@@ -19,12 +19,16 @@ def window(index):
 
 @pytest.mark.parametrize("index", ALL, ids=models.name_of)
 def test_greedy_tokens_equal_transformers(index):
+    """One model of every family and rope kind is compared with generate and its cache."""
     case = models.case(index)
     made = ours.engine(case.directory, frozen=True)
     replies = ours.greedy(made, case.prompts, 64)
     for prompt, (tokens, _) in zip(case.prompts, replies, strict=True):
         assert len(tokens) == 64
-        assert tokens == reference.greedy(case.reference, prompt, 64)
+        if index in models.ONE_OF_EACH:
+            assert tokens == reference.greedy(case.reference, prompt, 64)
+        else:
+            assert tokens == reference.most_probable(case.reference, prompt, tokens)
 
 
 @pytest.mark.parametrize("of_one", [True, False], ids=["1", "wider"])
@@ -88,7 +92,12 @@ def test_smollm2s_sampled_logprobs_are_those_of_its_scores(
 
 
 def test_smollm2_writes_the_text_that_transformers_writes(smollm2, smollm2_tokenizer, smollm2_dir):
+    """Each text is one forward's most probable tokens; the beginning of one is generate's, too."""
     prompts = [smollm2_tokenizer(text)["input_ids"] for text in TEXTS]
     made = ours.engine(smollm2_dir, frozen=True)
-    for prompt, (tokens, _) in zip(prompts, ours.greedy(made, prompts, 64), strict=True):
-        assert tokens == reference.greedy(smollm2, prompt, 64)
+    replies = ours.greedy(made, prompts, 64)
+    for prompt, (tokens, _) in zip(prompts, replies, strict=True):
+        assert reference.is_whole(smollm2, tokens, 64)
+        assert tokens == reference.most_probable(smollm2, prompt, tokens)
+    begin = replies[2][0][:16]
+    assert begin == reference.greedy(smollm2, prompts[2], len(begin))

@@ -75,7 +75,9 @@ def test_gradients_of_an_adapter(device, case, tmp_path):
 def test_ten_steps_of_all_weights(device, case, gsm8k, request):
     if case == SMOLLM2:
         directory = request.getfixturevalue("smollm2_dir")
-        return test_training.test_steps_of_all_of_smollm2s_weights(gsm8k, directory)
+        return test_training.test_steps_of_all_of_smollm2s_weights(
+            test_training.STEPS, gsm8k, directory
+        )
     return test_training.test_steps_of_all_weights(case, "AdamW", gsm8k)
 
 
@@ -85,7 +87,7 @@ def test_ten_steps_of_an_adapter(device, case, gsm8k, tmp_path, request):
         return test_training.test_steps_of_an_adapter(case, gsm8k, tmp_path)
     directory = request.getfixturevalue("smollm2_dir")
     return test_training.test_steps_of_smollm2_with_lora_on_all_linears(
-        "AdamW", gsm8k, directory, tmp_path
+        "AdamW", test_training.STEPS, gsm8k, directory, tmp_path
     )
 
 
@@ -99,7 +101,7 @@ def test_tenants_of_other_ranks_targets_and_losses_in_one_batch(
     test_many_tenants.test_tenants_of_other_losses_share_a_batch_and_each_equals_peft_and_itself_alone(
         crowd
     )
-    test_many_tenants.test_each_tenants_text_and_ten_steps_equal_transformers_and_peft(crowd)
+    test_many_tenants.test_each_tenants_text_and_steps_equal_transformers_and_peft(crowd)
 
 
 @each([*ALL, SMOLLM2])

@@ -4,6 +4,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,16 @@ import twinkle
 from twinkle import DeviceGroup
 
 RAY = Path(sys.executable).with_name("ray")
+WAIT = """
+import sys, time, ray
+ray.init(logging_level="error", log_to_driver=False)
+end = time.monotonic() + float(sys.argv[2])
+while (count := sum(node["Alive"] for node in ray.nodes())) != int(sys.argv[1]):
+    if time.monotonic() > end:
+        sys.exit(f"{count} nodes are there")
+    time.sleep(0.1)
+print("there")
+"""
 
 
 class Nodes:
@@ -46,33 +57,36 @@ class Nodes:
         self._processes = []
 
     def start(self, *arguments, **more):
-        """`ray start` with these arguments; it goes on in the background."""
+        """`ray start` with these arguments; it goes on in the background. What reads workers' logs
+        takes more of a processor than all else of an idle node: it is left out."""
         number = len(self._processes)
         with (self.folder / f"node-{number}.log").open("w") as log:
             environment = {**os.environ, **self.environment, **more}
             del environment["RAY_ADDRESS"]
             self._processes.append(
                 subprocess.Popen(
-                    [RAY, "start", *arguments, "--block", "--disable-usage-stats"],
+                    [
+                        RAY, "start", *arguments, "--block", "--disable-usage-stats",
+                        "--include-log-monitor=false",
+                    ],
                     env=environment,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            )
+            )  # fmt: skip
 
     def wait_for(self, count, seconds=240):
         """Until so many nodes are there."""
         end = time.monotonic() + seconds
-        asked = (
-            "import ray; ray.init(logging_level='error', log_to_driver=False); "
-            "print(sum(node['Alive'] for node in ray.nodes()))"
-        )
-        while True:
-            done = self.run(["-c", asked], check=False)
-            if done.stdout.strip() == str(count):
+        while not is_open(self.port):
+            assert time.monotonic() < end, self.logs()
+            time.sleep(0.05)
+        while True:  # one driver is as a rule enough, but a head that only starts may refuse it
+            done = self.run(["-c", WAIT, count, end - time.monotonic()], check=False)
+            if done.stdout.strip() == "there":
                 return
-            assert time.monotonic() < end, done.stderr + self.logs()
+            assert time.monotonic() < end, done.stdout + done.stderr + self.logs()
 
     def run(self, arguments, check=True, folder=None, **more):
         """Python with these arguments as a driver that joins, in a folder."""
@@ -91,7 +105,8 @@ class Nodes:
         return "".join(path.read_text() for path in sorted(self.folder.glob("node-*.log")))
 
     def stop(self):
-        for process in self._processes:  # all that a node consists of
+        while self._processes:
+            process = self._processes.pop()  # and all else that its node consists of
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -99,6 +114,12 @@ class Nodes:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def is_open(port):
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=10):
+        return True
+    return False
 
 
 def pids_of(text):
@@ -144,7 +165,20 @@ def cluster():
             f"--temp-dir={cluster.folder / 't'}",
         )
         cluster.wait_for(1)
+        _shared.append(cluster)
         yield cluster
+
+
+_shared = []
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem):
+    """The cluster ends after the last test of this folder, not with the process, for which its
+    programs would take time from the tests of the others."""
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        while _shared:
+            _shared.pop().stop()
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,9 @@ def test_d7_measures_calls_results_and_a_batch_whose_losses_are_those_in_process
 ):
     pytest.importorskip("ray")
     pytest.importorskip("twinkle._core", reason="the extension is not built")
+    # As of conftest.py's clusters: otherwise its workers wait for all else on a busy machine.
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+    monkeypatch.setenv("RAY_prestart_worker_first_driver", "0")
     monkeypatch.setattr(calls, "CALLS", 3)
     monkeypatch.setattr(calls, "HANDED_OVER", 2)
     batch = {"ids": [[5, 6, 7], [8, 9, 5]], "labels": [[6, 7, -100], [9, 5, -100]]}

@@ -33,7 +33,8 @@ from twinkle.errors import ConflictError
 from twinkle.logger import get_logger
 from twinkle.remote.cluster import VERSION, Cluster, _environment
 
-NO_NICER = {"RAY_worker_niceness": "0"}  # as of conftest.py's clusters
+# As of conftest.py's clusters.
+NO_NICER = {"RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
 ENDS, TOKENS = (Path(__file__).with_name(name) for name in ("ends.py", "tokens.py"))
 
 
@@ -403,7 +404,8 @@ def test_the_cluster_that_was_joined_stays_and_holds_nothing_of_them(ended, clus
     assert cluster.run(["-c", asked]).stdout.strip() == "6.0 []"
 
 
-@pytest.mark.parametrize("how", ["end", "interrupt", "kill"])
+# A cluster that ends well is that of the next test, too.
+@pytest.mark.parametrize("how", ["interrupt", "kill", pytest.param("end", marks=pytest.mark.soak)])
 def test_a_cluster_that_was_started_here_ends_with_the_driver(how):
     mark = secrets.token_hex(16)
     environment = {
@@ -416,23 +418,15 @@ def test_a_cluster_that_was_started_here_ends_with_the_driver(how):
         start_new_session=True,
     )  # fmt: skip
     assert done.returncode == {"end": 0, "interrupt": 1, "kill": -9}[how], done.stderr
-    try:
-        # Two helpers of Ray's notice a killed driver after a minute.
-        late = ("ray::DashboardAgent", "ray::RuntimeEnvAgent") if how == "kill" else "none"
-        wait_until(
-            lambda: not [c for c in commands(pids_with(mark)) if not c.startswith(late)],
-            30,
-            lambda: commands(pids_with(mark)),
-        )
-    finally:
-        for pid in pids_with(mark):
-            os.kill(pid, signal.SIGKILL)
+    # Two helpers of Ray's notice a killed driver after a minute.
+    nothing_is_left(mark, but=("ray::DashboardAgent", "ray::RuntimeEnvAgent") * (how == "kill"))
 
 
 def test_a_cluster_that_was_started_here_is_joined_with_its_token_alone(cluster):
     """Nobody can read the token, and the next cluster does not get it."""
     environment = {name: value for name, value in os.environ.items() if "RAY_" not in name}
-    environment |= NO_NICER
+    mark = secrets.token_hex(16)
+    environment |= {**NO_NICER, "TWINKLE_TEST_MARK": mark}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     here = cluster.environment
     done = subprocess.run(
@@ -445,6 +439,20 @@ def test_a_cluster_that_was_started_here_is_joined_with_its_token_alone(cluster)
     assert told["files"] > 5 and told["files with the token"] == []
     assert told["commands with the token"] == 0 and told["left"] == []
     assert told["joined another"].endswith(f":{cluster.port}")
+    nothing_is_left(mark)
+
+
+def nothing_is_left(mark, but=()):
+    """No process that has the mark goes on for long, but these."""
+    try:
+        wait_until(
+            lambda: not [c for c in commands(pids_with(mark)) if not c.startswith(but)],
+            30,
+            lambda: commands(pids_with(mark)),
+        )
+    finally:
+        for pid in pids_with(mark):
+            os.kill(pid, signal.SIGKILL)
 
 
 def commands(pids):

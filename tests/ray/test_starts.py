@@ -3,6 +3,7 @@
 import re
 import secrets
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -22,17 +23,25 @@ except twinkle.NotAvailableError as error:
 """
 
 
-@pytest.mark.parametrize("how", ["another token", "no token"])
-def test_a_cluster_with_another_token_refuses_a_driver_which_says_what_must_be_alike(
-    how, cluster, tmp_path
-):
-    token = tmp_path / "token"
+@pytest.fixture(scope="module")
+def strangers(cluster, tmp_path_factory):
+    """{how: a driver that has ended}: both at the same time, since Ray tries for a while."""
+    token = tmp_path_factory.mktemp("other") / "token"
     token.write_text(secrets.token_hex(32))
     given = {
         "another token": {"RAY_AUTH_TOKEN_PATH": str(token)},
         "no token": {"RAY_AUTH_MODE": "disabled"},
     }
-    done = cluster.run(["-c", JOIN], **given[how])
+    with ThreadPoolExecutor() as threads:
+        begun = {how: threads.submit(cluster.run, ["-c", JOIN], **given[how]) for how in given}
+        return {how: done.result() for how, done in begun.items()}
+
+
+@pytest.mark.parametrize("how", ["another token", "no token"])
+def test_a_cluster_with_another_token_refuses_a_driver_which_says_what_must_be_alike(
+    how, strangers, cluster
+):
+    done = strangers[how]
     told = rf"refused: infra: the Ray cluster at 127.0.0.1:{cluster.port} cannot be reached: .*: "
     told += "RAY_AUTH_MODE and ~/.ray/auth_token must be those of all its nodes .* None$"
     assert re.search(told, done.stdout, re.MULTILINE | re.DOTALL), done.stdout + done.stderr

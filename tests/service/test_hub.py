@@ -16,9 +16,13 @@ TEXT = "Hello! Who are you?"
 LOAD = """
 import json, sys
 from transformers import AutoTokenizer
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-chat = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
-print(json.dumps([tokenizer(sys.argv[2])["input_ids"], chat]))
+text, *names = sys.argv[1:]
+found = []
+for name in names:
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+    found.append([tokenizer(text)["input_ids"], chat])
+print(json.dumps(found))
 """
 ASK_THE_SDK = """
 import json, os, sys, tinker
@@ -67,8 +71,7 @@ def test_transformers_loads_the_tokenizer_of_a_made_up_name(named, tiny_llama_di
         own(TEXT)["input_ids"],
         own.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False),
     ]
-    for name in ("tiny", "made-up/name"):
-        assert run(LOAD, tmp_path, named, name, TEXT) == expected
+    assert run(LOAD, tmp_path, named, TEXT, "tiny", "made-up/name") == [expected, expected]
 
 
 def test_the_sdk_gives_the_tokenizer_of_every_served_name(named, tiny_llama_dir, tmp_path):

@@ -83,5 +83,6 @@ def test_best_practices_script_saves_what_peft_loads_into_the_class_with_picture
     assert all(bool(p.abs().max() > 0) for p in learned)
 
 
+@pytest.mark.soak  # the same of a llama is in test_seed_scripts.py
 def test_a_run_cut_in_two_equals_one_that_was_not(run, tiny_qwen3_5_dir):
     assert "equal" in run(RESUMING, self_cognition(64), model=tiny_qwen3_5_dir).stdout

@@ -38,6 +38,12 @@ def folder(request):
     return npm_tokenizer(request.param)
 
 
+@pytest.fixture(scope="module")
+def both(folder):
+    """transformers' tokenizer and our template, each read once."""
+    return transformers.AutoTokenizer.from_pretrained(folder), core.Template(str(folder))
+
+
 def by_transformers(reference, messages):
     """The text, or None where the template fails."""
     template = _compile_jinja_template(reference.chat_template)
@@ -61,9 +67,8 @@ def expected_text(reference, content, arguments, count, end):
 
 @pytest.mark.parametrize("form", ["object", "text"])
 @pytest.mark.parametrize("name", CONTENTS)
-def test_calls_are_written_or_refused_as_by_transformers(folder, name, form):
-    reference = transformers.AutoTokenizer.from_pretrained(folder)
-    template = core.Template(str(folder))
+def test_calls_are_written_or_refused_as_by_transformers(folder, both, name, form):
+    reference, template = both
     arguments = json.dumps(ARGUMENTS, separators=(",", ":")) if form == "text" else ARGUMENTS
     parsed = ARGUMENTS if any(name in str(folder) for name in WRITE_JSON) else arguments
     rest = [{"role": "tool", "content": "21"}, {"role": "assistant", "content": "21 °C"}]

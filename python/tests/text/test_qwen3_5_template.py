@@ -1,6 +1,7 @@
 """Qwen3_5Template on Qwen3.5's own tokenizer, and on Qwen3's with Qwen3's chat template, as
 transformers renders and labels conversations with reasoning, which is kept or dropped."""
 
+import functools
 import re
 
 import pytest
@@ -42,6 +43,12 @@ def reference(folder):
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
+@functools.cache
+def template_of(folder, **options):
+    """A template is not changed by what it renders: each is read once."""
+    return Qwen3_5Template(str(folder), **options)
+
+
 def prompted(reference, messages, thinking):
     options = {"add_generation_prompt": True, "enable_thinking": thinking}
     text = reference.apply_chat_template(messages, tokenize=False, **options)
@@ -62,7 +69,7 @@ def answers(reference, thinking):
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_answers_are_rendered_and_trained_as_by_transformers(folder, reference, name, thinking):
     messages = CONVERSATIONS[name]
-    feature = Qwen3_5Template(str(folder), enable_thinking=thinking).encode({"messages": messages})
+    feature = template_of(folder, enable_thinking=thinking).encode({"messages": messages})
     ids, labels = span_labels(
         reference, messages, answers(reference, thinking), enable_thinking=thinking
     )
@@ -72,7 +79,7 @@ def test_answers_are_rendered_and_trained_as_by_transformers(folder, reference, 
 
 @pytest.mark.parametrize("thinking", [True, False])
 def test_a_prompt_opens_the_reasoning_or_leaves_it_out(folder, reference, thinking):
-    template = Qwen3_5Template(str(folder), enable_thinking=thinking)
+    template = template_of(folder, enable_thinking=thinking)
     for messages in ([USER], [USER, REASONED, USER], MULTI_TURN[:-1]):
         text, ids = prompted(reference, messages, thinking)
         assert text.endswith("</think>\n\n") is not thinking
@@ -81,7 +88,7 @@ def test_a_prompt_opens_the_reasoning_or_leaves_it_out(folder, reference, thinki
 
 
 def test_reasoning_is_kept_behind_the_last_question_alone(folder):
-    template = Qwen3_5Template(str(folder))
+    template = template_of(folder)
 
     def text(messages):
         return template.decode(template.encode({"messages": messages})["input_ids"])
@@ -92,9 +99,9 @@ def test_reasoning_is_kept_behind_the_last_question_alone(folder):
 
 
 def test_the_tokenizer_is_the_packages(newest):
-    tokenizer = Qwen3_5Template(str(newest)).tokenizer
+    tokenizer = template_of(newest).tokenizer
     assert tokenizer.vocab_size == 248044 + 33
     assert (tokenizer.pad_id, tokenizer.eos_id) == (248044, 248046)
     # Its pattern keeps a letter and its marks together, where Qwen3's cuts them apart.
-    older = Qwen3_5Template(str(npm_tokenizer("tokenizer-qwen3"))).tokenizer
+    older = template_of(npm_tokenizer("tokenizer-qwen3")).tokenizer
     assert len(tokenizer.batch_encode(["हिन्दी"])[0]) < len(older.batch_encode(["हिन्दी"])[0])

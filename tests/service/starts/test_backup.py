@@ -10,7 +10,7 @@ pytest.importorskip("tinker")
 from service.test_recovery import ADAM, SEEDS, datum
 from service.wire import Wire, wait_until
 
-NUM_BACKUPS = 6
+NUM_BACKUPS = 3
 JOURNAL_BYTES = 8000  # so that records give way to a state all the time
 
 
