@@ -55,11 +55,6 @@ constexpr size_t kBuffered = 4096;
 // Between looks at whether a client still waits to be let in.
 constexpr std::chrono::milliseconds kLook{500};
 
-// Behind the head; a connection can go on without reading more.
-bool has_whole_body(const Parser& parser, const beast::flat_buffer& buffer) {
-  return parser.is_done() || (parser.content_length() && *parser.content_length() <= buffer.size());
-}
-
 // Nothing more will come, although there may be what was sent before.
 bool is_gone(int socket) {
   char byte = 0;
@@ -82,12 +77,6 @@ struct Connection {
   beast::flat_buffer buffer;
   bool waits = false;  // for its next request
 };
-
-std::string peer_of(const tcp::socket& socket) {
-  error_code error;
-  const auto remote = socket.remote_endpoint(error);
-  return error ? "" : remote.address().to_string();
-}
 
 Response noted(Response response, const Head& head, Told& told) {
   told.status = response.status;
@@ -165,9 +154,7 @@ class HttpServer::Impl {
 
  private:
   // Of those that count, one more would be beyond the most.
-  bool is_full() const {
-    return num_connections_ - num_for_probes_ - connections_.num_giving_way() >= most_others_;
-  }
+  bool is_full() const { return connections_.num_that_count() >= most_others_; }
   // Waits for a place for one more, which another may have to give.
   awaitable<void> place() {
     for (;;) {
@@ -180,43 +167,52 @@ class HttpServer::Impl {
   }
 
   awaitable<void> accept() {
-    while (!draining_) {
-      error_code error;
-      tcp::socket socket =
-          co_await acceptor_.async_accept(asio::redirect_error(use_awaitable, error));
-      if (error == asio::error::operation_aborted || draining_) co_return;
-      if (error) {  // no file descriptors are left, for one: others may close
-        asio::steady_timer pause(*context_, std::chrono::milliseconds(20));
-        co_await pause.async_wait(asio::redirect_error(use_awaitable, error));
-        continue;
+    for (error_code error; !draining_;) {
+      try {
+        if (error) {  // no file descriptors are left, for one, or no memory: others may close
+          asio::steady_timer pause(*context_, std::chrono::milliseconds(20));
+          co_await pause.async_wait(asio::redirect_error(use_awaitable, error));
+        }
+        error = co_await accept_one();
+      } catch (const std::bad_alloc&) {  // costs that connection alone
+        error = make_error_code(boost::system::errc::not_enough_memory);
       }
-      co_await place();
-      if (draining_) co_return;
-      begin_connection(std::move(socket), is_full());
     }
   }
 
-  void begin_connection(tcp::socket socket, bool is_for_probes) {
-    ++num_connections_;
-    num_for_probes_ += is_for_probes ? 1 : 0;
-    const std::string peer = peer_of(socket);
-    const int64_t number = connections_.add(peer);
-    const auto c =
-        std::make_shared<Connection>(Connection{.stream = beast::tcp_stream(std::move(socket)),
-                                                .peer = peer,
-                                                .beyond = is_for_probes ? most_others_ : 0,
-                                                .number = number,
-                                                .buffer = beast::flat_buffer(most_buffered_)});
-    open_[number] = c.get();
-    asio::co_spawn(*context_, connection(c), [this, c](const std::exception_ptr&) {
-      open_.erase(c->number);
-      connections_.remove(c->number);
-      num_for_probes_ -= c->beyond > 0 ? 1 : 0;
-      end_connection();
-    });
+  awaitable<error_code> accept_one() {
+    error_code error;
+    tcp::socket socket =
+        co_await acceptor_.async_accept(asio::redirect_error(use_awaitable, error));
+    if (!error && !draining_) co_await place();
+    if (!error && !draining_) begin_connection(std::move(socket), is_full());
+    co_return error;
   }
 
-  void end_connection() {
+  // All of it or, where it throws, nothing.
+  void begin_connection(tcp::socket socket, bool is_for_probes) {
+    const std::string peer = peer_of(socket);
+    const int64_t number = connections_.add(peer, is_for_probes);
+    ++num_connections_;
+    try {
+      const auto c =
+          std::make_shared<Connection>(Connection{.stream = beast::tcp_stream(std::move(socket)),
+                                                  .peer = peer,
+                                                  .beyond = is_for_probes ? most_others_ : 0,
+                                                  .number = number,
+                                                  .buffer = beast::flat_buffer(most_buffered_)});
+      open_[number] = c.get();
+      asio::co_spawn(*context_, connection(c),
+                     [this, c](const std::exception_ptr&) { end_connection(c->number); });
+    } catch (...) {
+      end_connection(number);
+      throw;
+    }
+  }
+
+  void end_connection(int64_t number) {
+    open_.erase(number);
+    connections_.remove(number);
     {
       const std::lock_guard lock(mutex_);
       --num_connections_;
@@ -237,10 +233,8 @@ class HttpServer::Impl {
     c.stream.socket().shutdown(tcp::socket::shutdown_send, error);
   }
 
-  // From here on it may have to give way. Not one that is kept for probes: it makes no room for
-  // others.
+  // From here on it may have to give way.
   void idles(const Connection& c) {
-    if (c.beyond > 0) return;
     connections_.idles(c.number);
     room_.cancel_one();
   }
@@ -478,8 +472,7 @@ class HttpServer::Impl {
   const std::shared_ptr<Sending> sending_ = std::make_shared<Sending>(options_.max_sending_bytes);
   uint16_t port_ = 0;
   bool draining_ = false;                // context's thread, as ...
-  int64_t num_for_probes_ = 0;           // ... this, of the connections
-  Connections connections_;              // likewise
+  Connections connections_;              // ... this
   std::map<int64_t, Connection*> open_;  // by their numbers there
   std::atomic<int64_t> num_connections_ = 0;
   std::mutex mutex_;
