@@ -1,6 +1,7 @@
 // Chooses the connection that gives way to a new one: the longest idle one of the peer or tenant
-// that has most. Idle is one from which no whole request has come. There is no fixed limit for a
-// peer: a proxy is one peer for all its clients. Knows no socket. On the service's thread.
+// that has most. Idle is one that waits for its peer, to send or to take bytes. There is no fixed
+// limit for a peer: a proxy is one peer for all its clients. Knows no socket. On the service's
+// thread.
 #pragma once
 #include <cstdint>
 #include <iterator>
