@@ -289,7 +289,11 @@ class HttpServer::Impl {
       http::response_serializer<http::empty_body> serializer(go_on);
       if (!co_await send(c, serializer)) co_return false;
     }
-    std::optional<Response> refused = co_await receiver_.read(stream, c.buffer, parser, admission);
+    std::optional<Response> refused =
+        co_await receiver_.read(stream, c.buffer, parser, admission, [&](bool waits) {
+          waits ? idles(c) : connections_.works(c.number);
+          return !connections_.gives_way(c.number);
+        });
     Request request{head, std::move(parser.get().body()), std::move(admission.held)};
     const bool is_read = !refused;
     if (is_read) {
