@@ -242,7 +242,6 @@ class HttpServer::Impl {
     c.stream.expires_after(time_of(options_.patience, c));
     error = co_await read_head(c.stream, c.buffer, parser);
     connections_.works(c.number);
-    if (connections_.gives_way(c.number)) co_return false;  // what has come since is sent again
     if (error) co_return co_await refuse_head(c, error);
 
     // What follows must not be taken for another request.
@@ -252,7 +251,8 @@ class HttpServer::Impl {
     const auto begin = std::chrono::steady_clock::now();
     Head head = head_of(parser, c.peer);
     head.id = ids_ + std::to_string(next_id_++);
-    head.beyond = c.beyond;
+    // A request that came as its place was given away is answered as one that gets none.
+    head.beyond = connections_.gives_way(c.number) ? most_others_ : c.beyond;
     Told told;
     const bool stays = co_await exchange(c, parser, head, told);
     if (handler_.answered) {

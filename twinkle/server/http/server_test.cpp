@@ -192,6 +192,32 @@ TEST_F(HttpServerTest, WhereAllConnectionsAreTakenOneWhosePeerTakesNoResponseGiv
   EXPECT_TRUE(slow[5]->receive().ends_with("xx"));
 }
 
+TEST_F(HttpServerTest, ARequestThatHasComeAsItsConnectionGivesWayIsRefused) {
+  admit_ = [](const Head& head, const Admit& admit) {
+    admit(head.beyond > 0 ? Admission{-1, refusal(503, "full")} : Admission{100});
+  };
+  std::promise<Reply> asked;
+  handle_ = [&](const Request& request, Reply reply) {
+    if (request.path == "/second") return reply({.body = "second"});
+    asked.set_value(std::move(reply));
+  };
+  start({.max_connections = 1});
+  Peer first(port());
+  first.send(post("/first", ""));
+  Reply reply = asked.get_future().get();
+  Peer second(port());
+  second.send(post("/second", ""));
+  first.send(post("/third", ""));  // is there when the first is answered
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  reply({.body = "first"});
+  EXPECT_TRUE(first.receive().ends_with("first"));
+  const std::string refused = first.receive();
+  EXPECT_TRUE(begins(refused, "HTTP/1.1 503")) << refused;
+  EXPECT_NE(refused.find("Connection: close"), std::string::npos) << refused;
+  EXPECT_EQ(first.receive(), "");
+  EXPECT_TRUE(second.receive().ends_with("second"));
+}
+
 TEST_F(HttpServerTest, HalfAHeadThatHasComeAsItsConnectionGivesWayIsNotWaitedFor) {
   std::promise<Reply> asked;
   handle_ = [&](const Request& request, Reply reply) {
