@@ -233,9 +233,9 @@ Json parse_json(std::string_view text, std::string_view what) {
   size_t used = 0;
   Json value = parse_whole(text, used, cause);
   if (!cause.empty()) {
-    const auto line =
-        1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(used), '\n');
-    fail(Code::kInvalid, "json: ", what, " line ", line, ": ", cause);
+    const std::string_view before = text.substr(0, used);
+    fail(Code::kInvalid, "json: ", what, " line ", 1 + std::ranges::count(before, '\n'), " column ",
+         used - before.rfind('\n'), ": ", cause);  // npos is -1
   }
   return value;
 }

@@ -44,7 +44,12 @@ TEST(Json, DepthAndNumberOfValuesAreBounded) {
   std::string many = "[0";
   for (int i = 0; i < (1 << 22); ++i) many += ",0";
   EXPECT_EQ(error_of([&] { parse_json(many + "]", "x"); }),
-            "json: x line 1: more than 4194304 values");
+            "json: x line 1 column 8388609: more than 4194304 values");
+}
+
+TEST(Json, AnErrorNamesItsLineAndItsByteInThat) {
+  EXPECT_EQ(error_of([] { parse_json("{\n\"a\": \"\xC3\xBC\n\"}", "x"); }),
+            "json: x line 2 column 9: syntax error");
 }
 
 TEST(Json, PrettyTextParsesBackToTheSameValue) {

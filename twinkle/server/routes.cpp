@@ -427,10 +427,10 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
     pattern = route.path;
     if (services.access.is_open())
       if (const std::string why = foreign(head); !why.empty()) return refuse(refusal(403, why));
-    auto entered = enter(route, head, services);
-    if (auto* refused = std::get_if<Response>(&entered)) return refuse(std::move(*refused));
     require(route.verb == "POST" || !has_body(head), Code::kInvalid, "server: ", route.verb, " ",
             route.path, " takes no body; leave it out");
+    auto entered = enter(route, head, services);
+    if (auto* refused = std::get_if<Response>(&entered)) return refuse(std::move(*refused));
     const auto& caller = std::get<Caller>(entered);
     Admission admission = room.admit(head, caller.owner);
     if (admission.max_body_bytes < 0) return refuse(std::move(admission.refused));

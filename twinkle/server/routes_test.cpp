@@ -84,10 +84,10 @@ TEST_F(RoutesTest, HowLongABodyMayBeDependsOnItsRouteAndKind) {
 
 TEST_F(RoutesTest, WhatTakesNoBodyWaitsForNone) {
   BodyRoom room({}, *loop_);
-  const auto told = [&](Head head) {
+  const auto told = [&](Head head, const std::string& path = "/healthz") {
     head.method = "GET";
     std::string out = "let in";
-    admit(head, "/healthz", *services_, room, [&](const Admission& a) {
+    admit(head, path, *services_, room, [&](const Admission& a) {
       if (a.max_body_bytes < 0) out = text(a.refused, "detail");
     });
     return out;
@@ -96,6 +96,12 @@ TEST_F(RoutesTest, WhatTakesNoBodyWaitsForNone) {
   EXPECT_EQ(told({.content_length = 0}), "let in");
   EXPECT_EQ(told({.content_length = 1}), "server: GET /healthz takes no body; leave it out");
   EXPECT_NE(told({.headers = {{"transfer-encoding", "chunked"}}}), "let in");
+  const store::KeyFile keys(dir_.path());
+  keys.create({.tenant = "alice", .scopes = {"train"}});
+  ask_for_keys(keys);
+  EXPECT_EQ(told({.content_length = 1}, "/metrics"),
+            "server: GET /metrics takes no body; leave it out")
+      << "before a key is asked for";
 }
 
 TEST_F(RoutesTest, APageOfAnotherSiteComesInWithAKeyOnly) {

@@ -12,8 +12,11 @@ namespace {
 constexpr const char* kUtf16 = "UTF-16, not UTF-8; save the file as UTF-8";
 constexpr const char* kNoUtf8 = "invalid UTF-8; save the file as UTF-8";
 
-bool has_utf16_mark(std::string_view text) {
-  return text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF");
+bool is_utf16(std::string_view text) {
+  if (text.starts_with("\xFF\xFE") || text.starts_with("\xFE\xFF")) return true;
+  text = text.substr(0, 64);
+  const auto num_nuls = std::ranges::count(text, '\0');
+  return num_nuls > 0 && 4 * num_nuls >= std::ssize(text);
 }
 
 std::string_view word_around(std::string_view text, size_t at) {
@@ -38,13 +41,17 @@ bool is_lfs_pointer(std::string_view bytes) {
 }
 
 std::string encoding_fault(std::string_view text) {
-  if (has_utf16_mark(text) || text.find('\0') != text.npos) return kUtf16;
-  return invalid_utf8(text) == text.npos ? "" : kNoUtf8;
+  const size_t at = std::min(invalid_utf8(text), text.find('\0'));
+  if (at == text.npos) return "";
+  if (is_utf16(text)) return kUtf16;
+  return text[at] == '\0' ? "a NUL character; remove it" : kNoUtf8;
 }
 
 std::string json_fault(std::string_view text, size_t at) {
   if (is_lfs_pointer(text)) return kLfsPointer;
-  if (has_utf16_mark(text) || (at < text.size() && text[at] == '\0')) return kUtf16;
+  if (is_utf16(text)) return kUtf16;
+  if (at < text.size() && text[at] == '\0')
+    return "a NUL character; write \\u0000 in a string, or remove it";
   if (invalid_utf8(text.substr(0, at + 4)) <= at) return kNoUtf8;
   if (at >= text.size()) return "";
   if (text.substr(at).starts_with(kByteOrderMark)) return "a byte order mark; remove it";

@@ -16,7 +16,8 @@ bool is_lfs_pointer(std::string_view bytes);
 inline constexpr const char* kLfsPointer =
     "a Git LFS pointer, not the file itself; fetch it with: git lfs pull";
 
-// Why `text` is not UTF-8, with a remedy; empty: it is. Text with zero bytes is taken for UTF-16.
+// Why `text` is not UTF-8, or has a NUL character, with a remedy; empty: neither. Text is taken for
+// UTF-16 by its mark, or where a quarter of its first 64 bytes are NULs.
 std::string encoding_fault(std::string_view text);
 
 // The likely cause of a syntax error of JSON at text[at], with a remedy; empty: none is known.

@@ -29,6 +29,14 @@ TEST(TextFault, AnotherEncodingIsTheCauseByName) {
   EXPECT_EQ(encoding_fault("a,caf\xE9"), no_utf8);
 }
 
+TEST(TextFault, ANulInTextOfOneByteACharacterIsNoUtf16) {
+  EXPECT_EQ(cause_of("{\"a\": \"a\0b\"}"s),
+            "a NUL character; write \\u0000 in a string, or remove it");
+  EXPECT_EQ(encoding_fault("a,b\n\0c,d\n"s), "a NUL character; remove it");
+  EXPECT_EQ(encoding_fault("a,b\n\0c,caf\xE9\n"s), "a NUL character; remove it");
+  EXPECT_EQ(encoding_fault("a,caf\xE9\n\0c,d\n"s), "invalid UTF-8; save the file as UTF-8");
+}
+
 TEST(TextFault, PythonsSpellingsAreTheCauseByName) {
   EXPECT_EQ(cause_of("{'a': 1}"),
             "single quotes; JSON has double quotes, as Python's json.dumps writes them");

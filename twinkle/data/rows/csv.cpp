@@ -176,10 +176,9 @@ Table parse_csv(std::string_view text, const std::string& name) {
   text = without_mark(text);
   require(!is_lfs_pointer(text), Code::kInvalid, "data: ", name, " is ", kLfsPointer);
   if (const std::string fault = encoding_fault(text); !fault.empty()) {
-    const size_t bad = std::min(invalid_utf8(text), text.find('\0'));
-    fail(Code::kInvalid, "data: ", name, " line ",
-         1 + std::count(text.begin(), text.begin() + static_cast<ptrdiff_t>(bad), '\n'), ": ",
-         fault);
+    const std::string_view before = text.substr(0, std::min(invalid_utf8(text), text.find('\0')));
+    fail(Code::kInvalid, "data: ", name, " line ", 1 + std::ranges::count(before, '\n'), ", byte ",
+         before.size() - before.rfind('\n'), ": ", fault);  // npos is -1
   }
   Scanner scanner(text, name);
   const auto header = scanner.next();

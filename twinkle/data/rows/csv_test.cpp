@@ -58,7 +58,9 @@ TEST(Csv, ErrorsNameTheLineAndTheCause) {
   EXPECT_EQ(csv_error("a\nz\n\"x\ny\n"), "data: f.csv line 3: a quote is opened and never closed");
   EXPECT_EQ(csv_error("a,a\n"), "data: f.csv line 1: two columns are named 'a'");
   EXPECT_EQ(csv_error("a\nx\n\xC3(\n"),
-            "data: f.csv line 3: invalid UTF-8; save the file as UTF-8");
+            "data: f.csv line 3, byte 1: invalid UTF-8; save the file as UTF-8");
+  EXPECT_EQ(csv_error(std::string("a\nx\nyz\0\n", 8)),
+            "data: f.csv line 3, byte 3: a NUL character; remove it");
   EXPECT_EQ(csv_error("\n\n"), "data: f.csv is empty, its first line must name the columns");
   EXPECT_THROW(read_csv_rows("/nowhere.csv"), Error);
 }

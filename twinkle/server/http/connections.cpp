@@ -4,11 +4,12 @@
 
 namespace twinkle::server {
 
-int64_t Connections::add(const std::string& peer) {
+int64_t Connections::add(const std::string& peer, bool is_for_probes) {
   const int64_t number = next_++;
   const std::string owner = "peer " + peer;
-  all_[number] = {.peer = owner, .owner = owner};
   change(owner, [](Owner& o) { ++o.count; });
+  all_[number] = {.peer = owner, .owner = owner, .is_for_probes = is_for_probes};
+  num_for_probes_ += is_for_probes ? 1 : 0;
   return number;
 }
 
@@ -18,6 +19,7 @@ void Connections::remove(int64_t number) {
     --num_giving_way_;
   else
     leave(one);
+  num_for_probes_ -= one.is_for_probes ? 1 : 0;
   all_.erase(number);
 }
 
@@ -32,7 +34,7 @@ void Connections::belongs_to(int64_t number, const std::string& tenant) {
 
 void Connections::idles(int64_t number) {
   One& one = all_.at(number);
-  if (one.gives_way || one.idle_since != 0) return;
+  if (one.gives_way || one.is_for_probes || one.idle_since != 0) return;
   one.idle_since = ++num_idled_;
   change(one.owner, [&](Owner& o) { one.at = o.idle.insert(o.idle.end(), number); });
 }

@@ -13,12 +13,12 @@ TEST(Connections, TheLongestIdleOneOfThePeerThatHasMostGivesWay) {
   const int64_t busy = all.add("10.0.0.2");
   for (const int64_t one : {second, first}) all.idles(one);
   EXPECT_EQ(all.give_way(), second) << "the peer has three";
-  EXPECT_EQ(all.num_giving_way(), 1);
+  EXPECT_EQ(all.num_that_count(), 3);
   EXPECT_EQ(all.give_way(), first) << "the peer has two";
   EXPECT_EQ(all.give_way(), few) << "it is busy, the one that is left";
   EXPECT_EQ(all.give_way(), std::nullopt);
   for (const int64_t one : {few, first, second}) all.remove(one);
-  EXPECT_EQ(all.num_giving_way(), 0);
+  EXPECT_EQ(all.num_that_count(), 1);
   all.idles(busy);
   EXPECT_EQ(all.give_way(), busy);
 }
@@ -50,7 +50,17 @@ TEST(Connections, OneThatGivesWayTakesNoPartUntilItIsRemoved) {
   all.idles(one);
   EXPECT_EQ(all.give_way(), std::nullopt);
   all.remove(one);
-  EXPECT_EQ(all.num_giving_way(), 0);
+  EXPECT_EQ(all.num_that_count(), 0);
+}
+
+TEST(Connections, OneForProbesNeitherCountsNorGivesWay) {
+  Connections all;
+  const int64_t one = all.add("10.0.0.1", true);
+  all.idles(one);
+  EXPECT_EQ(all.num_that_count(), 0);
+  EXPECT_EQ(all.give_way(), std::nullopt);
+  all.remove(one);
+  EXPECT_EQ(all.num_that_count(), 0);
 }
 
 }  // namespace

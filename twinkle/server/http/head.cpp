@@ -30,6 +30,12 @@ bool is_number(std::string_view text) {
 
 }  // namespace
 
+std::string peer_of(const asio::ip::tcp::socket& socket) {
+  error_code error;
+  const auto remote = socket.remote_endpoint(error);
+  return error ? "" : remote.address().to_string();
+}
+
 asio::awaitable<error_code> read_head(beast::tcp_stream& stream, beast::flat_buffer& buffer,
                                       Parser& parser) {
   for (;;) {
@@ -62,6 +68,10 @@ std::string ambiguity_of(const Parser& parser) {
   if (length != end && (std::next(length) != end || !is_number(length->value())))
     return "Content-Length must be one number, and come once";
   return "";
+}
+
+bool has_whole_body(const Parser& parser, const beast::flat_buffer& buffer) {
+  return parser.is_done() || (parser.content_length() && *parser.content_length() <= buffer.size());
 }
 
 Head head_of(const Parser& parser, const std::string& peer) {

@@ -2,6 +2,7 @@
 // way. For server.cpp only: it speaks Beast.
 #pragma once
 #include <boost/asio/awaitable.hpp>
+#include <boost/asio/ip/tcp.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <string>
@@ -20,6 +21,12 @@ boost::asio::awaitable<boost::system::error_code> read_head(boost::beast::tcp_st
 // Why the connection cannot go on behind this head, or "": where its body ends, or whom it is for,
 // can be read in two ways.
 std::string ambiguity_of(const Parser& parser);
+
+// The buffer has the body behind this head: the connection can go on without reading more.
+bool has_whole_body(const Parser& parser, const boost::beast::flat_buffer& buffer);
+
+// The address of its other end; "" where that is gone.
+std::string peer_of(const boost::asio::ip::tcp::socket& socket);
 
 Head head_of(const Parser& parser, const std::string& peer);
 

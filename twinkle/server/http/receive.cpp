@@ -26,6 +26,13 @@ constexpr int64_t kAfterWaiting = int64_t{4} << 20;
 constexpr size_t kMostFraming = size_t{8} << 10;
 constexpr int64_t kMiB = int64_t{1} << 20;
 
+Response gave_way() {
+  Response out = refusal(
+      503, "all connections are open, and this one gave its place to a new one; come again");
+  out.headers.emplace_back("Retry-After", "1");
+  return out;
+}
+
 struct Decoded {
   std::string body, wrong;
 };
@@ -41,7 +48,7 @@ std::string lower(std::string_view text) {
 
 awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
                                                   beast::flat_buffer& buffer, Parser& parser,
-                                                  const Admission& admission) {
+                                                  const Admission& admission, const Waits& waits) {
   const int64_t most = admission.max_body_bytes;
   const auto too_long = [&] {
     return refusal(
@@ -68,29 +75,32 @@ awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
         searches = std::make_shared<Search>(admission.finder,
                                             lower(parser.get()[http::field::content_encoding]),
                                             admission.most_searched_bytes);
-      const auto waits = steady_clock::now();
+      const auto begun = steady_clock::now();
       stream.expires_never();
       if (!co_await search(searches, std::exchange(body, {}))) co_return too_long();
-      end += steady_clock::now() - waits;
+      end += steady_clock::now() - begun;
       if (held) held->shrink(searches->num_bytes());
     }
     if (parser.is_done()) break;
     const int64_t kept = std::ssize(body) + (searches ? searches->num_bytes() : 0);
     const int64_t most_kept = searches ? kept + kReadBytes : told;
     if (held && !held->grow(std::min(most_kept, kept + kReadBytes))) {
-      const auto waits = steady_clock::now();
+      const auto begun = steady_clock::now();
       stream.expires_never();
       if (auto refused = co_await room(*held, std::min(most_kept, kept + kAfterWaiting)))
         co_return refused;
-      end += steady_clock::now() - waits;
+      end += steady_clock::now() - begun;
     }
     stream.expires_at(std::min(steady_clock::now() + options_.patience,
                                end + std::chrono::milliseconds(1000 * came / kMiB)));
     boost::system::error_code error;
     came -= std::ssize(body);
+    const auto rest = parser.content_length_remaining();
+    if (!rest || *rest > buffer.size()) waits(true);
     co_await http::async_read_some(stream, buffer, parser,
                                    boost::asio::redirect_error(boost::asio::use_awaitable, error));
     came += std::ssize(body);
+    if (!waits(false)) co_return gave_way();
     if (error == http::error::buffer_overflow)
       co_return refusal(431,
                         "the head of a chunk, or the trailers behind the last, are longer than " +

@@ -278,5 +278,35 @@ TEST_F(ReceiveTest, ABodyThatComesSlowerThanItMayClosesItsConnection) {
   trickle.join();
 }
 
+TEST_F(ReceiveTest, WhereAllConnectionsAreTakenTheOneWhoseBodyCameLastLongAgoGivesWay) {
+  RoomForTest::Noted noted;
+  admission_ = [&] {
+    return Admission{.max_body_bytes = 100, .held = std::make_shared<RoomForTest>(noted, 100)};
+  };
+  start({.max_connections = 4, .patience = std::chrono::minutes(10)});  // one of them for probes
+  const auto wait_for_reads = [&](size_t number) {
+    for (size_t reads = 0; reads < number; std::this_thread::yield()) {
+      const std::lock_guard lock(noted.mutex);
+      reads = noted.sizes.size();
+    }
+  };
+  Peer comes(port()), drips(port()), silent(port());
+  size_t reads = 0;
+  for (Peer* peer : {&comes, &drips, &silent}) {
+    peer->send("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n1");
+    wait_for_reads(reads += 2);
+  }
+  comes.send("2");
+  wait_for_reads(++reads);
+  EXPECT_TRUE(Peer(port()).ask(post("/", "new")).ends_with("has new"));
+  const std::string refused = drips.receive();
+  EXPECT_TRUE(begins(refused, "HTTP/1.1 503")) << refused;
+  EXPECT_NE(refused.find("Retry-After: 1\r\n"), std::string::npos) << refused;
+  EXPECT_EQ(drips.receive(), "");
+  comes.send("345");
+  EXPECT_TRUE(comes.receive().ends_with("has 12345"));
+  server_.reset();  // it holds room for the silent one's
+}
+
 }  // namespace
 }  // namespace twinkle::server

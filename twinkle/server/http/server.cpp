@@ -1,8 +1,5 @@
 #include "twinkle/server/http/server.h"
 
-#include <poll.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <atomic>
 #include <boost/asio/awaitable.hpp>
@@ -18,7 +15,6 @@
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
-#include <cerrno>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -32,6 +28,7 @@
 #include "twinkle/server/http/connections.h"
 #include "twinkle/server/http/head.h"
 #include "twinkle/server/http/receive.h"
+#include "twinkle/server/http/socket.h"
 #include "twinkle/store/keys/keys.h"
 
 namespace twinkle::server {
@@ -55,24 +52,6 @@ constexpr size_t kBuffered = 4096;
 // Between looks at whether a client still waits to be let in.
 constexpr std::chrono::milliseconds kLook{500};
 
-// Behind the head; a connection can go on without reading more.
-bool has_whole_body(const Parser& parser, const beast::flat_buffer& buffer) {
-  return parser.is_done() || (parser.content_length() && *parser.content_length() <= buffer.size());
-}
-
-// Nothing more will come, although there may be what was sent before.
-bool is_gone(int socket) {
-  char byte = 0;
-  const ssize_t count = ::recv(socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  return count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR);
-}
-
-// The same where bytes of it have not been read, which hide the end from recv().
-bool has_hung_up(int socket) {
-  pollfd end{.fd = socket, .events = POLLRDHUP};
-  return ::poll(&end, 1, 0) > 0;
-}
-
 // As long as it is open.
 struct Connection {
   beast::tcp_stream stream;
@@ -82,12 +61,6 @@ struct Connection {
   beast::flat_buffer buffer;
   bool waits = false;  // for its next request
 };
-
-std::string peer_of(const tcp::socket& socket) {
-  error_code error;
-  const auto remote = socket.remote_endpoint(error);
-  return error ? "" : remote.address().to_string();
-}
 
 Response noted(Response response, const Head& head, Told& told) {
   told.status = response.status;
@@ -165,9 +138,7 @@ class HttpServer::Impl {
 
  private:
   // Of those that count, one more would be beyond the most.
-  bool is_full() const {
-    return num_connections_ - num_for_probes_ - connections_.num_giving_way() >= most_others_;
-  }
+  bool is_full() const { return connections_.num_that_count() >= most_others_; }
   // Waits for a place for one more, which another may have to give.
   awaitable<void> place() {
     for (;;) {
@@ -180,43 +151,52 @@ class HttpServer::Impl {
   }
 
   awaitable<void> accept() {
-    while (!draining_) {
-      error_code error;
-      tcp::socket socket =
-          co_await acceptor_.async_accept(asio::redirect_error(use_awaitable, error));
-      if (error == asio::error::operation_aborted || draining_) co_return;
-      if (error) {  // no file descriptors are left, for one: others may close
-        asio::steady_timer pause(*context_, std::chrono::milliseconds(20));
-        co_await pause.async_wait(asio::redirect_error(use_awaitable, error));
-        continue;
+    for (error_code error; !draining_;) {
+      try {
+        if (error) {  // no file descriptors are left, for one, or no memory: others may close
+          asio::steady_timer pause(*context_, std::chrono::milliseconds(20));
+          co_await pause.async_wait(asio::redirect_error(use_awaitable, error));
+        }
+        error = co_await accept_one();
+      } catch (const std::bad_alloc&) {  // costs that connection alone
+        error = make_error_code(boost::system::errc::not_enough_memory);
       }
-      co_await place();
-      if (draining_) co_return;
-      begin_connection(std::move(socket), is_full());
     }
   }
 
-  void begin_connection(tcp::socket socket, bool is_for_probes) {
-    ++num_connections_;
-    num_for_probes_ += is_for_probes ? 1 : 0;
-    const std::string peer = peer_of(socket);
-    const int64_t number = connections_.add(peer);
-    const auto c =
-        std::make_shared<Connection>(Connection{.stream = beast::tcp_stream(std::move(socket)),
-                                                .peer = peer,
-                                                .beyond = is_for_probes ? most_others_ : 0,
-                                                .number = number,
-                                                .buffer = beast::flat_buffer(most_buffered_)});
-    open_[number] = c.get();
-    asio::co_spawn(*context_, connection(c), [this, c](const std::exception_ptr&) {
-      open_.erase(c->number);
-      connections_.remove(c->number);
-      num_for_probes_ -= c->beyond > 0 ? 1 : 0;
-      end_connection();
-    });
+  awaitable<error_code> accept_one() {
+    error_code error;
+    tcp::socket socket =
+        co_await acceptor_.async_accept(asio::redirect_error(use_awaitable, error));
+    if (!error && !draining_) co_await place();
+    if (!error && !draining_) begin_connection(std::move(socket), is_full());
+    co_return error;
   }
 
-  void end_connection() {
+  // All of it or, where it throws, nothing.
+  void begin_connection(tcp::socket socket, bool is_for_probes) {
+    const std::string peer = peer_of(socket);
+    const int64_t number = connections_.add(peer, is_for_probes);
+    ++num_connections_;
+    try {
+      const auto c =
+          std::make_shared<Connection>(Connection{.stream = beast::tcp_stream(std::move(socket)),
+                                                  .peer = peer,
+                                                  .beyond = is_for_probes ? most_others_ : 0,
+                                                  .number = number,
+                                                  .buffer = beast::flat_buffer(most_buffered_)});
+      open_[number] = c.get();
+      asio::co_spawn(*context_, connection(c),
+                     [this, c](const std::exception_ptr&) { end_connection(c->number); });
+    } catch (...) {
+      end_connection(number);
+      throw;
+    }
+  }
+
+  void end_connection(int64_t number) {
+    open_.erase(number);
+    connections_.remove(number);
     {
       const std::lock_guard lock(mutex_);
       --num_connections_;
@@ -230,23 +210,23 @@ class HttpServer::Impl {
     Connection& c = *shared;
     c.stream.socket().set_option(tcp::no_delay(true), error);
     try {
-      while (!draining_ && co_await serve(c)) {
+      while (!draining_ && !connections_.gives_way(c.number) && co_await serve(c)) {
       }
     } catch (const std::bad_alloc&) {  // costs this connection alone
     }
     c.stream.socket().shutdown(tcp::socket::shutdown_send, error);
   }
 
-  // From here on it may have to give way. Not one that is kept for probes: it makes no room for
-  // others.
+  // From here on it may have to give way.
   void idles(const Connection& c) {
-    if (c.beyond > 0) return;
     connections_.idles(c.number);
     room_.cancel_one();
   }
 
-  static std::chrono::milliseconds time_of(std::chrono::milliseconds most, int64_t beyond) {
-    return beyond > 0 ? std::min<std::chrono::milliseconds>(most, kProbe) : most;
+  // The time that its peer has: none where it gives way already.
+  std::chrono::milliseconds time_of(std::chrono::milliseconds most, const Connection& c) const {
+    if (connections_.gives_way(c.number)) return std::chrono::milliseconds(0);
+    return c.beyond > 0 ? std::min<std::chrono::milliseconds>(most, kProbe) : most;
   }
 
   // One request; false ends the connection.
@@ -259,20 +239,20 @@ class HttpServer::Impl {
     idles(c);
     if (c.buffer.size() == 0) co_await first_bytes(c, error);
     if (error) co_return false;
-    c.stream.expires_after(time_of(options_.patience, c.beyond));
+    c.stream.expires_after(time_of(options_.patience, c));
     error = co_await read_head(c.stream, c.buffer, parser);
     connections_.works(c.number);
-    if (connections_.gives_way(c.number)) co_return false;  // what has come since is sent again
-    if (error) co_return co_await refuse_head(c.stream, error);
+    if (error) co_return co_await refuse_head(c, error);
 
     // What follows must not be taken for another request.
     if (const std::string why = ambiguity_of(parser); !why.empty())
-      co_return co_await write(c.stream, refusal(422, "not HTTP as it should be: " + why), false);
+      co_return co_await write(c, refusal(422, "not HTTP as it should be: " + why), false);
 
     const auto begin = std::chrono::steady_clock::now();
     Head head = head_of(parser, c.peer);
     head.id = ids_ + std::to_string(next_id_++);
-    head.beyond = c.beyond;
+    // A request that came as its place was given away is answered as one that gets none.
+    head.beyond = connections_.gives_way(c.number) ? most_others_ : c.beyond;
     Told told;
     const bool stays = co_await exchange(c, parser, head, told);
     if (handler_.answered) {
@@ -285,7 +265,6 @@ class HttpServer::Impl {
 
   // From behind the head to the response, of which it tells.
   awaitable<bool> exchange(Connection& c, Parser& parser, Head& head, Told& told) {
-    error_code error;
     beast::tcp_stream& stream = c.stream;
     // HTTP/1.0 knows no chunks: what is before the server may have read another body (RFC
     // 9112, 6.1).
@@ -302,15 +281,19 @@ class HttpServer::Impl {
         co_return co_await refuse_unread(c, std::move(refused));
       if (!parser.is_done()) c.buffer.consume(*parser.content_length());
       const bool stays = keep_alive && !refused.close;
-      co_return co_await write(stream, std::move(refused), stays, head.method == "HEAD");
+      co_return co_await write(c, std::move(refused), stays, head.method == "HEAD");
     }
     if (parser.get().version() >= 11 &&
         beast::iequals(parser.get()[http::field::expect], "100-continue")) {
       http::response<http::empty_body> go_on{http::status::continue_, 11};
-      co_await http::async_write(stream, go_on, asio::redirect_error(use_awaitable, error));
-      if (error) co_return false;
+      http::response_serializer<http::empty_body> serializer(go_on);
+      if (!co_await send(c, serializer)) co_return false;
     }
-    std::optional<Response> refused = co_await receiver_.read(stream, c.buffer, parser, admission);
+    std::optional<Response> refused =
+        co_await receiver_.read(stream, c.buffer, parser, admission, [&](bool waits) {
+          waits ? idles(c) : connections_.works(c.number);
+          return !connections_.gives_way(c.number);
+        });
     Request request{head, std::move(parser.get().body()), std::move(admission.held)};
     const bool is_read = !refused;
     if (is_read) {
@@ -324,12 +307,12 @@ class HttpServer::Impl {
         refused = co_await told_why(stream, head, admission.finder->found(), std::move(*refused));
       Response why = noted(std::move(*refused), head, told);
       if (!is_read) co_return co_await refuse_unread(c, std::move(why));
-      co_return co_await write(stream, std::move(why), keep_alive, head.method == "HEAD");
+      co_return co_await write(c, std::move(why), keep_alive, head.method == "HEAD");
     }
     Response response = noted(co_await answered(stream, std::move(request)), head, told);
     if (response.status == kGone) co_return false;
     const bool stays = keep_alive && !response.close && !draining_;
-    co_return co_await write(stream, std::move(response), stays, head.method == "HEAD");
+    co_return co_await write(c, std::move(response), stays, head.method == "HEAD");
   }
 
   // What is answered to a request whose body is never taken: the handler is told first, where
@@ -348,7 +331,7 @@ class HttpServer::Impl {
   awaitable<void> first_bytes(Connection& c, error_code& error) {
     c.buffer.shrink_to_fit();
     c.waits = true;
-    c.stream.expires_after(time_of(options_.keep_alive, c.beyond));
+    c.stream.expires_after(time_of(options_.keep_alive, c));
     const size_t bytes = co_await c.stream.async_read_some(
         c.buffer.prepare(1024), asio::redirect_error(use_awaitable, error));
     c.buffer.commit(bytes);
@@ -409,33 +392,32 @@ class HttpServer::Impl {
     co_return response;
   }
 
-  awaitable<bool> refuse_head(beast::tcp_stream& stream, const error_code& error) {
+  awaitable<bool> refuse_head(Connection& c, const error_code& error) {
     if (error == http::error::end_of_stream || error == asio::error::eof ||
         error == asio::error::connection_reset || error == asio::error::operation_aborted)
       co_return false;
     if (error == beast::error::timeout) co_return false;
     const int status = error == http::error::header_limit ? 431 : 422;
-    co_return co_await write(
-        stream, refusal(status, "not HTTP as it should be: " + error.message()), false);
+    co_return co_await write(c, refusal(status, "not HTTP as it should be: " + error.message()),
+                             false);
   }
 
   // Of a request whose body was not read to its end. A connection that is closed with bytes unread
   // is reset, and takes the response away from its peer; so they are read, and dropped.
   awaitable<bool> refuse_unread(Connection& c, Response response) {
     error_code error;
-    co_await write(c.stream, std::move(response), false);
+    co_await write(c, std::move(response), false);
     c.stream.socket().shutdown(tcp::socket::shutdown_send, error);
     idles(c);
     std::vector<char> dropped(64 << 10);
-    for (c.stream.expires_after(kLinger); !error;)
+    for (c.stream.expires_after(kLinger); !error && !connections_.gives_way(c.number);)
       co_await c.stream.async_read_some(asio::buffer(dropped),
                                         asio::redirect_error(use_awaitable, error));
     co_return false;
   }
 
   // False where the connection ends with it.
-  awaitable<bool> write(beast::tcp_stream& stream, Response response, bool keep_alive,
-                        bool is_head = false) {
+  awaitable<bool> write(Connection& c, Response response, bool keep_alive, bool is_head = false) {
     const std::string& text = response.text();
     http::response<http::span_body<const char>> message;
     message.result(static_cast<unsigned>(response.status));
@@ -447,19 +429,28 @@ class HttpServer::Impl {
     message.prepare_payload();
     if (is_head) message.body() = {};  // its length stays
     http::response_serializer<http::span_body<const char>> serializer(message);
-    const Sending::One one(sending_, text, [&stream] { stream.close(); });
+    const Sending::One one(sending_, text, [&c] { c.stream.close(); });
     fault("before acknowledgement");
-    error_code error;
-    const auto end = std::chrono::steady_clock::now() + options_.body_time;
-    for (size_t taken = 0; !serializer.is_done();) {
-      stream.expires_at(std::min(std::chrono::steady_clock::now() + options_.patience,
-                                 end + std::chrono::milliseconds(1000 * taken >> 20)));
-      taken += co_await http::async_write_some(stream, serializer,
-                                               asio::redirect_error(use_awaitable, error));
-      if (error) co_return false;
-    }
+    if (!co_await send(c, serializer)) co_return false;
     fault("after acknowledgement");
     co_return keep_alive;
+  }
+
+  // False where its peer did not take all of it. While the peer takes nothing, it may have to give
+  // way.
+  template <class Body>
+  awaitable<bool> send(Connection& c, http::response_serializer<Body>& serializer) {
+    error_code error;
+    const auto end = std::chrono::steady_clock::now() + options_.body_time;
+    for (size_t taken = 0; !serializer.is_done() && !error;) {
+      if (!takes_more(c.stream.socket().native_handle())) idles(c);
+      c.stream.expires_at(std::min(std::chrono::steady_clock::now() + time_of(options_.patience, c),
+                                   end + std::chrono::milliseconds(1000 * taken >> 20)));
+      taken += co_await http::async_write_some(c.stream, serializer,
+                                               asio::redirect_error(use_awaitable, error));
+      connections_.works(c.number);
+    }
+    co_return !error;
   }
 
   const HttpOptions options_;
@@ -478,8 +469,7 @@ class HttpServer::Impl {
   const std::shared_ptr<Sending> sending_ = std::make_shared<Sending>(options_.max_sending_bytes);
   uint16_t port_ = 0;
   bool draining_ = false;                // context's thread, as ...
-  int64_t num_for_probes_ = 0;           // ... this, of the connections
-  Connections connections_;              // likewise
+  Connections connections_;              // ... this
   std::map<int64_t, Connection*> open_;  // by their numbers there
   std::atomic<int64_t> num_connections_ = 0;
   std::mutex mutex_;

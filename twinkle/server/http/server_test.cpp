@@ -174,6 +174,70 @@ TEST_F(HttpServerTest, WhereAllConnectionsAreTakenTheLongestIdleOneOfWhoHasMostG
   EXPECT_TRUE(poll.receive().ends_with("polled"));
 }
 
+TEST_F(HttpServerTest, WhereAllConnectionsAreTakenOneWhosePeerTakesNoResponseGivesWay) {
+  const auto large = std::make_shared<const std::string>(size_t{16} << 20, 'x');
+  handle_ = [&](const Request& request, const Reply& reply) {
+    if (request.path == "/large") return reply({.shared = large});
+    reply({.body = std::to_string(request.beyond)});
+  };
+  start({.max_connections = 7});  // one of them for probes
+  std::vector<std::unique_ptr<Peer>> slow;
+  for (int i = 0; i < 6; ++i) {
+    slow.push_back(std::make_unique<Peer>(port(), 4096));
+    slow.back()->send(post("/large", ""));
+    slow.back()->take(1);  // it is being sent
+  }
+  EXPECT_TRUE(Peer(port()).ask(post("/", "")).ends_with("0"));
+  EXPECT_TRUE(slow[0]->receive().empty()) << "longest at it";
+  EXPECT_TRUE(slow[5]->receive().ends_with("xx"));
+}
+
+TEST_F(HttpServerTest, ARequestThatHasComeAsItsConnectionGivesWayIsRefused) {
+  admit_ = [](const Head& head, const Admit& admit) {
+    admit(head.beyond > 0 ? Admission{-1, refusal(503, "full")} : Admission{100});
+  };
+  std::promise<Reply> asked;
+  handle_ = [&](const Request& request, Reply reply) {
+    if (request.path == "/second") return reply({.body = "second"});
+    asked.set_value(std::move(reply));
+  };
+  start({.max_connections = 1});
+  Peer first(port());
+  first.send(post("/first", ""));
+  Reply reply = asked.get_future().get();
+  Peer second(port());
+  second.send(post("/second", ""));
+  first.send(post("/third", ""));  // is there when the first is answered
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  reply({.body = "first"});
+  EXPECT_TRUE(first.receive().ends_with("first"));
+  const std::string refused = first.receive();
+  EXPECT_TRUE(begins(refused, "HTTP/1.1 503")) << refused;
+  EXPECT_NE(refused.find("Connection: close"), std::string::npos) << refused;
+  EXPECT_EQ(first.receive(), "");
+  EXPECT_TRUE(second.receive().ends_with("second"));
+}
+
+TEST_F(HttpServerTest, HalfAHeadThatHasComeAsItsConnectionGivesWayIsNotWaitedFor) {
+  std::promise<Reply> asked;
+  handle_ = [&](const Request& request, Reply reply) {
+    if (request.path == "/second") return reply({.body = "second"});
+    asked.set_value(std::move(reply));
+  };
+  start({.max_connections = 1, .patience = std::chrono::minutes(10)});
+  Peer first(port());
+  first.send(post("/first", ""));
+  Reply reply = asked.get_future().get();
+  Peer second(port());
+  second.send(post("/second", ""));
+  first.send("POST /third HT");
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  reply({.body = "first"});
+  EXPECT_TRUE(first.receive().ends_with("first"));
+  EXPECT_EQ(first.receive(), "");
+  EXPECT_TRUE(second.receive().ends_with("second"));
+}
+
 TEST_F(HttpServerTest, WhatIsBetweenChunksIsBoundedAndEndsTheConnection) {
   admit_ = [](const Head&, const Admit& admit) { admit({.max_body_bytes = 1 << 20}); };
   start();
