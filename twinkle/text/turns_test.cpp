@@ -23,13 +23,27 @@ Conversation said(const Prepared& prepared) {
 }
 
 // The texts that render_turns takes as the assistant's.
-std::vector<std::string> written(const std::string& source,
-                                 const std::vector<std::string>& contents) {
-  const Prepared prepared = prepared_of(contents);
-  const Turns turns = render_turns(ChatTemplate(source), said(prepared), prepared);
+std::vector<std::string> written_of(const std::string& source, const Prepared& prepared) {
+  Conversation conversation = said(prepared);
+  conversation.tools = prepared.tools;
+  const Turns turns = render_turns(ChatTemplate(source), conversation, prepared);
   std::vector<std::string> out;
   for (const Span& s : turns.written) out.push_back(turns.text.substr(s.begin, s.end - s.begin));
   return out;
+}
+
+std::vector<std::string> written(const std::string& source,
+                                 const std::vector<std::string>& contents) {
+  return written_of(source, prepared_of(contents));
+}
+
+std::string not_found_in(size_t message, const std::string& because = "") {
+  return "text: the text that the assistant wrote in messages[" + std::to_string(message) +
+         "] cannot be found: " +
+         (because.empty() ? "the chat template renders the conversation up to it differently than "
+                            "within the whole; put {% generation %} tags around the assistant's "
+                            "text"
+                          : because);
 }
 
 // The rule of prefix differences on tokens, as it is stated: it tokenises two prefixes per turn.
@@ -225,6 +239,33 @@ TEST(Turns, LeaveOutWhatAnotherSaysWithinThem) {
   EXPECT_TRUE(error_of([&] {
                 render_turns(chat, conversation, with_tools);
               }).starts_with("text: the text that the assistant wrote in messages[1] cannot "));
+}
+
+TEST(Turns, HoldNoResultOfAToolWhateverItIs) {
+  const std::string user = "{% if m.role == 'user' %}<u>{{ m.content }}</u>";
+  const std::string call =
+      "{% elif m.role == 'assistant' %}<a>{{ m.content }}{% for c in "
+      "m.tool_calls %}[{{ c.name }}]{% endfor %}";
+  const std::string end = "</a>{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}";
+  // Within the turn of the call, and behind it.
+  const std::string within = "{% for m in messages %}" + user + call +
+                             "{% if loop.nextitem and loop.nextitem.role == 'tool' %}"
+                             "({{ loop.nextitem.content | tojson }}){% endif %}" +
+                             end;
+  const std::string behind = "{% for m in messages %}" + user +
+                             "{% elif m.role == 'tool' %}({{ m.content | tojson }})" + call + end;
+  Json reply = message("assistant", "let me");
+  reply.get_object()["tool_calls"] = JsonArray{JsonObject{{"name", "f"}}};
+  for (const Json& result :
+       {Json("21"), Json(""), Json("  "), Json(JsonObject{{"temp", 21}}), Json(JsonObject()),
+        Json(JsonObject{{"at", JsonObject{{"", JsonArray{"x", 1}}}}})}) {
+    const JsonObject said_by_tool{{"role", "tool"}, {"content", result}};
+    const JsonArray messages{message("user", "q"), reply, said_by_tool, message("assistant", "a")};
+    const Prepared prepared = prepare(JsonObject{{"messages", messages}}, {});
+    EXPECT_EQ(error_of([&] { written_of(within, prepared); }), not_found_in(1)) << result;
+    EXPECT_EQ(written_of(behind, prepared), (std::vector<std::string>{"let me[f]</a>", "a</a>"}))
+        << result;
+  }
 }
 
 TEST(Turns, LeaveOutWhatIsWrittenBetweenMessagesAndSearchesWithinThem) {

@@ -1,5 +1,5 @@
 //! The places of a conversation's messages in its rendering, by marks that are taken out again: one
-//! where a loop (or a `set`) takes a message up, one within each content, one in the tools' names.
+//! where a loop (or a `set`) takes a message up, some within each content, one in the tools' names.
 //! A place is certain when it holds the message's own content and nothing of another message.
 use std::sync::Arc;
 
@@ -55,6 +55,14 @@ pub fn mark(value: &Value) -> String {
         .map_or(String::new(), |m| format!("{}m{};", m.marker, m.index))
 }
 
+/// A role that no template calls the user's, the assistant's or the system's: a tool's.
+pub fn is_result(message: &Json) -> bool {
+    !matches!(
+        message["role"].as_str(),
+        Some("system" | "developer" | "user" | "assistant")
+    )
+}
+
 /// Puts marks into the contents of the messages and the names of the tools.
 pub fn tag(context: &mut Json, marker: char) {
     let list = |value: Option<&mut Json>| match value {
@@ -64,16 +72,17 @@ pub fn tag(context: &mut Json, marker: char) {
     let mut messages = list(context.get_mut("messages"));
     for (index, message) in messages.iter_mut().enumerate() {
         let mark = format!("{marker}k{index};");
+        let blank = is_result(message);
         match message.get_mut("content") {
-            Some(Json::String(text)) => tag_text(text, &mark),
             Some(Json::Array(parts)) => {
                 for part in parts {
                     if let Some(Json::String(text)) = part.get_mut("text") {
-                        tag_text(text, &mark);
+                        tag_text(text, &mark, blank);
                     }
                 }
             }
-            _ => {}
+            Some(content) => tag_value(content, &mark, blank),
+            None => {}
         }
     }
     let mut tools = list(context.get_mut("tools"));
@@ -83,7 +92,7 @@ pub fn tag(context: &mut Json, marker: char) {
             None => tool,
         };
         if let Some(Json::String(name)) = function.get_mut("name") {
-            tag_text(name, &format!("{marker}t;"));
+            tag_text(name, &format!("{marker}t;"), false);
         }
     }
     for (name, items) in [("messages", messages), ("tools", tools)] {
@@ -93,8 +102,28 @@ pub fn tag(context: &mut Json, marker: char) {
     }
 }
 
-/// In the middle of what follows the last tag or line end, where templates seldom look.
-fn tag_text(text: &mut String, mark: &str) {
+/// Within each text and each key of `value`.
+fn tag_value(value: &mut Json, mark: &str, blank: bool) {
+    match value {
+        Json::String(text) => tag_text(text, mark, blank),
+        Json::Array(items) => items
+            .iter_mut()
+            .for_each(|item| tag_value(item, mark, blank)),
+        Json::Object(fields) => {
+            let tagged = |(mut key, mut item): (String, Json)| {
+                tag_text(&mut key, mark, blank);
+                tag_value(&mut item, mark, blank);
+                (key, item)
+            };
+            *fields = std::mem::take(fields).into_iter().map(tagged).collect();
+        }
+        _ => {}
+    }
+}
+
+/// In the middle of what follows the last tag or line end, where templates seldom look. `blank`: a
+/// text of blanks is marked, too.
+fn tag_text(text: &mut String, mark: &str, blank: bool) {
     let end = text.trim_end().len();
     let mut begin = text[..end].rfind(['>', '\n']).map_or(0, |at| at + 1);
     if begin == end {
@@ -102,6 +131,9 @@ fn tag_text(text: &mut String, mark: &str) {
     }
     begin += text[begin..end].len() - text[begin..end].trim_start().len();
     if begin == end {
+        if blank {
+            text.push_str(mark);
+        }
         return;
     }
     let middle = (begin..=begin + (end - begin) / 2)
