@@ -1,6 +1,7 @@
 #include "twinkle/text/turns.h"
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -14,13 +15,21 @@ size_t common(std::string_view a, std::string_view b) {
                              a.begin());
 }
 
+bool is_letter(unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c >= 0x80; }
+
 // How much of the generation prompt the turn's text begins with. A prompt that opens a <think>
-// which the turn lacks matches in part: then up to the last line end or tag that both share.
-size_t prompt_length(std::string_view prompt, std::string_view turn) {
+// which the turn lacks matches in part: then up to the last blank or tag that both share.
+// Nothing where both share a word of what follows, and go on otherwise: the header is another.
+std::optional<size_t> prompt_length(std::string_view prompt, std::string_view turn) {
   const size_t same = common(prompt, turn);
   if (same == prompt.size()) return same;
-  const size_t cut = prompt.substr(0, same).find_last_of("\n>");
-  return cut == prompt.npos ? 0 : cut + 1;
+  const size_t cut = prompt.substr(0, same).find_last_of("\n >");
+  const size_t length = cut == prompt.npos ? 0 : cut + 1;
+  const auto rest = prompt.begin() + static_cast<ptrdiff_t>(length);
+  const auto word = std::find_if(rest, prompt.end(), is_letter);
+  const auto word_end = std::find_if_not(word, prompt.end(), is_letter);
+  if (prompt.begin() + static_cast<ptrdiff_t>(same) >= word_end) return std::nullopt;
+  return length;
 }
 
 // Renders one conversation, and finds its replies in the text of the whole.
@@ -51,7 +60,8 @@ class Finder {
         if (!found && reply.message > 0) found = beyond(reply.message, reply.place.begin);
       if (!found) found = beyond(SIZE_MAX, text_.size());
     }
-    std::map<std::string, std::string> said;  // between the message before and the prompt
+    // Between the message before and the prompt.
+    std::map<std::string, std::optional<std::string>> said;
     std::vector<Reply> out;
     for (Reply reply : replies) {
       const std::string role = role_before(reply.message);
@@ -59,14 +69,24 @@ class Finder {
       const auto [begin, end] = reply.place;
       std::string_view prompt = *prompts.at(role);
       std::string_view turn = std::string_view(text_).substr(begin, end - begin);
-      if (!turn.starts_with(prompt) && reply.message > 0) {
-        if (!said.contains(role)) said[role] = beyond(reply.message, begin, false).value_or("");
-        const size_t before = turn.starts_with(said[role]) ? said[role].size() : 0;
-        prompt.remove_prefix(std::min(before, prompt.size()));
-        turn.remove_prefix(before);
-        reply.place.begin += before;
+      bool is_certain = turn.starts_with(prompt);
+      if (!is_certain && reply.message > 0) {
+        if (!said.contains(role)) said[role] = beyond(reply.message, begin, false);
+        const std::optional<std::string>& between = said[role];
+        is_certain = between && turn.starts_with(*between);
+        if (is_certain) {
+          prompt.remove_prefix(std::min(between->size(), prompt.size()));
+          turn.remove_prefix(between->size());
+          reply.place.begin += between->size();
+        } else if (between && prompt.starts_with(*between)) {
+          continue;  // A footer, which the conversation before has and the whole has elsewhere.
+        }
       }
-      reply.place.begin += prompt_length(prompt, turn);
+      const std::optional<size_t> length = prompt_length(prompt, turn);
+      if (!length) continue;
+      is_certain |= *length == prompt.size() || (*length > 0 && !is_letter(prompt[*length]));
+      if (!is_certain) continue;
+      reply.place.begin += *length;
       out.push_back(reply);
     }
     return out;
@@ -133,17 +153,22 @@ class Finder {
   Span by_prefixes(size_t i) const {
     const std::string with = render(i + 1, false);
     if (!text_.starts_with(with)) not_found(i);
-    if (i == 0)
-      return {prompt_length(beyond(SIZE_MAX, text_.size()).value_or(""), with), with.size()};
+    const auto behind = [&](size_t at, std::string_view prompt) {
+      const auto length = prompt_length(prompt, std::string_view(with).substr(at));
+      if (!length || (i == 0 && *length == 0 && !prompt.empty())) not_found(i);
+      return Span{at + *length, with.size()};
+    };
+    if (i == 0) {  // The conversation before is empty: a preamble may stand before the prompt.
+      const std::string prompt = beyond(SIZE_MAX, text_.size()).value_or("");
+      const size_t at = with.find(prompt);
+      return behind(at == with.npos ? 0 : at, prompt);
+    }
     const std::string before = render(i, true);
     if (with.starts_with(before)) return {before.size(), with.size()};
     // The turn may lack the end of the prompt, and nothing else.
     const std::string said = render(i, false);
     if (!with.starts_with(said) || !before.starts_with(said)) not_found(i);
-    const size_t at = said.size();
-    return {
-        at + prompt_length(std::string_view(before).substr(at), std::string_view(with).substr(at)),
-        with.size()};
+    return behind(said.size(), std::string_view(before).substr(said.size()));
   }
 
   [[noreturn]] void not_found(size_t i) const {

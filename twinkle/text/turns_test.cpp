@@ -268,6 +268,41 @@ TEST(Turns, HoldNoResultOfAToolWhateverItIs) {
   }
 }
 
+TEST(Turns, HoldNoHeaderWhereTheirPromptIsAnother) {
+  const std::string loop =
+      "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}";
+  const std::string prompt = "{% if add_generation_prompt %}<s>assistant\n{% endif %}";
+  const std::string counted =
+      "{% for m in messages %}<s>{{ m.role }} {{ messages | length }}\n"
+      "{{ m.content }}</s>{% endfor %}";
+  for (const std::string& source :
+       {loop + "{{ '</s>' }}" + prompt, loop + "[the end]" + prompt, loop + "<s><e>" + prompt,
+        loop + "(last was {{ messages[-1].content }})" + prompt, loop + "[the end]",
+        counted + prompt, counted + "[the end]" + prompt})
+    for (const std::vector<std::string>& contents :
+         {std::vector<std::string>{"q", "a"}, {"q", "a", "r", "b"}})
+      EXPECT_EQ(error_of([&] { written(source, contents); }), not_found_in(1)) << source;
+  // A footer that stands only where no prompt does belongs to the reply.
+  EXPECT_EQ(written(loop + "{% if not add_generation_prompt %}<e>{% endif %}" + prompt, {"q", "a"}),
+            (std::vector<std::string>{"a</s><e>"}));
+  EXPECT_EQ(written("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+                    "{% if add_generation_prompt %}assistant: <think>{% endif %}",
+                    {"q", "a"}),
+            std::vector<std::string>{"a\n"});
+  // A preamble before a reply that comes first.
+  const Prepared first =
+      prepare(JsonObject{{"messages", JsonArray{message("assistant", "a")}}}, {});
+  const std::string preamble =
+      "{% for m in messages %}{% if loop.first %}<b>{% endif %}<s>{{ m.role }}"
+      "\n{{ m.content }}</s>{% endfor %}";
+  EXPECT_EQ(written_of(preamble + prompt, first), std::vector<std::string>{"a</s>"});
+  const std::string thinks = "{% if add_generation_prompt %}<s>assistant\n<think>\n{% endif %}";
+  EXPECT_EQ(
+      written(loop + "{% if not add_generation_prompt %}<e>{% endif %}" + thinks, {"q", "<tool>"}),
+      (std::vector<std::string>{"<tool></s><e>"}));
+  EXPECT_EQ(error_of([&] { written_of(preamble + thinks, first); }), not_found_in(0));
+}
+
 TEST(Turns, LeaveOutWhatIsWrittenBetweenMessagesAndSearchesWithinThem) {
   // As of Alpaca's, whose turns are kept apart by lines, and of Command R's, which looks for a
   // call.
