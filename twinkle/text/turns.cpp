@@ -32,6 +32,8 @@ std::optional<size_t> prompt_length(std::string_view prompt, std::string_view tu
   return length;
 }
 
+bool is_blank(unsigned char c) { return std::isspace(c) != 0; }
+
 // Renders one conversation, and finds its replies in the text of the whole.
 class Finder {
  public:
@@ -238,6 +240,12 @@ std::vector<int64_t> label_tokens(const std::string& text, const Encoding& encod
     return static_cast<size_t>(std::upper_bound(encoding.ends.begin(), encoding.ends.end(), at) -
                                encoding.ends.begin());
   };
+  // True for " yes" where the prompt ends in a space, but not for blanks alone.
+  const auto joins_blanks = [&](size_t at, const Span& span) {
+    size_t said = encoding.begins[at];
+    while (said < encoding.ends[at] && is_blank(text[said])) ++said;
+    return said < encoding.ends[at] && span.begin <= said && said < span.end;
+  };
   size_t token = 0;
   for (const Span& span : written) {
     if (rule == Rule::kGeneration) {
@@ -250,7 +258,7 @@ std::vector<int64_t> label_tokens(const std::string& text, const Encoding& encod
       continue;
     }
     while (token < size && encoding.begins[token] < span.begin) ++token;
-    const size_t from = token;
+    const size_t from = token > 0 && joins_blanks(token - 1, span) ? token - 1 : token;
     while (token < size && encoding.begins[token] < span.end) ++token;
     take(from, token);
   }
@@ -260,21 +268,25 @@ std::vector<int64_t> label_tokens(const std::string& text, const Encoding& encod
 void require_trained(const Turns& turns, const Prepared& prepared, const Encoding& encoding,
                      const std::vector<int64_t>& labels) {
   const auto is_trained = [](int64_t label) { return label != kIgnored; };
-  const auto require_labels = [&](size_t message, ptrdiff_t from, ptrdiff_t to) {
+  const auto require_labels = [&](size_t message, const Span& place, ptrdiff_t from, ptrdiff_t to) {
     const bool found =
         from < to && std::any_of(labels.begin() + from, labels.begin() + to, is_trained);
+    const char* cause = "the chat template's {% generation %} blocks leave it out";
+    if (turns.rule == Rule::kPrefix)
+      cause = place.begin == place.end
+                  ? "the chat template writes nothing of it after the generation prompt"
+                  : "the tokenizer makes one token of it and the end of the generation prompt";
     require(found, Code::kInvalid, "text: messages[", message - prepared.num_added,
-            "] has no trained token: ",
-            turns.rule == Rule::kGeneration
-                ? "the chat template's {% generation %} blocks leave it out"
-                : "the chat template writes nothing of it after the generation prompt",
+            "] has no trained token: ", cause,
             "; give it a content, take it out, or leave it out of user_data.key_rounds");
   };
   const std::vector<uint32_t>&begins = encoding.begins, &ends = encoding.ends;
   for (const auto& [message, place] : turns.replies)
-    require_labels(message, std::upper_bound(ends.begin(), ends.end(), place.begin) - ends.begin(),
+    require_labels(message, place,
+                   std::upper_bound(ends.begin(), ends.end(), place.begin) - ends.begin(),
                    std::lower_bound(begins.begin(), begins.end(), place.end) - begins.begin());
-  if (!prepared.trained.empty()) require_labels(prepared.trained.front(), 0, std::ssize(labels));
+  if (!prepared.trained.empty())
+    require_labels(prepared.trained.front(), {}, 0, std::ssize(labels));
 }
 
 }  // namespace twinkle::text

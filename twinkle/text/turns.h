@@ -43,7 +43,8 @@ Turns render_turns(const ChatTemplate& chat, const Conversation& conversation,
 
 // labels[t] = ids[t] for the tokens of the spans, kIgnored elsewhere (not shifted). kGeneration
 // follows transformers' return_assistant_tokens_mask: from the token of a span's first character to
-// that of its last one. kPrefix: tokens that begin inside a span.
+// that of its last one. kPrefix: tokens that begin inside a span, and one that joins its begin with
+// blanks before it, as " yes" where the prompt ends in a space.
 std::vector<int64_t> label_tokens(const std::string& text, const Encoding& encoding,
                                   const std::vector<Span>& written, Rule rule);
 

@@ -47,17 +47,22 @@ std::string not_found_in(size_t message, const std::string& because = "") {
 }
 
 // The rule of prefix differences on tokens, as it is stated: it tokenises two prefixes per turn.
+// A token that a template's space before a reply shares with the reply's first word is added.
 std::vector<int64_t> labels_by_the_rule(const Tokenizer& tokenizer, const ChatTemplate& chat,
                                         const Prepared& prepared) {
-  const auto length = [&](size_t num_messages, bool prompt) {
+  const auto upto = [&](size_t num_messages, bool prompt) {
     Prepared part = prepared;
     part.messages.get_array().resize(num_messages);
-    return tokenizer.encode(chat.render(said(part), prompt)).size();
+    return tokenizer.encode(chat.render(said(part), prompt));
   };
   const auto ids = tokenizer.encode(chat.render(said(prepared)));
   std::vector<int64_t> labels(ids.size(), -100);
-  for (const size_t i : prepared.trained)
-    for (size_t t = length(i, true); t < length(i + 1, false); ++t) labels[t] = ids[t];
+  for (const size_t i : prepared.trained) {
+    const auto before = upto(i, true);
+    size_t t = before.size();
+    if (t > 0 && before[t - 1] == ' ' && ids[t - 1] != ' ') --t;
+    for (; t < upto(i + 1, false).size(); ++t) labels[t] = ids[t];
+  }
   return labels;
 }
 
@@ -316,6 +321,34 @@ TEST(Turns, LeaveOutWhatIsWrittenBetweenMessagesAndSearchesWithinThem) {
               "{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}",
               {"q", "a", "r", "b"}),
       (std::vector<std::string>{"1:a", "3:b"}));
+}
+
+TEST(Turns, BeginWithATokenThatHoldsThePromptsLastSpace) {
+  const TinyModel model;
+  const Tokenizer tokenizer(model.directory());
+  const auto trained = [&](const std::string& prompt, const std::string& reply) {
+    const std::string source = "{% for m in messages %}{{ m.role + '" + prompt +
+                               "' + m.content }}{% endfor %}"
+                               "{% if add_generation_prompt %}{{ 'assistant" +
+                               prompt + "' }}{% endif %}";
+    const Prepared prepared = prepared_of({"q", reply});
+    const Turns turns = render_turns(ChatTemplate(source), said(prepared), prepared);
+    const Encoding encoding = tokenizer.encode_with_offsets(turns.text, Offsets::kWhole);
+    const auto labels = label_tokens(turns.text, encoding, turns.written, turns.rule);
+    require_trained(turns, prepared, encoding, labels);
+    std::vector<int64_t> out;
+    std::copy_if(labels.begin(), labels.end(), std::back_inserter(out),
+                 [](int64_t label) { return label != kIgnored; });
+    return tokenizer.decode(out);
+  };
+  EXPECT_EQ(trained(": ", "a"), " a");
+  EXPECT_EQ(trained(": ", "ab"), " ab");
+  EXPECT_EQ(trained(":", "a"), "a");
+  EXPECT_EQ(trained("\\n", "\n\n"), "\n");
+  EXPECT_EQ(error_of([&] { trained("\\n", "\n"); }),
+            "text: messages[1] has no trained token: the tokenizer makes one token of it and the "
+            "end of the generation prompt; give it a content, take it out, or leave it out of "
+            "user_data.key_rounds");
 }
 
 TEST(Turns, WithoutATrainedTokenAreRefused) {

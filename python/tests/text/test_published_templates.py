@@ -147,7 +147,13 @@ class Case:
                 continue
             place = self.place(i, whole)
             tokens = place and [
-                t for t, (at, _) in enumerate(encoded["offset_mapping"]) if at in range(*place)
+                t
+                for t, (at, end) in enumerate(encoded["offset_mapping"])
+                # A token may join the prompt's last space and the reply's first word.
+                if at in range(*place)
+                or (
+                    at < place[0] < end and whole[at:end].strip() and whole[at : place[0]].isspace()
+                )
             ]
             if not tokens:
                 return None
