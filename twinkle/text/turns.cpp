@@ -122,6 +122,15 @@ class Finder {
     replies = std::move(out);
   }
 
+  // A template that lists the tools within a reply shows no place of what the assistant wrote.
+  void refuse_tools(const std::vector<Reply>& replies, const Rendering& marks) const {
+    if (marks.text != text_) return;
+    for (const auto& [message, place] : replies)
+      for (const size_t at : marks.tools)
+        if (place.begin <= at && at < place.end)
+          not_found(message, "the chat template lists the tools within it");
+  }
+
  private:
   // The role of the message before turn i; empty where it is the first.
   std::string role_before(size_t i) const {
@@ -174,10 +183,15 @@ class Finder {
   }
 
   [[noreturn]] void not_found(size_t i) const {
+    not_found(i,
+              "the chat template renders the conversation up to it differently than within the "
+              "whole");
+  }
+
+  [[noreturn]] void not_found(size_t i, std::string_view cause) const {
     fail(Code::kInvalid, "text: the text that the assistant wrote in messages[",
-         i - prepared_.num_added,
-         "] cannot be found: the chat template renders the conversation up to it differently than "
-         "within the whole; put {% generation %} tags around the assistant's text");
+         i - prepared_.num_added, "] cannot be found: ", cause,
+         "; put {% generation %} tags around the assistant's text");
   }
 
   const ChatTemplate& chat_;
@@ -222,6 +236,7 @@ Turns render_turns(const ChatTemplate& chat, const Conversation& conversation,
   out.replies = finder.behind_prompts(out.replies);
   finder.cut_ends(out.replies);
   finder.complete(out.replies);
+  finder.refuse_tools(out.replies, renderings[1]);
   for (const Reply& reply : out.replies) out.written.push_back(reply.place);
   return out;
 }

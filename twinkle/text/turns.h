@@ -7,7 +7,8 @@
 // messages give these places without rendering every prefix. They also say what the rule cannot
 // where a template renders a turn otherwise once others follow (Qwen3 drops old reasoning): the
 // turn as it stands in the whole conversation. Where the marks leave a turn's place uncertain, its
-// prefixes are rendered.
+// prefixes are rendered. A tool's result or a list of tools that stands within a turn makes it an
+// error.
 #pragma once
 #include <cstddef>
 #include <cstdint>

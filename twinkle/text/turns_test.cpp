@@ -273,6 +273,28 @@ TEST(Turns, HoldNoResultOfAToolWhateverItIs) {
   }
 }
 
+TEST(Turns, HoldNoListOfTools) {
+  const auto source = [](const std::string& list) {
+    return "{% for m in messages %}<{{ m.role }}>{% if tools and loop.index0 == 1 %}{{ " + list +
+           " }}{% endif %}{{ m.content }}</s>{% endfor %}"
+           "{% if add_generation_prompt %}<assistant>{% endif %}";
+  };
+  Prepared prepared = prepared_of({"q", "a", "r", "b"});
+  EXPECT_EQ(written_of(source("tools | tojson"), prepared),
+            (std::vector<std::string>{"a</s>", "b</s>"}));
+  const JsonObject schema{
+      {"properties", JsonObject{{"name", JsonObject{{"description", "of a city"}}}}}};
+  const JsonObject function{{"name", "f"}, {"description", "It looks."}, {"parameters", schema}};
+  prepared.tools = JsonArray{JsonObject{{"type", "function"}, {"function", function}}};
+  for (const std::string list :
+       {"tools | tojson", "tools[0].function.description", "tools[0].function.parameters | tojson"})
+    EXPECT_EQ(error_of([&] { written_of(source(list), prepared); }),
+              not_found_in(1,
+                           "the chat template lists the tools within it; put {% generation %} "
+                           "tags around the assistant's text"))
+        << list;
+}
+
 TEST(Turns, HoldNoHeaderWhereTheirPromptIsAnother) {
   const std::string loop =
       "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}";

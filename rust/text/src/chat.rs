@@ -32,12 +32,14 @@ pub struct Request {
     pub turns: bool,  // fill `turns`; nothing at all where the template fails on the marks
 }
 
-/// `turns[i]` are the bytes of message i, UNCERTAIN where the marks do not show them.
+/// `turns[i]` are the bytes of message i, UNCERTAIN where the marks do not show them; the marks of
+/// the list of tools stood at the bytes `tools`.
 #[derive(Default)]
 pub struct Rendering {
     pub text: String,
     pub generated: Vec<(usize, usize)>,
     pub turns: Vec<(usize, usize)>,
+    pub tools: Vec<usize>,
 }
 
 impl Chat {

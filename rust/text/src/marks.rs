@@ -1,5 +1,5 @@
 //! The places of a conversation's messages in its rendering, by marks that are taken out again: one
-//! where a loop (or a `set`) takes a message up, some within each content, one in the tools' names.
+//! where a loop (or a `set`) takes a message up, some within each content and the list of tools.
 //! A place is certain when it holds the message's own content and nothing of another message.
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ pub fn is_result(message: &Json) -> bool {
     )
 }
 
-/// Puts marks into the contents of the messages and the names of the tools.
+/// Puts marks into the contents of the messages and into what names and describes the tools.
 pub fn tag(context: &mut Json, marker: char) {
     let list = |value: Option<&mut Json>| match value {
         Some(Json::Array(items)) => std::mem::take(items),
@@ -87,13 +87,7 @@ pub fn tag(context: &mut Json, marker: char) {
     }
     let mut tools = list(context.get_mut("tools"));
     for tool in &mut tools {
-        let function = match tool.get("function") {
-            Some(_) => &mut tool["function"],
-            None => tool,
-        };
-        if let Some(Json::String(name)) = function.get_mut("name") {
-            tag_text(name, &format!("{marker}t;"), false);
-        }
+        tag_tool(tool, &format!("{marker}t;"));
     }
     for (name, items) in [("messages", messages), ("tools", tools)] {
         if let Some(Json::Array(place)) = context.get_mut(name) {
@@ -116,6 +110,24 @@ fn tag_value(value: &mut Json, mark: &str, blank: bool) {
                 (key, item)
             };
             *fields = std::mem::take(fields).into_iter().map(tagged).collect();
+        }
+        _ => {}
+    }
+}
+
+/// Within each name and description, which templates seldom compare.
+fn tag_tool(value: &mut Json, mark: &str) {
+    match value {
+        Json::Array(items) => items.iter_mut().for_each(|item| tag_tool(item, mark)),
+        Json::Object(fields) => {
+            for (key, item) in fields {
+                match item {
+                    Json::String(text) if key == "name" || key == "description" => {
+                        tag_text(text, mark, false)
+                    }
+                    _ => tag_tool(item, mark),
+                }
+            }
         }
         _ => {}
     }
@@ -153,7 +165,7 @@ struct Seen {
 pub fn unmark(text: &str, marker: char, has_content: &[bool]) -> Rendering {
     let mut out = Rendering::default();
     let mut seen = vec![Seen::default(); has_content.len()];
-    let (mut open, mut tools) = (Vec::new(), Vec::new());
+    let mut open = Vec::new();
     let mut pieces = text.split(marker);
     out.text.push_str(pieces.next().unwrap_or_default());
     for piece in pieces {
@@ -166,14 +178,14 @@ pub fn unmark(text: &str, marker: char, has_content: &[bool]) -> Rendering {
                 let block = open.pop().map(|start| (start, out.text.len()));
                 out.generated.extend(block);
             }
-            ("t", _) => tools.push(out.text.len()),
+            ("t", _) => out.tools.push(out.text.len()),
             ("m", Some(message)) => message.marks.push(out.text.len()),
             ("k", Some(message)) => message.contents.push(out.text.len()),
             _ => {}
         }
         out.text.push_str(rest);
     }
-    out.turns = turns(&seen, &tools, has_content, out.text.len());
+    out.turns = turns(&seen, &out.tools, has_content, out.text.len());
     out
 }
 
