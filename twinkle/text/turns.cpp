@@ -34,12 +34,18 @@ std::optional<size_t> prompt_length(std::string_view prompt, std::string_view tu
 
 bool is_blank(unsigned char c) { return std::isspace(c) != 0; }
 
+bool overlap(const Span& a, const Span& b) { return a.begin < b.end && b.begin < a.end; }
+
 // Renders one conversation, and finds its replies in the text of the whole.
 class Finder {
  public:
   Finder(const ChatTemplate& chat, const Conversation& conversation, const Prepared& prepared,
-         const std::string& text)
-      : chat_(chat), conversation_(conversation), prepared_(prepared), text_(text) {}
+         const Turns& turns)
+      : chat_(chat),
+        conversation_(conversation),
+        prepared_(prepared),
+        text_(turns.text),
+        rule_(turns.rule) {}
 
   // Those whose place the marks show, with the generation prompts that they begin with.
   std::vector<Reply> marked(const Rendering& marks) const {
@@ -122,6 +128,25 @@ class Finder {
     replies = std::move(out);
   }
 
+  // Adds the missing ones where a template has as many generation blocks as replies.
+  void pair(std::vector<Reply>& replies, const std::vector<Span>& blocks) const {
+    std::vector<size_t> written;
+    for (size_t i = 0; i < prepared_.messages.get_array().size(); ++i)
+      if (role_before(i + 1) == "assistant") written.push_back(i);
+    if (blocks.size() != written.size()) return;
+    std::vector<Reply> out;
+    auto known = replies.begin();
+    for (size_t n = 0; n < blocks.size(); ++n) {
+      const Reply paired{written[n], blocks[n]};
+      const bool is_known = known != replies.end() && known->message == paired.message;
+      if (is_known && !overlap(known->place, paired.place)) return;
+      if (std::binary_search(prepared_.trained.begin(), prepared_.trained.end(), paired.message))
+        out.push_back(is_known ? *known : paired);
+      if (is_known) ++known;
+    }
+    replies = std::move(out);
+  }
+
   // A template that lists the tools within a reply shows no place of what the assistant wrote.
   void refuse_tools(const std::vector<Reply>& replies, const Rendering& marks) const {
     if (marks.text != text_) return;
@@ -191,26 +216,28 @@ class Finder {
   [[noreturn]] void not_found(size_t i, std::string_view cause) const {
     fail(Code::kInvalid, "text: the text that the assistant wrote in messages[",
          i - prepared_.num_added, "] cannot be found: ", cause,
-         "; put {% generation %} tags around the assistant's text");
+         rule_ == Rule::kPrefix
+             ? "; put {% generation %} tags around the assistant's text"
+             : "; make it one {% generation %} block for each of the assistant's messages, or "
+               "train all of them");
   }
 
   const ChatTemplate& chat_;
   const Conversation& conversation_;
   const Prepared& prepared_;
   const std::string& text_;
+  const Rule rule_;
 };
 
-std::vector<Span> generated_spans(const Rendering& rendering, const Turns& turns, bool of_replies) {
+std::vector<Span> generated_spans(const std::vector<Span>& blocks, const Turns& turns,
+                                  bool of_replies) {
   std::vector<Span> out;
-  for (const Span& block : rendering.generated) {
-    const auto overlaps = [&block](const Reply& reply) {
-      return block.begin < reply.place.end && reply.place.begin < block.end;
-    };
+  for (const Span& block : blocks) {
+    const auto overlaps = [&block](const Reply& reply) { return overlap(block, reply.place); };
     if (block.begin < block.end &&
         (!of_replies || std::any_of(turns.replies.begin(), turns.replies.end(), overlaps)))
       out.push_back(block);
   }
-  std::sort(out.begin(), out.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
   return out;
 }
 
@@ -223,14 +250,20 @@ Turns render_turns(const ChatTemplate& chat, const Conversation& conversation,
   const bool has_blocks = chat.has_generation(with_tools);
   std::vector<RenderRequest> requests{{}, {.turns = true}};
   if (has_blocks) requests.push_back({.blocks = true});
-  const auto renderings = chat.render(conversation, requests);
+  auto renderings = chat.render(conversation, requests);
   Turns out{.text = renderings[0].text};
-  const Finder finder(chat, conversation, prepared, out.text);
+  if (has_blocks && renderings[2].text == out.text) out.rule = Rule::kGeneration;
+  const Finder finder(chat, conversation, prepared, out);
   out.replies = finder.marked(renderings[1]);
-  if (has_blocks && renderings[2].text == out.text) {
-    out.rule = Rule::kGeneration;
-    if (prepared.is_limited) finder.complete(out.replies);
-    out.written = generated_spans(renderings[2], out, prepared.is_limited);
+  if (out.rule == Rule::kGeneration) {
+    std::vector<Span>& blocks = renderings[2].generated;
+    std::sort(blocks.begin(), blocks.end(),
+              [](const Span& a, const Span& b) { return a.begin < b.begin; });
+    if (prepared.is_limited) {
+      finder.pair(out.replies, blocks);
+      finder.complete(out.replies);
+    }
+    out.written = generated_spans(blocks, out, prepared.is_limited);
     return out;
   }
   out.replies = finder.behind_prompts(out.replies);

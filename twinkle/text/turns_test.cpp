@@ -171,6 +171,32 @@ TEST(Turns, FollowGenerationBlocksWhereThereAreSome) {
   EXPECT_EQ(turns.text.substr(turns.written[0].begin), "b;");
 }
 
+TEST(Turns, AreTheBlocksInTheirOrderWhereNothingElseShowsThem) {
+  const auto source = [](const std::string& block) {
+    return "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}"
+           "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+           "{% for i in range(0, messages | length, 2) %}<u>{{ messages[i].content }}<a>" +
+           block + "{% endfor %}";
+  };
+  const std::string thought = "{% if i == ns.last %}<think>{% endif %}";
+  const std::string reply = "{% generation %}" + thought +
+                            "{{ messages[i + 1].content }}</s>"
+                            "{% endgeneration %}";
+  Prepared prepared = prepared_of({"q", "a", "r", "b"});
+  prepared.is_limited = true;
+  prepared.trained = {1};
+  EXPECT_EQ(written_of(source(reply), prepared), (std::vector<std::string>{"a</s>"}));
+  prepared.trained = {3};
+  EXPECT_EQ(written_of(source(reply), prepared), (std::vector<std::string>{"<think>b</s>"}));
+  const std::string two = "{% generation %}" + thought + "{% endgeneration %}" + reply;
+  prepared.trained = {1};
+  EXPECT_EQ(error_of([&] { written_of(source(two), prepared); }),
+            not_found_in(1,
+                         "the chat template renders the conversation up to it differently than "
+                         "within the whole; make it one {% generation %} block for each of the "
+                         "assistant's messages, or train all of them"));
+}
+
 TEST(Turns, AreFoundInTemplatesOfManyShapes) {
   const std::string one = "{{ '<|' + m.role + '|>' + m.content + '</s>' }}";
   const std::string prompt = "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}";
