@@ -35,7 +35,8 @@ typedef struct {
 } twinkle_request;
 
 /* Pairs [begin, end) of bytes: num_generated of the generation blocks, num_turns of the messages,
- * SIZE_MAX twice where the place of a message is not certain. Free with twinkle_rendering_free. */
+ * SIZE_MAX twice where the place of a message is not certain. `tools`, filled with `turns`, are
+ * bytes within a list of tools. Free with twinkle_rendering_free. */
 typedef struct {
   char* text;
   size_t size;
@@ -43,6 +44,8 @@ typedef struct {
   size_t num_generated;
   size_t* turns;
   size_t num_turns;
+  size_t* tools;
+  size_t num_tools;
 } twinkle_rendering;
 
 /* Asked now and then, from the thread of the call, whether it is to end with an error; may be

@@ -1,6 +1,7 @@
 #include "twinkle/text/turns.h"
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -14,21 +15,37 @@ size_t common(std::string_view a, std::string_view b) {
                              a.begin());
 }
 
+bool is_letter(unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c >= 0x80; }
+
 // How much of the generation prompt the turn's text begins with. A prompt that opens a <think>
-// which the turn lacks matches in part: then up to the last line end or tag that both share.
-size_t prompt_length(std::string_view prompt, std::string_view turn) {
+// which the turn lacks matches in part: then up to the last blank or tag that both share.
+// Nothing where both share a word of what follows, and go on otherwise: the header is another.
+std::optional<size_t> prompt_length(std::string_view prompt, std::string_view turn) {
   const size_t same = common(prompt, turn);
   if (same == prompt.size()) return same;
-  const size_t cut = prompt.substr(0, same).find_last_of("\n>");
-  return cut == prompt.npos ? 0 : cut + 1;
+  const size_t cut = prompt.substr(0, same).find_last_of("\n >");
+  const size_t length = cut == prompt.npos ? 0 : cut + 1;
+  const auto rest = prompt.begin() + static_cast<ptrdiff_t>(length);
+  const auto word = std::find_if(rest, prompt.end(), is_letter);
+  const auto word_end = std::find_if_not(word, prompt.end(), is_letter);
+  if (prompt.begin() + static_cast<ptrdiff_t>(same) >= word_end) return std::nullopt;
+  return length;
 }
+
+bool is_blank(unsigned char c) { return std::isspace(c) != 0; }
+
+bool overlap(const Span& a, const Span& b) { return a.begin < b.end && b.begin < a.end; }
 
 // Renders one conversation, and finds its replies in the text of the whole.
 class Finder {
  public:
   Finder(const ChatTemplate& chat, const Conversation& conversation, const Prepared& prepared,
-         const std::string& text)
-      : chat_(chat), conversation_(conversation), prepared_(prepared), text_(text) {}
+         const Turns& turns)
+      : chat_(chat),
+        conversation_(conversation),
+        prepared_(prepared),
+        text_(turns.text),
+        rule_(turns.rule) {}
 
   // Those whose place the marks show, with the generation prompts that they begin with.
   std::vector<Reply> marked(const Rendering& marks) const {
@@ -51,7 +68,8 @@ class Finder {
         if (!found && reply.message > 0) found = beyond(reply.message, reply.place.begin);
       if (!found) found = beyond(SIZE_MAX, text_.size());
     }
-    std::map<std::string, std::string> said;  // between the message before and the prompt
+    // Between the message before and the prompt.
+    std::map<std::string, std::optional<std::string>> said;
     std::vector<Reply> out;
     for (Reply reply : replies) {
       const std::string role = role_before(reply.message);
@@ -59,14 +77,24 @@ class Finder {
       const auto [begin, end] = reply.place;
       std::string_view prompt = *prompts.at(role);
       std::string_view turn = std::string_view(text_).substr(begin, end - begin);
-      if (!turn.starts_with(prompt) && reply.message > 0) {
-        if (!said.contains(role)) said[role] = beyond(reply.message, begin, false).value_or("");
-        const size_t before = turn.starts_with(said[role]) ? said[role].size() : 0;
-        prompt.remove_prefix(std::min(before, prompt.size()));
-        turn.remove_prefix(before);
-        reply.place.begin += before;
+      bool is_certain = turn.starts_with(prompt);
+      if (!is_certain && reply.message > 0) {
+        if (!said.contains(role)) said[role] = beyond(reply.message, begin, false);
+        const std::optional<std::string>& between = said[role];
+        is_certain = between && turn.starts_with(*between);
+        if (is_certain) {
+          prompt.remove_prefix(std::min(between->size(), prompt.size()));
+          turn.remove_prefix(between->size());
+          reply.place.begin += between->size();
+        } else if (between && prompt.starts_with(*between)) {
+          continue;  // A footer, which the conversation before has and the whole has elsewhere.
+        }
       }
-      reply.place.begin += prompt_length(prompt, turn);
+      const std::optional<size_t> length = prompt_length(prompt, turn);
+      if (!length) continue;
+      is_certain |= *length == prompt.size() || (*length > 0 && !is_letter(prompt[*length]));
+      if (!is_certain) continue;
+      reply.place.begin += *length;
       out.push_back(reply);
     }
     return out;
@@ -98,6 +126,34 @@ class Finder {
       if (out.size() > 1 && out.back().place.begin < out[out.size() - 2].place.end) not_found(i);
     }
     replies = std::move(out);
+  }
+
+  // Adds the missing ones where a template has as many generation blocks as replies.
+  void pair(std::vector<Reply>& replies, const std::vector<Span>& blocks) const {
+    std::vector<size_t> written;
+    for (size_t i = 0; i < prepared_.messages.get_array().size(); ++i)
+      if (role_before(i + 1) == "assistant") written.push_back(i);
+    if (blocks.size() != written.size()) return;
+    std::vector<Reply> out;
+    auto known = replies.begin();
+    for (size_t n = 0; n < blocks.size(); ++n) {
+      const Reply paired{written[n], blocks[n]};
+      const bool is_known = known != replies.end() && known->message == paired.message;
+      if (is_known && !overlap(known->place, paired.place)) return;
+      if (std::binary_search(prepared_.trained.begin(), prepared_.trained.end(), paired.message))
+        out.push_back(is_known ? *known : paired);
+      if (is_known) ++known;
+    }
+    replies = std::move(out);
+  }
+
+  // A template that lists the tools within a reply shows no place of what the assistant wrote.
+  void refuse_tools(const std::vector<Reply>& replies, const Rendering& marks) const {
+    if (marks.text != text_) return;
+    for (const auto& [message, place] : replies)
+      for (const size_t at : marks.tools)
+        if (place.begin <= at && at < place.end)
+          not_found(message, "the chat template lists the tools within it");
   }
 
  private:
@@ -133,43 +189,55 @@ class Finder {
   Span by_prefixes(size_t i) const {
     const std::string with = render(i + 1, false);
     if (!text_.starts_with(with)) not_found(i);
-    if (i == 0)
-      return {prompt_length(beyond(SIZE_MAX, text_.size()).value_or(""), with), with.size()};
+    const auto behind = [&](size_t at, std::string_view prompt) {
+      const auto length = prompt_length(prompt, std::string_view(with).substr(at));
+      if (!length || (i == 0 && *length == 0 && !prompt.empty())) not_found(i);
+      return Span{at + *length, with.size()};
+    };
+    if (i == 0) {  // The conversation before is empty: a preamble may stand before the prompt.
+      const std::string prompt = beyond(SIZE_MAX, text_.size()).value_or("");
+      const size_t at = with.find(prompt);
+      return behind(at == with.npos ? 0 : at, prompt);
+    }
     const std::string before = render(i, true);
     if (with.starts_with(before)) return {before.size(), with.size()};
     // The turn may lack the end of the prompt, and nothing else.
     const std::string said = render(i, false);
     if (!with.starts_with(said) || !before.starts_with(said)) not_found(i);
-    const size_t at = said.size();
-    return {
-        at + prompt_length(std::string_view(before).substr(at), std::string_view(with).substr(at)),
-        with.size()};
+    return behind(said.size(), std::string_view(before).substr(said.size()));
   }
 
   [[noreturn]] void not_found(size_t i) const {
+    not_found(i,
+              "the chat template renders the conversation up to it differently than within the "
+              "whole");
+  }
+
+  [[noreturn]] void not_found(size_t i, std::string_view cause) const {
     fail(Code::kInvalid, "text: the text that the assistant wrote in messages[",
-         i - prepared_.num_added,
-         "] cannot be found: the chat template renders the conversation up to it differently than "
-         "within the whole; put {% generation %} tags around the assistant's text");
+         i - prepared_.num_added, "] cannot be found: ", cause,
+         rule_ == Rule::kPrefix
+             ? "; put {% generation %} tags around the assistant's text"
+             : "; make it one {% generation %} block for each of the assistant's messages, or "
+               "train all of them");
   }
 
   const ChatTemplate& chat_;
   const Conversation& conversation_;
   const Prepared& prepared_;
   const std::string& text_;
+  const Rule rule_;
 };
 
-std::vector<Span> generated_spans(const Rendering& rendering, const Turns& turns, bool of_replies) {
+std::vector<Span> generated_spans(const std::vector<Span>& blocks, const Turns& turns,
+                                  bool of_replies) {
   std::vector<Span> out;
-  for (const Span& block : rendering.generated) {
-    const auto overlaps = [&block](const Reply& reply) {
-      return block.begin < reply.place.end && reply.place.begin < block.end;
-    };
+  for (const Span& block : blocks) {
+    const auto overlaps = [&block](const Reply& reply) { return overlap(block, reply.place); };
     if (block.begin < block.end &&
         (!of_replies || std::any_of(turns.replies.begin(), turns.replies.end(), overlaps)))
       out.push_back(block);
   }
-  std::sort(out.begin(), out.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
   return out;
 }
 
@@ -182,19 +250,26 @@ Turns render_turns(const ChatTemplate& chat, const Conversation& conversation,
   const bool has_blocks = chat.has_generation(with_tools);
   std::vector<RenderRequest> requests{{}, {.turns = true}};
   if (has_blocks) requests.push_back({.blocks = true});
-  const auto renderings = chat.render(conversation, requests);
+  auto renderings = chat.render(conversation, requests);
   Turns out{.text = renderings[0].text};
-  const Finder finder(chat, conversation, prepared, out.text);
+  if (has_blocks && renderings[2].text == out.text) out.rule = Rule::kGeneration;
+  const Finder finder(chat, conversation, prepared, out);
   out.replies = finder.marked(renderings[1]);
-  if (has_blocks && renderings[2].text == out.text) {
-    out.rule = Rule::kGeneration;
-    if (prepared.is_limited) finder.complete(out.replies);
-    out.written = generated_spans(renderings[2], out, prepared.is_limited);
+  if (out.rule == Rule::kGeneration) {
+    std::vector<Span>& blocks = renderings[2].generated;
+    std::sort(blocks.begin(), blocks.end(),
+              [](const Span& a, const Span& b) { return a.begin < b.begin; });
+    if (prepared.is_limited) {
+      finder.pair(out.replies, blocks);
+      finder.complete(out.replies);
+    }
+    out.written = generated_spans(blocks, out, prepared.is_limited);
     return out;
   }
   out.replies = finder.behind_prompts(out.replies);
   finder.cut_ends(out.replies);
   finder.complete(out.replies);
+  finder.refuse_tools(out.replies, renderings[1]);
   for (const Reply& reply : out.replies) out.written.push_back(reply.place);
   return out;
 }
@@ -213,6 +288,12 @@ std::vector<int64_t> label_tokens(const std::string& text, const Encoding& encod
     return static_cast<size_t>(std::upper_bound(encoding.ends.begin(), encoding.ends.end(), at) -
                                encoding.ends.begin());
   };
+  // True for " yes" where the prompt ends in a space, but not for blanks alone.
+  const auto joins_blanks = [&](size_t at, const Span& span) {
+    size_t said = encoding.begins[at];
+    while (said < encoding.ends[at] && is_blank(text[said])) ++said;
+    return said < encoding.ends[at] && span.begin <= said && said < span.end;
+  };
   size_t token = 0;
   for (const Span& span : written) {
     if (rule == Rule::kGeneration) {
@@ -225,7 +306,7 @@ std::vector<int64_t> label_tokens(const std::string& text, const Encoding& encod
       continue;
     }
     while (token < size && encoding.begins[token] < span.begin) ++token;
-    const size_t from = token;
+    const size_t from = token > 0 && joins_blanks(token - 1, span) ? token - 1 : token;
     while (token < size && encoding.begins[token] < span.end) ++token;
     take(from, token);
   }
@@ -235,21 +316,25 @@ std::vector<int64_t> label_tokens(const std::string& text, const Encoding& encod
 void require_trained(const Turns& turns, const Prepared& prepared, const Encoding& encoding,
                      const std::vector<int64_t>& labels) {
   const auto is_trained = [](int64_t label) { return label != kIgnored; };
-  const auto require_labels = [&](size_t message, ptrdiff_t from, ptrdiff_t to) {
+  const auto require_labels = [&](size_t message, const Span& place, ptrdiff_t from, ptrdiff_t to) {
     const bool found =
         from < to && std::any_of(labels.begin() + from, labels.begin() + to, is_trained);
+    const char* cause = "the chat template's {% generation %} blocks leave it out";
+    if (turns.rule == Rule::kPrefix)
+      cause = place.begin == place.end
+                  ? "the chat template writes nothing of it after the generation prompt"
+                  : "the tokenizer makes one token of it and the end of the generation prompt";
     require(found, Code::kInvalid, "text: messages[", message - prepared.num_added,
-            "] has no trained token: ",
-            turns.rule == Rule::kGeneration
-                ? "the chat template's {% generation %} blocks leave it out"
-                : "the chat template writes nothing of it after the generation prompt",
+            "] has no trained token: ", cause,
             "; give it a content, take it out, or leave it out of user_data.key_rounds");
   };
   const std::vector<uint32_t>&begins = encoding.begins, &ends = encoding.ends;
   for (const auto& [message, place] : turns.replies)
-    require_labels(message, std::upper_bound(ends.begin(), ends.end(), place.begin) - ends.begin(),
+    require_labels(message, place,
+                   std::upper_bound(ends.begin(), ends.end(), place.begin) - ends.begin(),
                    std::lower_bound(begins.begin(), begins.end(), place.end) - begins.begin());
-  if (!prepared.trained.empty()) require_labels(prepared.trained.front(), 0, std::ssize(labels));
+  if (!prepared.trained.empty())
+    require_labels(prepared.trained.front(), {}, 0, std::ssize(labels));
 }
 
 }  // namespace twinkle::text

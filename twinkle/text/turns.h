@@ -7,7 +7,8 @@
 // messages give these places without rendering every prefix. They also say what the rule cannot
 // where a template renders a turn otherwise once others follow (Qwen3 drops old reasoning): the
 // turn as it stands in the whole conversation. Where the marks leave a turn's place uncertain, its
-// prefixes are rendered.
+// prefixes are rendered. A tool's result or a list of tools that stands within a turn makes it an
+// error.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -43,7 +44,8 @@ Turns render_turns(const ChatTemplate& chat, const Conversation& conversation,
 
 // labels[t] = ids[t] for the tokens of the spans, kIgnored elsewhere (not shifted). kGeneration
 // follows transformers' return_assistant_tokens_mask: from the token of a span's first character to
-// that of its last one. kPrefix: tokens that begin inside a span.
+// that of its last one. kPrefix: tokens that begin inside a span, and one that joins its begin with
+// blanks before it, as " yes" where the prompt ends in a space.
 std::vector<int64_t> label_tokens(const std::string& text, const Encoding& encoding,
                                   const std::vector<Span>& written, Rule rule);
 

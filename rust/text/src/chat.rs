@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 use crate::guard::{admit_call, compile, install, Code};
 use crate::json::tojson;
 use crate::limits::{admit, charge, now, out_of_work, refuse, settled, Run, Stop};
-use crate::marks::{mark, noticed, tag, unmark, UNCERTAIN};
+use crate::marks::{is_result, mark, noticed, tag, unmark, UNCERTAIN};
 use crate::rewrite::rewrite;
 
 const NAME: &str = "chat_template";
@@ -32,12 +32,14 @@ pub struct Request {
     pub turns: bool,  // fill `turns`; nothing at all where the template fails on the marks
 }
 
-/// `turns[i]` are the bytes of message i, UNCERTAIN where the marks do not show them.
+/// `turns[i]` are the bytes of message i, UNCERTAIN where the marks do not show them; the marks of
+/// the list of tools stood at the bytes `tools`.
 #[derive(Default)]
 pub struct Rendering {
     pub text: String,
     pub generated: Vec<(usize, usize)>,
     pub turns: Vec<(usize, usize)>,
+    pub tools: Vec<usize>,
 }
 
 impl Chat {
@@ -140,13 +142,20 @@ impl Chat {
         };
         let now = parsed.get("__twinkle_now").and_then(|now| now.as_i64());
         let run = Run::new(tagged.to_string().len(), now, stop);
-        Ok(match self.text(root, &run) {
+        let mut out = match self.text(root, &run) {
             Ok(text) => unmark(&text, marker, &has_content),
             Err(_) => Rendering {
                 turns: vec![UNCERTAIN; has_content.len()],
                 ..Default::default()
             },
-        })
+        };
+        // A result without a mark may stand unseen within the turn before it.
+        for i in 1..has_content.len() {
+            if !has_content[i] && is_result(&parsed["messages"][i]) {
+                out.turns[i - 1] = UNCERTAIN;
+            }
+        }
+        Ok(out)
     }
 
     fn text(&self, root: Value, run: &Run) -> Result<String, Error> {

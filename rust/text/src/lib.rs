@@ -57,6 +57,8 @@ pub struct RawRendering {
     num_generated: usize,
     turns: *mut usize,
     num_turns: usize,
+    tools: *mut usize,
+    num_tools: usize,
 }
 
 impl View {
@@ -118,6 +120,8 @@ fn raw(rendering: Rendering) -> RawRendering {
         generated: give(generated),
         num_turns: rendering.turns.len(),
         turns: give(turns),
+        num_tools: rendering.tools.len(),
+        tools: give(rendering.tools),
     }
 }
 
@@ -304,4 +308,5 @@ pub unsafe extern "C" fn twinkle_rendering_free(rendering: RawRendering) {
     take(rendering.text, rendering.size);
     take(rendering.generated, 2 * rendering.num_generated);
     take(rendering.turns, 2 * rendering.num_turns);
+    take(rendering.tools, rendering.num_tools);
 }

@@ -1,5 +1,5 @@
 //! The places of a conversation's messages in its rendering, by marks that are taken out again: one
-//! where a loop (or a `set`) takes a message up, one within each content, one in the tools' names.
+//! where a loop (or a `set`) takes a message up, some within each content and the list of tools.
 //! A place is certain when it holds the message's own content and nothing of another message.
 use std::sync::Arc;
 
@@ -55,7 +55,15 @@ pub fn mark(value: &Value) -> String {
         .map_or(String::new(), |m| format!("{}m{};", m.marker, m.index))
 }
 
-/// Puts marks into the contents of the messages and the names of the tools.
+/// A role that no template calls the user's, the assistant's or the system's: a tool's.
+pub fn is_result(message: &Json) -> bool {
+    !matches!(
+        message["role"].as_str(),
+        Some("system" | "developer" | "user" | "assistant")
+    )
+}
+
+/// Puts marks into the contents of the messages and into what names and describes the tools.
 pub fn tag(context: &mut Json, marker: char) {
     let list = |value: Option<&mut Json>| match value {
         Some(Json::Array(items)) => std::mem::take(items),
@@ -64,27 +72,22 @@ pub fn tag(context: &mut Json, marker: char) {
     let mut messages = list(context.get_mut("messages"));
     for (index, message) in messages.iter_mut().enumerate() {
         let mark = format!("{marker}k{index};");
+        let blank = is_result(message);
         match message.get_mut("content") {
-            Some(Json::String(text)) => tag_text(text, &mark),
             Some(Json::Array(parts)) => {
                 for part in parts {
                     if let Some(Json::String(text)) = part.get_mut("text") {
-                        tag_text(text, &mark);
+                        tag_text(text, &mark, blank);
                     }
                 }
             }
-            _ => {}
+            Some(content) => tag_value(content, &mark, blank),
+            None => {}
         }
     }
     let mut tools = list(context.get_mut("tools"));
     for tool in &mut tools {
-        let function = match tool.get("function") {
-            Some(_) => &mut tool["function"],
-            None => tool,
-        };
-        if let Some(Json::String(name)) = function.get_mut("name") {
-            tag_text(name, &format!("{marker}t;"));
-        }
+        tag_tool(tool, &format!("{marker}t;"));
     }
     for (name, items) in [("messages", messages), ("tools", tools)] {
         if let Some(Json::Array(place)) = context.get_mut(name) {
@@ -93,8 +96,46 @@ pub fn tag(context: &mut Json, marker: char) {
     }
 }
 
-/// In the middle of what follows the last tag or line end, where templates seldom look.
-fn tag_text(text: &mut String, mark: &str) {
+/// Within each text and each key of `value`.
+fn tag_value(value: &mut Json, mark: &str, blank: bool) {
+    match value {
+        Json::String(text) => tag_text(text, mark, blank),
+        Json::Array(items) => items
+            .iter_mut()
+            .for_each(|item| tag_value(item, mark, blank)),
+        Json::Object(fields) => {
+            let tagged = |(mut key, mut item): (String, Json)| {
+                tag_text(&mut key, mark, blank);
+                tag_value(&mut item, mark, blank);
+                (key, item)
+            };
+            *fields = std::mem::take(fields).into_iter().map(tagged).collect();
+        }
+        _ => {}
+    }
+}
+
+/// Within each name and description, which templates seldom compare.
+fn tag_tool(value: &mut Json, mark: &str) {
+    match value {
+        Json::Array(items) => items.iter_mut().for_each(|item| tag_tool(item, mark)),
+        Json::Object(fields) => {
+            for (key, item) in fields {
+                match item {
+                    Json::String(text) if key == "name" || key == "description" => {
+                        tag_text(text, mark, false)
+                    }
+                    _ => tag_tool(item, mark),
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// In the middle of what follows the last tag or line end, where templates seldom look. `blank`: a
+/// text of blanks is marked, too.
+fn tag_text(text: &mut String, mark: &str, blank: bool) {
     let end = text.trim_end().len();
     let mut begin = text[..end].rfind(['>', '\n']).map_or(0, |at| at + 1);
     if begin == end {
@@ -102,6 +143,9 @@ fn tag_text(text: &mut String, mark: &str) {
     }
     begin += text[begin..end].len() - text[begin..end].trim_start().len();
     if begin == end {
+        if blank {
+            text.push_str(mark);
+        }
         return;
     }
     let middle = (begin..=begin + (end - begin) / 2)
@@ -121,7 +165,7 @@ struct Seen {
 pub fn unmark(text: &str, marker: char, has_content: &[bool]) -> Rendering {
     let mut out = Rendering::default();
     let mut seen = vec![Seen::default(); has_content.len()];
-    let (mut open, mut tools) = (Vec::new(), Vec::new());
+    let mut open = Vec::new();
     let mut pieces = text.split(marker);
     out.text.push_str(pieces.next().unwrap_or_default());
     for piece in pieces {
@@ -134,14 +178,14 @@ pub fn unmark(text: &str, marker: char, has_content: &[bool]) -> Rendering {
                 let block = open.pop().map(|start| (start, out.text.len()));
                 out.generated.extend(block);
             }
-            ("t", _) => tools.push(out.text.len()),
+            ("t", _) => out.tools.push(out.text.len()),
             ("m", Some(message)) => message.marks.push(out.text.len()),
             ("k", Some(message)) => message.contents.push(out.text.len()),
             _ => {}
         }
         out.text.push_str(rest);
     }
-    out.turns = turns(&seen, &tools, has_content, out.text.len());
+    out.turns = turns(&seen, &out.tools, has_content, out.text.len());
     out
 }
 

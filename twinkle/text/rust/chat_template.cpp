@@ -164,6 +164,7 @@ std::vector<Rendering> ChatTemplate::render(const Conversation& conversation,
     renderings[i].text.assign(out[i].text, out[i].size);
     for (size_t j = 0; j < out[i].num_generated; ++j)
       renderings[i].generated.push_back({out[i].generated[2 * j], out[i].generated[2 * j + 1]});
+    renderings[i].tools.assign(out[i].tools, out[i].tools + out[i].num_tools);
     for (size_t j = 0; j < out[i].num_turns; ++j) {
       const Span turn{out[i].turns[2 * j], out[i].turns[2 * j + 1]};
       renderings[i].turns.push_back(turn.begin == SIZE_MAX ? std::nullopt : std::optional(turn));

@@ -30,7 +30,8 @@ struct RenderRequest {
   size_t num_messages = SIZE_MAX;  // only the first so many
   bool add_generation_prompt = false;
   bool blocks = false;  // fill `generated`
-  bool turns = false;   // fill `turns`; a template may write another text because of it, or none
+  // Fill `turns` and `tools`; a template may write another text because of it, or none.
+  bool turns = false;
 };
 
 struct Span {
@@ -42,6 +43,7 @@ struct Rendering {
   std::string text;
   std::vector<Span> generated;             // one for each generation block
   std::vector<std::optional<Span>> turns;  // one for message i; none where its place is not certain
+  std::vector<size_t> tools;               // bytes within a list of tools
 };
 
 class ChatTemplate {
