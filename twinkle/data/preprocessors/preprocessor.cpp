@@ -57,7 +57,8 @@ std::string text_field(const Row& row, std::string_view field) {
   require(value && !value->is_null(), Code::kInvalid, "data: field '", field,
           "' is missing; the row has ", listed(row, [](const auto& item) { return item.key(); }));
   require(value->is_string(), Code::kInvalid, "data: field '", field, "' is ",
-          boost::json::serialize(*value).substr(0, 80), ", expected a string");
+          boost::json::serialize(*value).substr(0, 80), ", expected a string",
+          value->is_number() || value->is_bool() ? "; in a CSV file, quote its cells" : "");
   return std::string(value->get_string());
 }
 

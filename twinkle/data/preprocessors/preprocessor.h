@@ -26,7 +26,7 @@ std::vector<PreprocessorKind> preprocessor_kinds();
 Preprocessor make_preprocessor(std::string_view name, const JsonObject& arguments = {});
 
 // For the preprocessors' own use. The string in the row's field. Error kInvalid: missing, null or
-// no string.
+// no string, as a number of a CSV file is none in a column that no preprocessor names by default.
 std::string text_field(const Row& row, std::string_view field);
 // The same, with "" for a field that is missing or null.
 std::string text_field_or_empty(const Row& row, std::string_view field);

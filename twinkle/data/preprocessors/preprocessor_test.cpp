@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/data/rows/csv.h"
 
 namespace twinkle::data {
 namespace {
@@ -147,11 +148,21 @@ TEST(Preprocessor, EmojiDpoMakesTwoTrajectories) {
                               {"role": "assistant", "content": "n"}]}})"));
 }
 
+TEST(Preprocessor, NumbersOfACsvFileAreTextInTheColumnsThatItReads) {
+  const Row row = parse_csv("prompt,answer_zh,answer_en\n1+3,4,5e0\n", "f").rows[0];
+  const Row pair = run("EmojiDPOProcessor", row);
+  EXPECT_EQ(pair.at("positive").at("messages").as_array().back(), Json(message("assistant", "4")));
+  EXPECT_EQ(pair.at("negative").at("messages").as_array().back(),
+            Json(message("assistant", "5e0")));
+}
+
 TEST(Preprocessor, ErrorsNameTheFieldTheArgumentAndTheKnownNames) {
   EXPECT_EQ(row_error("AlpacaProcessor", {{"query", "q"}}),
             "data: field 'instruction' is missing; the row has query");
   EXPECT_EQ(row_error("AlpacaProcessor", {{"instruction", 5}}),
-            "data: field 'instruction' is 5, expected a string");
+            "data: field 'instruction' is 5, expected a string; in a CSV file, quote its cells");
+  EXPECT_EQ(row_error("AlpacaProcessor", {{"instruction", JsonArray{5}}}),
+            "data: field 'instruction' is [5], expected a string");
   EXPECT_EQ(row_error("GSM8KProcessor", {}, {{"sytem", "s"}}),
             "data: GSM8KProcessor has no argument 'sytem'; it has system, add_assistant");
   EXPECT_EQ(row_error("AlpacaProcessor", {}, {{"x", "s"}}),
