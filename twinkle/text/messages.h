@@ -33,6 +33,9 @@ struct Prepared {
   size_t num_added = 0;     // messages that were put before those of the row
 };
 
+// Error kInvalid: a message that is not the assistant's says that it is to be trained, by name.
+void refuse_weights_of_others(const Json& trajectory);
+
 // Error kInvalid: no messages, an empty list, a message without role, a part or a content that is
 // not text, key_rounds or a weight out of range, a field of another form of chats that would be
 // lost (function_call, mask); each names the field and the value.

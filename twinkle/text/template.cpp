@@ -138,6 +138,7 @@ Template::Labelled Template::encode_chat(const Json& trajectory, bool add_genera
     return out;
   }
   refuse_weights(trajectory);
+  refuse_weights_of_others(trajectory);
   const Turns turns = render_turns(*chat_, said, prepared);
   const auto offsets = turns.rule == Rule::kGeneration ? Offsets::kTrimmed : Offsets::kWhole;
   Encoding encoding = tokenizer_->encode_with_offsets(turns.text, offsets);

@@ -47,6 +47,23 @@ TEST(Template, LabelsTheAnswerOnePositionEarly) {
   EXPECT_EQ(features[0].length(), 24);
 }
 
+TEST(Template, AWeightOfAUsersMessageIsRefusedOnlyWhereItWouldBeTrained) {
+  const TinyModel model;
+  const Template tmpl(model.directory());
+  const auto chat = [](const Json& value, const char* name = "train") {
+    Json out = row("q", "a");
+    out.at("messages").at(0).as_object()[name] = value;
+    return out;
+  };
+  EXPECT_EQ(error_of([&] { tmpl.encode(chat(true)); }),
+            "text: field 'messages[0].train' is true, but only the assistant's messages are "
+            "trained; make it 0, or take it out");
+  EXPECT_NE(error_of([&] { tmpl.encode(chat(0.5, "weight")); }), "no error");
+  EXPECT_EQ(tmpl.encode(chat(1, "weight")).size(), 1u);
+  EXPECT_EQ(tmpl.encode(chat(false)).size(), 1u);
+  EXPECT_EQ(tmpl.encode(chat(true), true).size(), 1u);
+}
+
 TEST(Template, EndsWithTheGenerationPromptAndNoLabelsOnRequest) {
   const TinyModel model;
   const Json question = parse_json(R"({"messages": [{"role": "user", "content": "q"}]})", "row");
