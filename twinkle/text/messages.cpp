@@ -144,7 +144,15 @@ bool is_wanted(const JsonObject& message, size_t index) {
 
 void check_content(const Json& given, size_t index) {
   const Json* content = given.get_object().if_contains("content");
-  if (!content || content->is_string() || content->is_structured()) return;
+  if (!content || content->is_string() || content->is_array()) return;
+  const Json& role = given.at("role");
+  if (content->is_object()) {  // as the result of a tool is
+    require(role != "user" && role != "assistant" && role != "system", Code::kInvalid,
+            "text: field 'messages[", index, "].content' is ",
+            boost::json::serialize(*content).substr(0, 80),
+            ", it must be a text, or a list of parts");
+    return;
+  }
   require(content->is_null() && find(given, "tool_calls"), Code::kInvalid, "text: field 'messages[",
           index, "].content' is ", boost::json::serialize(*content), ", it must be a text");
 }

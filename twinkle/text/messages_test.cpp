@@ -166,6 +166,13 @@ TEST(Prepare, RefusesBadRowsByFieldAndValue) {
                     std::string(value) + "}]}"),
               "text: field 'messages[1].content' is " + std::string(value) + ", it must be a text");
 
+  for (const char* role : {"user", "assistant", "system"})
+    EXPECT_EQ(error(R"({"messages": [{"role": ")" + std::string(role) +
+                    R"(", "content": {"type": "text", "text": "a"}}]})"),
+              "text: field 'messages[0].content' is {\"type\":\"text\",\"text\":\"a\"}, it must be "
+              "a text, or a list of parts");
+  EXPECT_EQ(error(R"({"messages": [{"role": "tool", "content": {"t": 21}}]})"), "no error");
+
   EXPECT_EQ(error("{}"), "text: field 'messages' is missing");
   EXPECT_EQ(error(R"({"messages": null})"), "text: field 'messages' is missing");
   EXPECT_EQ(error(R"({"instruction": "a", "input": "", "output": "b"})"),
