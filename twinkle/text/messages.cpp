@@ -293,6 +293,30 @@ std::optional<Json> user_data_get(const Json& trajectory, std::string_view key) 
   return json_in(value->get_string()).value_or(*value);
 }
 
+std::string usual_role(std::string_view role) {
+  static constexpr std::array<std::array<std::string_view, 2>, 7> kRoles = {
+      {{"human", "user"},
+       {"user", "user"},
+       {"gpt", "assistant"},
+       {"model", "assistant"},
+       {"bot", "assistant"},
+       {"assistant", "assistant"},
+       {"system", "system"}}};
+  std::string lower(role);
+  for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  for (const auto& [name, usual] : kRoles)
+    if (lower == name) return std::string(usual);
+  return std::string(role);
+}
+
+std::optional<size_t> other_role(const Json& trajectory) {
+  const JsonArray& messages = trajectory.at("messages").as_array();
+  for (size_t i = 0; i < messages.size(); ++i)
+    if (const std::string_view role = messages[i].at("role").as_string(); usual_role(role) != role)
+      return i;
+  return std::nullopt;
+}
+
 void refuse_weights_of_others(const Json& trajectory) {
   const JsonArray& messages = trajectory.at("messages").as_array();
   for (size_t i = 0; i < messages.size(); ++i) {

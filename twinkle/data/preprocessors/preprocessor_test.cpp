@@ -93,9 +93,9 @@ TEST(Preprocessor, ShareGptTurnsBecomeMessages) {
   EXPECT_EQ(row_error("ShareGPTProcessor", {{"conversations", JsonArray{1}}}),
             "data: field 'conversations' holds 1, expected an object with 'from' and 'value'");
   EXPECT_EQ(row_error("ShareGPTProcessor",
-                      {{"conversations", parsed(R"([{"from": "bot", "value": "a"}])")}}),
-            "data: field 'from' of a turn is 'bot', expected human, user, gpt, assistant, model, "
-            "system or tool");
+                      {{"conversations", parsed(R"([{"from": "judge", "value": "a"}])")}}),
+            "data: field 'from' of a turn is 'judge', expected human, user, gpt, model, bot, "
+            "assistant, system or tool");
 }
 
 TEST(Preprocessor, PromptsAndCompletionsAreFoundByTheirUsualNamesOrThoseThatAreGiven) {

@@ -1,27 +1,18 @@
 // ShareGPT's `conversations`: turns with `from` and `value`, and perhaps a `system` prompt.
-#include <algorithm>
-#include <array>
 #include <utility>
 
 #include "twinkle/data/preprocessors/preprocessor.h"
+#include "twinkle/text/messages.h"
 
 namespace twinkle::data {
 namespace {
 
-std::string_view role_of(std::string_view field, std::string_view from) {
-  static constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kRoles = {
-      {{"human", "user"},
-       {"user", "user"},
-       {"gpt", "assistant"},
-       {"assistant", "assistant"},
-       {"model", "assistant"},
-       {"system", "system"},
-       {"tool", "tool"}}};
-  const auto* known = std::find_if(kRoles.begin(), kRoles.end(),
-                                   [&](const auto& role) { return role.first == from; });
-  require(known != kRoles.end(), Code::kInvalid, "data: field '", field, "' of a turn is '",
-          from.substr(0, 40), "', expected human, user, gpt, assistant, model, system or tool");
-  return known->second;
+std::string role_of(std::string_view field, std::string_view from) {
+  const std::string role = text::usual_role(from);
+  require(role == "user" || role == "assistant" || role == "system" || role == "tool",
+          Code::kInvalid, "data: field '", field, "' of a turn is '", from.substr(0, 40),
+          "', expected human, user, gpt, model, bot, assistant, system or tool");
+  return role;
 }
 
 // A turn has 'from' and 'value', or 'role' and 'content'.
