@@ -98,6 +98,16 @@ TEST(Preprocessor, ShareGptTurnsBecomeMessages) {
             "assistant, system or tool");
 }
 
+TEST(Preprocessor, ShareGptTurnsKeepWhatElseTheySay) {
+  const Row turns = {{"conversations", parsed(R"([
+      {"from": "human", "value": "q"}, {"from": "gpt", "value": "a", "weight": 0, "loss": false},
+      {"role": "bot", "content": "b", "tool_calls": [1], "reasoning_content": "r"}])")}};
+  EXPECT_EQ(run("ShareGPTProcessor", turns).at("messages"), parsed(R"([
+      {"role": "user", "content": "q"},
+      {"role": "assistant", "content": "a", "weight": 0, "loss": false},
+      {"role": "assistant", "content": "b", "tool_calls": [1], "reasoning_content": "r"}])"));
+}
+
 TEST(Preprocessor, PromptsAndCompletionsAreFoundByTheirUsualNamesOrThoseThatAreGiven) {
   const Json exchange({message("user", "a"), message("assistant", "b")});
   const char* name = "PromptCompletionProcessor";

@@ -19,7 +19,10 @@ std::string role_of(std::string_view field, std::string_view from) {
 JsonObject message_of(const Row& turn) {
   const bool has_role = turn.contains("role") && !turn.contains("from");
   const std::string_view who = has_role ? "role" : "from", what = has_role ? "content" : "value";
-  return message(role_of(who, text_field(turn, who)), text_field(turn, what));
+  JsonObject out = message(role_of(who, text_field(turn, who)), text_field(turn, what));
+  for (const auto& [key, value] : turn)
+    if (std::string_view(key) != who && std::string_view(key) != what) out.emplace(key, value);
+  return out;
 }
 
 Row conversation(const Row& row) {
