@@ -108,6 +108,32 @@ TEST(Preprocessor, ShareGptTurnsKeepWhatElseTheySay) {
       {"role": "assistant", "content": "b", "tool_calls": [1], "reasoning_content": "r"}])"));
 }
 
+TEST(Preprocessor, ASystemPromptIsNotSaidTwice) {
+  const Row lists = {{"prompt", JsonArray{message("system", "s"), message("user", "q")}},
+                     {"completion", JsonArray{message("assistant", "a")}}};
+  const Row turns = {{"conversations", parsed(R"([{"from": "system", "value": "s"},
+      {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}])")}};
+  const Json all({message("system", "s"), message("user", "q"), message("assistant", "a")});
+  for (const auto& [name, given] :
+       {std::pair{"PromptCompletionProcessor", lists}, {"ShareGPTProcessor", turns}}) {
+    Row row = given;
+    row["system"] = "s";
+    EXPECT_EQ(run(name, row).at("messages"), all) << name;
+    row["system"] = "t";
+    EXPECT_EQ(row_error(name, row),
+              "text: field 'system' is \"t\", and messages begin with another system message, "
+              "\"s\"; leave one of the two out")
+        << name;
+    row = given;
+    row["history"] = JsonArray{JsonArray{"p", "o"}};
+    EXPECT_EQ(run(name, row).at("messages"),
+              Json({message("system", "s"), message("user", "p"), message("assistant", "o"),
+                    message("user", "q"), message("assistant", "a")}))
+        << name;
+  }
+  EXPECT_EQ(run("PromptCompletionProcessor", lists, {{"system", "t"}}).at("messages"), all);
+}
+
 TEST(Preprocessor, PromptsAndCompletionsAreFoundByTheirUsualNamesOrThoseThatAreGiven) {
   const Json exchange({message("user", "a"), message("assistant", "b")});
   const char* name = "PromptCompletionProcessor";

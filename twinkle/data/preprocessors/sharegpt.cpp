@@ -1,4 +1,5 @@
-// ShareGPT's `conversations`: turns with `from` and `value`, and perhaps a `system` prompt.
+// ShareGPT's `conversations`: turns with `from` and `value`, which keep what else they say (weight,
+// tool_calls); and perhaps the columns system and history.
 #include <utility>
 
 #include "twinkle/data/preprocessors/preprocessor.h"
@@ -31,15 +32,13 @@ Row conversation(const Row& row) {
   require(turns && turns->is_array() && !turns->get_array().empty(), Code::kInvalid,
           "data: field 'conversations' is missing or not a list of turns with 'from' and 'value'");
   JsonArray messages;
-  if (const std::string system = text_field_or_empty(row, "system"); !system.empty())
-    messages.push_back(message("system", system));
   for (const Json& turn : turns->get_array()) {
     require(turn.is_object(), Code::kInvalid, "data: field '", field, "' holds ",
             boost::json::serialize(turn).substr(0, 80),
             ", expected an object with 'from' and 'value'");
     messages.push_back(message_of(turn.get_object()));
   }
-  return {{"messages", std::move(messages)}};
+  return {{"messages", with_earlier_messages(row, std::move(messages))}};
 }
 
 }  // namespace
