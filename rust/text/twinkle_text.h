@@ -57,8 +57,9 @@ typedef struct {
 
 void twinkle_text_free(char* text);
 
-/* json: the text of a tokenizer.json; added: a JSON list of added tokens that it may lack. */
-char* twinkle_tokenizer_open(twinkle_view json, twinkle_view added, twinkle_tokenizer** out);
+/* json: the text of a tokenizer.json; settings: a JSON object, {"added": added tokens that it may
+ * lack, "applied": values that must be its own}. */
+char* twinkle_tokenizer_open(twinkle_view json, twinkle_view settings, twinkle_tokenizer** out);
 void twinkle_tokenizer_close(twinkle_tokenizer* tokenizer);
 /* special: add the tokens that the post-processor adds (such as BOS); trimmed: offsets without
  * leading blanks, as the post-processor wants them, instead of those that cover the whole text. */

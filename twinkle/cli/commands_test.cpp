@@ -423,11 +423,11 @@ TEST_F(Commands, ARowThatTeachesNothingIsRefusedByItsLineAndRemedy) {
   };
   EXPECT_EQ(refusal(R"({"messages": [{"role": "human", "content": "a"}, )"
                     R"({"role": "gpt", "content": "b"}]})"),
-            "the row has no label to learn from: its messages have the roles human, gpt, and only "
-            "the assistant's replies are trained; --preprocessor ShareGPTProcessor renames human, "
-            "gpt and model");
-  EXPECT_EQ(refusal(R"({"messages": [{"role": "bot", "content": "a"}]})"),
-            "the row has no label to learn from: its messages have the roles bot, and only the "
+            "field 'messages[0].role' is 'human', which this chat template does not read as "
+            "'user'; ShareGPTProcessor renames it, dataset.map('ShareGPTProcessor') or twinkle "
+            "train --preprocessor ShareGPTProcessor");
+  EXPECT_EQ(refusal(R"({"messages": [{"role": "judge", "content": "a"}]})"),
+            "the row has no label to learn from: its messages have the roles judge, and only the "
             "assistant's replies are trained; add the reply (docs/training.md, Rows)");
   EXPECT_EQ(refusal(R"({"messages": [{"role": "system", "content": "a"}, )"
                     R"({"role": "user", "content": "b"}]})"),

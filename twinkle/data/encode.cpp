@@ -21,11 +21,14 @@ std::vector<std::string> nested_fields(const Row& row) {
   return out;
 }
 
-// The fields that the template reads; others may be large.
-Json trajectory_of(const Row& row) {
+// The fields that the template reads; others may be large. What `row` lacks, the row `around` it
+// may have: columns beside a pair are of both.
+Json trajectory_of(const Row& row, const Row& around = {}) {
   JsonObject out;
   const auto copy = [&](std::string_view name) {
-    if (const Json* value = row.if_contains(name)) out[name] = *value;
+    const Json* value = row.if_contains(name);
+    if (!value || value->is_null()) value = around.if_contains(name);
+    if (value) out[name] = *value;
   };
   std::ranges::for_each(text::kChatColumns, copy);
   std::ranges::for_each(text::kMoreColumns, copy);
@@ -57,10 +60,11 @@ Rows encode_row(const text::Template& tmpl, const Row& row, bool add_generation_
     }
     return out;
   }
+  if (!add_generation_prompt) text::refuse_weights(row);  // whatever is said within the pair
   Row encoded = row;
   for (const std::string& field : fields) {
     const Row& inner = row.at(field).get_object();
-    const auto features = tmpl.encode(trajectory_of(inner), add_generation_prompt);
+    const auto features = tmpl.encode(trajectory_of(inner, row), add_generation_prompt);
     require(features.size() < 2, Code::kInvalid, "data: field '", field, "' was split into ",
             features.size(), "; nested samples cannot be split, use another truncation_strategy");
     if (features.empty() || features[0].length() == 0) return {};
@@ -82,7 +86,7 @@ std::optional<std::string> why_not(const text::Template& tmpl, const Row& row) {
   const auto fields = nested_fields(row);
   if (fields.empty()) return tmpl.check(trajectory_of(row));
   for (const std::string& field : fields) {
-    if (auto cause = tmpl.check(trajectory_of(row.at(field).get_object())))
+    if (auto cause = tmpl.check(trajectory_of(row.at(field).get_object(), row)))
       return field + ": " + *cause;
   }
   return std::nullopt;

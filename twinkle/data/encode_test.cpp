@@ -68,6 +68,42 @@ TEST(Encode, EncodesBothSidesOfAPair) {
   EXPECT_NE(why_not(deleting, pair).value_or("").find("positive: "), std::string::npos);
 }
 
+TEST(Encode, ColumnsBesideAPairAreThoseOfBothChats) {
+  const TinyModel model(
+      "{{ tools | length if tools else '' }}{% for m in messages %}"
+      "{{ '<s>' + m.role + '\n' + m.content + '</s>\n' }}{% endfor %}"
+      "{% if add_generation_prompt %}{{ '<s>assistant\n' }}{% endif %}");
+  const Template tmpl(model.directory());
+  const auto with = [](const char* column, const Json& value, bool is_inner = false) {
+    Row out = {{"positive", row("ab")}, {"negative", row("c")}};
+    for (const char* side : {"positive", "negative"})
+      if (is_inner) out.at(side).as_object()[column] = value;
+    if (!is_inner) out[column] = value;
+    return out;
+  };
+  const auto ids = [&](const Row& pair, const char* side) {
+    return dataset({pair}).encode(encoder(tmpl)).row(0).at(side).at("input_ids");
+  };
+  const Json tools = JsonArray{JsonObject{{"name", "f"}}};
+  for (const char* side : {"positive", "negative"}) {
+    EXPECT_EQ(ids(with("system", "SYS"), side), ids(with("system", "SYS", true), side));
+    EXPECT_EQ(ids(with("tools", tools), side), ids(with("tools", tools, true), side));
+  }
+  EXPECT_NE(ids(with("system", "SYS"), "negative"), ids(with("id", 1), "negative"));
+  for (const auto& [column, value] : {std::pair<const char*, Json>{"weight", 0},
+                                      {"history", JsonArray{JsonArray{"a", "b"}}},
+                                      {"functions", JsonArray{1}},
+                                      {"chat_template_kwargs", 1}}) {
+    const std::string name = "field '" + std::string(column) + "'";
+    EXPECT_NE(encode_error(tmpl, dataset({with(column, value)})).find(name), std::string::npos)
+        << name;
+    EXPECT_NE(why_not(tmpl, with(column, value)).value_or("").find(name), std::string::npos);
+  }
+  Row both = with("weight", 1, true);
+  both["weight"] = 0;
+  EXPECT_NE(encode_error(tmpl, dataset({both})).find("field 'weight' is 0"), std::string::npos);
+}
+
 TEST(Encode, ARowWithoutMessagesIsNamedWithItsPlace) {
   const TinyModel model;
   const Template tmpl(model.directory());

@@ -6,12 +6,6 @@
 namespace twinkle::text {
 namespace {
 
-bool says_nothing(const Json* value) {
-  return value == nullptr || (value->is_string() && value->get_string().empty()) ||
-         (value->is_array() && value->get_array().empty()) ||
-         (value->is_object() && value->get_object().empty());
-}
-
 std::string brief(const Json& value) { return boost::json::serialize(value).substr(0, 80); }
 
 bool is_system(const Json& message) {
@@ -20,7 +14,7 @@ bool is_system(const Json& message) {
 }
 
 bool begin_with(const JsonArray& messages, const JsonArray& turns) {
-  const size_t first = !messages.empty() && is_system(messages[0]) ? 1 : 0;
+  const size_t first = begins_with_system(messages) ? 1 : 0;
   if (messages.size() < first + turns.size()) return false;
   for (size_t i = 0; i < turns.size(); ++i)
     for (const char* key : {"role", "content"}) {
@@ -30,14 +24,32 @@ bool begin_with(const JsonArray& messages, const JsonArray& turns) {
   return true;
 }
 
+// The number or boolean that a text holds; another value as it is.
+Json meant_by(const Json& value) {
+  if (!value.is_string()) return value;
+  const std::string_view text = value.get_string();
+  return json_in(text).value_or(value);
+}
+
 }  // namespace
+
+bool says_nothing(const Json* value) {
+  return value == nullptr || value->is_null() ||
+         (value->is_string() && value->get_string().empty()) ||
+         (value->is_array() && value->get_array().empty()) ||
+         (value->is_object() && value->get_object().empty());
+}
+
+bool begins_with_system(const JsonArray& messages) {
+  return !messages.empty() && is_system(messages[0]);
+}
 
 std::string system_column(const Json& row, const JsonArray& messages) {
   const Json* column = find(row, "system");
   if (says_nothing(column)) return "";
   require(column->is_string(), Code::kInvalid, "text: field 'system' is ", brief(*column),
           ", expected a string");
-  if (messages.empty() || !is_system(messages[0])) return std::string(column->get_string());
+  if (!begins_with_system(messages)) return std::string(column->get_string());
   const Json* first = find(messages[0], "content");
   require(first && *first == *column, Code::kInvalid, "text: field 'system' is ", brief(*column),
           ", and messages begin with another system message, ", first ? brief(*first) : "null",
@@ -85,16 +97,20 @@ void refuse_columns(const Json& row, const JsonArray& messages) {
 }
 
 void refuse_weights(const Json& row) {
-  const auto refuse = [&row](const char* name, bool is_harmless) {
+  for (const std::string_view name : {"weight", "loss", "train"}) {
+    const Json* column = find(row, name);
+    if (says_nothing(column)) continue;
+    const Json value = meant_by(*column);
+    bool is_harmless = !is_false(value);  // tensors and texts of such names say something else
+    if (value.is_number()) {
+      const double number = value.to_number<double>();
+      is_harmless = name == "weight" ? number == 1 : number != 0;
+    }
     require(
-        is_harmless, Code::kInvalid, "text: field '", name, "' is ", row.at(name),
+        is_harmless, Code::kInvalid, "text: field '", name, "' is ", brief(*column),
         ", and every row is learnt alike; leave out the rows that are not to be learnt, or, for "
         "a loss of your own, give the field another name");
-  };
-  if (const Json* weight = find(row, "weight"); weight && weight->is_number())
-    refuse("weight", weight->to_number<double>() == 1);
-  for (const char* name : {"weight", "loss", "train"})
-    if (const Json* flag = find(row, name)) refuse(name, !is_false(*flag));
+  }
 }
 
 }  // namespace twinkle::text

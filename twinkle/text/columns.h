@@ -18,6 +18,11 @@ inline constexpr std::array<std::string_view, 8> kMoreColumns = {
     "system", "history", "functions", "function_call", "chat_template_kwargs",
     "weight", "loss",    "train"};
 
+// Null, or an empty text, list or object, or no value at all.
+bool says_nothing(const Json* value);
+
+bool begins_with_system(const JsonArray& messages);
+
 // The text of the column `system`; empty: none, or `messages` begin with it. Error kInvalid: it is
 // no string, or they begin with another system message.
 std::string system_column(const Json& row, const JsonArray& messages);
@@ -33,7 +38,8 @@ bool is_false(const Json& value);
 // remedy. `history` may be there when `messages` begin with its turns.
 void refuse_columns(const Json& row, const JsonArray& messages);
 
-// The same of columns that say how much of the row is to be learnt: weight, loss and train.
+// The same of columns that say how much of the row is to be learnt: weight, loss and train. A text
+// counts as the number or the boolean that it holds, as in a column of a CSV file with empty cells.
 void refuse_weights(const Json& row);
 
 }  // namespace twinkle::text

@@ -87,5 +87,19 @@ TEST(Columns, WeightsOtherThanOneAreRefusedByName) {
   EXPECT_EQ(weights(R"("weight": "10 kg", "loss": "hinge", "train": "ICE 104")"), "no error");
 }
 
+// A column of a CSV file is text where one of its cells is empty.
+TEST(Columns, WeightsThatAreTextsCountAsWhatIsWritten) {
+  const auto weights = [](std::string_view more) {
+    return twinkle::error_of([&] { refuse_weights(row_of(more)); });
+  };
+  EXPECT_TRUE(weights(R"("weight": "0")")
+                  .starts_with("text: field 'weight' is \"0\", and every row is learnt alike"));
+  for (const char* refused : {R"("train": "false")", R"("loss": "False")", R"("weight": "0.5")"})
+    EXPECT_NE(weights(refused), "no error") << refused;
+  for (const char* taken : {R"("weight": "")", R"("weight": "1")", R"("weight": "1.0")",
+                            R"("train": "true", "loss": "True")"})
+    EXPECT_EQ(weights(taken), "no error") << taken;
+}
+
 }  // namespace
 }  // namespace twinkle::text

@@ -114,24 +114,29 @@ constexpr std::array<std::array<std::string_view, 2>, 4> kLost = {
      {"masked", "not read; write 'weight', 0 for a reply that is not trained"},
      {"train_detail", "not read: a reply is trained as a whole, or by 'weight' 0 not at all"}}};
 
+bool is_no(const Json& value) { return value == false || value == 0 || value == 0.0; }
+bool is_yes(const Json& value) { return value == true || value == 1 || value == 1.0; }
+
 void refuse_lost(const Json& message, const std::string& path) {
-  for (const auto& [name, remedy] : kLost)
-    require(!find(message, name), Code::kInvalid, "text: field '", path, name, "' is ", remedy);
+  for (const auto& [name, remedy] : kLost) {
+    const Json* value = find(message, name);
+    require(says_nothing(value) || is_no(*value), Code::kInvalid, "text: field '", path, name,
+            "' is ", remedy);
+  }
 }
 
-// False: a field of the message says that it is not to be trained.
+constexpr std::array<std::string_view, 5> kWeights = {"weight", "loss", "loss_weight", "train",
+                                                      "training"};
+
+// False: a field of the assistant's message says that it is not to be trained.
 bool is_wanted(const JsonObject& message, size_t index) {
   bool out = true;
-  for (const char* name : {"weight", "loss", "loss_weight", "train", "training"}) {
+  for (const std::string_view name : kWeights) {
     const Json* value = message.if_contains(name);
     if (!value) continue;
-    const bool yes = *value == true || *value == 1 || *value == 1.0;
-    require(yes || *value == false || *value == 0 || *value == 0.0, Code::kInvalid,
-            "text: field 'messages[", index, "].", name, "' is ", boost::json::serialize(*value),
-            ", it must be 0 or 1, true or false");
-    require(!yes || message.at("role") == "assistant", Code::kInvalid, "text: field 'messages[",
-            index, "].", name, "' is ", boost::json::serialize(*value),
-            ", but only the assistant's messages are trained; make it 0, or take it out");
+    const bool yes = is_yes(*value);
+    require(yes || is_no(*value), Code::kInvalid, "text: field 'messages[", index, "].", name,
+            "' is ", boost::json::serialize(*value), ", it must be 0 or 1, true or false");
     out &= yes;
   }
   return out;
@@ -139,7 +144,15 @@ bool is_wanted(const JsonObject& message, size_t index) {
 
 void check_content(const Json& given, size_t index) {
   const Json* content = given.get_object().if_contains("content");
-  if (!content || content->is_string() || content->is_structured()) return;
+  if (!content || content->is_string() || content->is_array()) return;
+  const Json& role = given.at("role");
+  if (content->is_object()) {  // as the result of a tool is
+    require(role != "user" && role != "assistant" && role != "system", Code::kInvalid,
+            "text: field 'messages[", index, "].content' is ",
+            boost::json::serialize(*content).substr(0, 80),
+            ", it must be a text, or a list of parts");
+    return;
+  }
   require(content->is_null() && find(given, "tool_calls"), Code::kInvalid, "text: field 'messages[",
           index, "].content' is ", boost::json::serialize(*content), ", it must be a text");
 }
@@ -170,7 +183,7 @@ JsonObject message_of(const Json& given, size_t index, const MessageOptions& opt
 
 Json tools_of(const Json& trajectory) {
   const Json* tools = find(trajectory, "tools");
-  if (!tools) return nullptr;
+  if (!tools || (says_nothing(tools) && !tools->is_array())) return nullptr;
   Json list = *tools;
   if (const auto from_text = parsed(list, &Json::is_array)) list = *from_text;
   require(list.is_array(), Code::kInvalid, "text: field 'tools' is not a list of JSON schemas");
@@ -181,7 +194,7 @@ Json tools_of(const Json& trajectory) {
 
 JsonObject variables_of(const Json& trajectory) {
   const Json* given = find(trajectory, "chat_template_kwargs");
-  if (!given) return {};
+  if (says_nothing(given)) return {};
   const Json variables = parsed(*given, &Json::is_object).value_or(*given);
   require(variables.is_object(), Code::kInvalid,
           "text: field 'chat_template_kwargs' is not an object of names that the template reads");
@@ -280,6 +293,45 @@ std::optional<Json> user_data_get(const Json& trajectory, std::string_view key) 
   return json_in(value->get_string()).value_or(*value);
 }
 
+std::string usual_role(std::string_view role) {
+  static constexpr std::array<std::array<std::string_view, 2>, 7> kRoles = {
+      {{"human", "user"},
+       {"user", "user"},
+       {"gpt", "assistant"},
+       {"model", "assistant"},
+       {"bot", "assistant"},
+       {"assistant", "assistant"},
+       {"system", "system"}}};
+  std::string lower(role);
+  for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  for (const auto& [name, usual] : kRoles)
+    if (lower == name) return std::string(usual);
+  return std::string(role);
+}
+
+std::optional<size_t> other_role(const Json& trajectory) {
+  const JsonArray& messages = trajectory.at("messages").as_array();
+  for (size_t i = 0; i < messages.size(); ++i)
+    if (const std::string_view role = messages[i].at("role").as_string(); usual_role(role) != role)
+      return i;
+  return std::nullopt;
+}
+
+void refuse_weights_of_others(const Json& trajectory) {
+  const JsonArray& messages = trajectory.at("messages").as_array();
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (messages[i].at("role") == "assistant") continue;
+    for (const std::string_view name : kWeights) {
+      const Json* value = find(messages[i], name);
+      if (says_nothing(value) || is_no(*value)) continue;
+      // A weight of 1 is what every message has in some data sets; it does not ask for training.
+      require(name.ends_with("weight") && is_yes(*value), Code::kInvalid, "text: field 'messages[",
+              i, "].", name, "' is ", boost::json::serialize(*value),
+              ", but only the assistant's messages are trained; make it 0, or take it out");
+    }
+  }
+}
+
 Prepared prepare(const Json& trajectory, const MessageOptions& options) {
   const Json* given = find(trajectory, "messages");
   if (!given) {
@@ -307,8 +359,8 @@ Prepared prepare(const Json& trajectory, const MessageOptions& options) {
   out.is_limited = rounds.has_value();
   for (size_t i = out.num_added; i < messages.size(); ++i) {
     const size_t in_row = i - out.num_added;
-    const bool wanted = is_wanted(messages[i].get_object(), in_row);
     if (messages[i].at("role") != "assistant") continue;
+    const bool wanted = is_wanted(messages[i].get_object(), in_row);
     out.is_limited |= !wanted;
     if (!wanted) continue;
     if (!rounds || std::find(rounds->begin(), rounds->end(), in_row) != rounds->end())

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "twinkle/base/json.h"
@@ -32,6 +33,16 @@ struct Prepared {
   bool is_limited = false;  // `trained` is not all of them
   size_t num_added = 0;     // messages that were put before those of the row
 };
+
+// The role that another form of chats means: user for human, assistant for gpt, model and bot,
+// upper case as lower. Any other role as it is.
+std::string usual_role(std::string_view role);
+
+// The first message whose role is not its usual one; nothing: there is none.
+std::optional<size_t> other_role(const Json& trajectory);
+
+// Error kInvalid: a message that is not the assistant's says that it is to be trained, by name.
+void refuse_weights_of_others(const Json& trajectory);
 
 // Error kInvalid: no messages, an empty list, a message without role, a part or a content that is
 // not text, key_rounds or a weight out of range, a field of another form of chats that would be

@@ -119,9 +119,19 @@ TEST(Prepare, LeavesOutTheTurnsThatSayIt) {
   EXPECT_FALSE(prepare_text(of(R"("weight":1.0)", R"("train":true)")).is_limited);
   EXPECT_EQ(error(of(R"("weight":0.5)", R"("x":1)")),
             "text: field 'messages[1].weight' is 5E-1, it must be 0 or 1, true or false");
-  EXPECT_EQ(error(R"({"messages": [{"role":"user","content":"1","train":true}]})"),
-            "text: field 'messages[0].train' is true, but only the assistant's messages are "
-            "trained; make it 0, or take it out");
+}
+
+TEST(Prepare, TakesFieldsThatSayNothing) {
+  const auto with = [](const std::string& message, const std::string& row) {
+    return R"({"messages": [{"role":"user","content":"1"}, {"role":"assistant","content":"2")" +
+           message + "}]" + row + "}";
+  };
+  for (const char* said : {R"("function_call":{})", R"("function_call":"")", R"("mask":false)",
+                           R"("mask":0)", R"("masked":false)", R"("train_detail":[])"})
+    EXPECT_EQ(error(with("," + std::string(said), "")), "no error") << said;
+  const Prepared empty = prepare_text(with("", R"(, "tools": "", "chat_template_kwargs": "")"));
+  EXPECT_EQ(empty.tools, Json());
+  EXPECT_EQ(empty.variables, JsonObject());
 }
 
 TEST(Prepare, PassesOnWhatARowGivesTheTemplate) {
@@ -155,6 +165,13 @@ TEST(Prepare, RefusesBadRowsByFieldAndValue) {
         {"role": "assistant", "content": )" +
                     std::string(value) + "}]}"),
               "text: field 'messages[1].content' is " + std::string(value) + ", it must be a text");
+
+  for (const char* role : {"user", "assistant", "system"})
+    EXPECT_EQ(error(R"({"messages": [{"role": ")" + std::string(role) +
+                    R"(", "content": {"type": "text", "text": "a"}}]})"),
+              "text: field 'messages[0].content' is {\"type\":\"text\",\"text\":\"a\"}, it must be "
+              "a text, or a list of parts");
+  EXPECT_EQ(error(R"({"messages": [{"role": "tool", "content": {"t": 21}}]})"), "no error");
 
   EXPECT_EQ(error("{}"), "text: field 'messages' is missing");
   EXPECT_EQ(error(R"({"messages": null})"), "text: field 'messages' is missing");

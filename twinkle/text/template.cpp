@@ -127,6 +127,27 @@ Conversation Template::conversation(const Prepared& prepared) const {
   return out;
 }
 
+// The row with our roles in place of those of other forms of chats, which its message `first` has.
+// Error kInvalid: the template does not render it as the same.
+Json Template::with_usual_roles(const Json& trajectory, size_t first) const {
+  const auto render = [this](const Json& row) {
+    return chat_->render(conversation(prepare(row, message_options())), false);
+  };
+  Json out = trajectory;
+  const Json given = out.at("messages").at(first).at("role");
+  for (Json& message : out.at("messages").as_array()) {
+    Json& role = message.at("role");
+    role = usual_role(std::string_view(role.as_string()));
+  }
+  const std::string_view usual = out.at("messages").at(first).at("role").as_string();
+  require(render(trajectory) == render(out), Code::kInvalid, "text: field 'messages[", first,
+          "].role' is '", std::string_view(given.as_string()),
+          "', which this chat template does not read as '", usual,
+          "'; ShareGPTProcessor renames it, dataset.map('ShareGPTProcessor') or twinkle train "
+          "--preprocessor ShareGPTProcessor");
+  return out;
+}
+
 Template::Labelled Template::encode_chat(const Json& trajectory, bool add_generation_prompt) const {
   const Prepared prepared = prepare(trajectory, message_options());
   const Conversation said = conversation(prepared);
@@ -137,7 +158,10 @@ Template::Labelled Template::encode_chat(const Json& trajectory, bool add_genera
     out.labels.assign(out.ids.size(), kIgnored);
     return out;
   }
+  if (const auto first = other_role(trajectory))
+    return encode_chat(with_usual_roles(trajectory, *first), false);
   refuse_weights(trajectory);
+  refuse_weights_of_others(trajectory);
   const Turns turns = render_turns(*chat_, said, prepared);
   const auto offsets = turns.rule == Rule::kGeneration ? Offsets::kTrimmed : Offsets::kWhole;
   Encoding encoding = tokenizer_->encode_with_offsets(turns.text, offsets);

@@ -86,6 +86,7 @@ class Template {
 
   MessageOptions message_options() const;
   Conversation conversation(const Prepared& prepared) const;
+  Json with_usual_roles(const Json& trajectory, size_t first) const;
   Labelled encode_chat(const Json& trajectory, bool add_generation_prompt) const;
   Labelled encode_plain(const Json& trajectory) const;
   std::vector<InputFeature> fit(Labelled row) const;

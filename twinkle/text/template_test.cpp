@@ -47,6 +47,53 @@ TEST(Template, LabelsTheAnswerOnePositionEarly) {
   EXPECT_EQ(features[0].length(), 24);
 }
 
+TEST(Template, RolesOfOtherFormsOfChatsAreNotTrainedAndNotTakenInSilence) {
+  const TinyModel model;
+  const Template tmpl(model.directory());
+  const auto chat = [](const char* asks, const char* replies) {
+    Json out = row("q", "a");
+    JsonArray& messages = out.at("messages").as_array();
+    messages.push_back(JsonObject{{"role", asks}, {"content", "p"}});
+    messages.push_back(JsonObject{{"role", replies}, {"content", "b"}});
+    return out;
+  };
+  for (const char* role : {"model", "gpt", "bot", "Assistant"})
+    EXPECT_EQ(
+        error_of([&] { tmpl.encode(chat("user", role)); }),
+        "text: field 'messages[3].role' is '" + std::string(role) +
+            "', which this chat template does not read as 'assistant'; ShareGPTProcessor renames "
+            "it, dataset.map('ShareGPTProcessor') or twinkle train --preprocessor "
+            "ShareGPTProcessor");
+  EXPECT_TRUE(error_of([&] {
+                tmpl.encode(chat("human", "assistant"));
+              }).starts_with("text: field 'messages[2].role' is 'human'"));
+  EXPECT_EQ(tmpl.render(chat("user", "model")).find("<s>model"), 47u);  // as transformers has it
+  const TinyModel gemma(
+      "{% for m in messages %}{% set role = 'model' if m.role == 'assistant' else m.role %}"
+      "{{ '<s>' + role + '\n' + m.content + '</s>\n' }}{% endfor %}"
+      "{% if add_generation_prompt %}{{ '<s>model\n' }}{% endif %}");
+  const Template maps(gemma.directory());
+  EXPECT_EQ(maps.encode(chat("user", "model"))[0].labels,
+            maps.encode(chat("user", "assistant"))[0].labels);
+}
+
+TEST(Template, AWeightOfAUsersMessageIsRefusedOnlyWhereItWouldBeTrained) {
+  const TinyModel model;
+  const Template tmpl(model.directory());
+  const auto chat = [](const Json& value, const char* name = "train") {
+    Json out = row("q", "a");
+    out.at("messages").at(0).as_object()[name] = value;
+    return out;
+  };
+  EXPECT_EQ(error_of([&] { tmpl.encode(chat(true)); }),
+            "text: field 'messages[0].train' is true, but only the assistant's messages are "
+            "trained; make it 0, or take it out");
+  EXPECT_NE(error_of([&] { tmpl.encode(chat(0.5, "weight")); }), "no error");
+  EXPECT_EQ(tmpl.encode(chat(1, "weight")).size(), 1u);
+  EXPECT_EQ(tmpl.encode(chat(false)).size(), 1u);
+  EXPECT_EQ(tmpl.encode(chat(true), true).size(), 1u);
+}
+
 TEST(Template, EndsWithTheGenerationPromptAndNoLabelsOnRequest) {
   const TinyModel model;
   const Json question = parse_json(R"({"messages": [{"role": "user", "content": "q"}]})", "row");

@@ -111,6 +111,35 @@ def test_a_model_that_trains_all_weights_is_not_its_own_reference(tiny_llama_dir
     model.forward_backward(inputs=[ROW, ROW], ref_logps=known, **more)
 
 
+@pytest.mark.parametrize("has_adapter", [True, False])
+def test_a_policy_that_has_learnt_is_not_its_own_reference(tiny_llama_dir, has_adapter):
+    def policy():
+        if has_adapter:
+            return made(tiny_llama_dir, "DPOLoss")
+        model = TransformersModel(model_id=tiny_llama_dir, mixed_precision="no")
+        model.set_loss("DPOLoss")
+        model.set_optimizer("AdamW", lr=1e-2)
+        return model
+
+    model, pair = policy(), [ROW, ROW]
+    first = model.forward_only(inputs=pair)
+    for _ in range(2):  # before its first step it is still the reference that nobody trains
+        model.forward_backward(inputs=pair, ref_outputs=first)
+        model.clip_grad_and_step()
+    refs = model.forward_only(inputs=pair)
+    refusal = r"ref_outputs were scored by the policy itself, after 2 of its steps: .* ref_logps="
+    with pytest.raises(InvalidError, match=refusal):
+        model.forward_backward(inputs=pair, ref_outputs=refs)
+    model.forward(inputs=pair)
+    with pytest.raises(InvalidError, match=refusal):
+        model.calculate_loss(ref_outputs=pickle.loads(pickle.dumps(refs)))
+    model.forward_backward(inputs=pair, ref_logps=refs["logps"])
+    policy().forward_backward(inputs=pair, ref_outputs=refs)  # a second model's reference
+    if has_adapter:
+        base = model.forward_only(inputs=pair, disable_lora=True)
+        model.forward_backward(inputs=pair, ref_outputs=base)
+
+
 @pytest.mark.parametrize("method", ["forward_backward", "forward", "forward_only"])
 def test_labels_that_are_their_own_tokens_are_refused(tiny_llama_dir, method):
     model = made(tiny_llama_dir, "CrossEntropyLoss")

@@ -8,9 +8,9 @@ from twinkle.model.batch import Batch
 
 pytestmark = pytest.mark.usefixtures("engine_built")
 LEARNT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
-LOST = {"messages": [{"role": "user", "content": "a"}, {"role": "gpt", "content": "b"}]}
+LOST = {"messages": [{"role": "user", "content": "a"}, {"role": "judge", "content": "b"}]}
 TEXT = (
-    "model: inputs[1] has no label to learn from: the roles of its messages are 'user', 'gpt', "
+    "model: inputs[1] has no label to learn from: the roles of its messages are 'user', 'judge', "
     "only 'assistant' is trained; further ones are not reported"
 )
 

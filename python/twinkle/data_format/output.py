@@ -31,6 +31,8 @@ class ModelOutput(TypedDict, total=False):
     values: Any
     num_tokens: float  # labels that are not -100
     temperature: float  # that logps belong to, of forward and forward_only
+    scored_by: str  # the model and adapter that scored them; absent: the base model did
+    iters: int  # steps that these had learnt then
     aux_loss: float  # for routed experts, without its coefficient, with router_aux_loss_coef
     embeddings: Any  # [batch, width] float32 of L2 norm 1, with task='embedding'
     routed_experts: Any  # [batch, longest, layers with experts, k] int64, with RECORD, -1: nothing

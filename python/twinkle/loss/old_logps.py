@@ -14,9 +14,10 @@ class Compared:
     has_compared = False
 
 
-def check_temperature(kwargs, temperature):
+def check_scores(kwargs, temperature, scorer):
     """InvalidError: kwargs have old_logps of a sampler, or ref_outputs of a reference, whose
-    temperature is not this one."""
+    temperature is not this one; ref_outputs of a policy that had learnt and is `scorer` itself, as
+    outputs name it in scored_by."""
     old = kwargs.get("old_logps")
     for index, row in enumerate(old if isinstance(old, (list, tuple)) else ()):
         sampled = getattr(row, "temperature", None)
@@ -28,11 +29,21 @@ def check_temperature(kwargs, temperature):
             "reference scores it; to compare the two anyway, pass list(reply.logprobs)"
         )
     reference = kwargs.get("ref_outputs")
-    scored = reference.get("temperature") if isinstance(reference, dict) else None
+    if not isinstance(reference, dict):
+        return
+    scored = reference.get("temperature")
     if scored not in (None, temperature):
         raise InvalidError(
             f"model: ref_outputs were scored at temperature {scored}, but the batch is scored at "
             f"{temperature}: pass temperature={temperature} to the reference's forward_only"
+        )
+    iters = reference.get("iters", 0)
+    if reference.get("scored_by") == scorer and iters > 0:
+        raise InvalidError(
+            f"model: ref_outputs were scored by the policy itself, after {iters} of its steps: a "
+            "reference does not learn, so score it with disable_lora=True, with a second model, or "
+            "before the first step; to compare with the policy as it was then, pass "
+            "ref_logps=outputs['logps']"
         )
 
 

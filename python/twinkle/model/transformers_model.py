@@ -1,5 +1,6 @@
 """TransformersModel: the training loop's verbs, each an operation of the C++ engine."""
 
+import itertools
 import json
 import threading
 import time
@@ -10,10 +11,10 @@ from twinkle import checks
 from twinkle.checkpoint_engine.mixin import SendsWeights
 from twinkle.core import core, option_names
 from twinkle.errors import InvalidError, refuse_unknown, require
-from twinkle.infra import place
+from twinkle.infra import current_run, place
 from twinkle.ledger import Ledger
 from twinkle.loss.base import check_kwargs, engine_loss, evaluate
-from twinkle.loss.old_logps import check_temperature, warn_of_ratio
+from twinkle.loss.old_logps import check_scores, warn_of_ratio
 from twinkle.model.arguments import (
     NAMES,
     check_arguments,
@@ -39,6 +40,8 @@ from twinkle.model.sharing import sharing_options
 from twinkle.model.steps import Steps
 from twinkle.model.together import Together, asked, model_output, own
 from twinkle.remote import remote_class
+
+_numbers = itertools.count()  # counts this process's models, which all ranks make in one order
 
 
 @remote_class(execute="all", listed=False, keep=("remote_group", "instance_id"))
@@ -132,6 +135,7 @@ class TransformersModel(SendsWeights, Steps):
         # The adapters, and the tenant of the base model as it is; what changes them holds the lock.
         self._tenants = Ledger(groups={"": Group("", self._default_template())}, frozen=None)
         self._lock = threading.RLock()
+        self._number = next(_numbers)
 
     # ---- forward and backward
 
@@ -160,6 +164,10 @@ class TransformersModel(SendsWeights, Steps):
         group, task, _ = checked
         task.check_size(together.whole, self.model_info["vocab_size"])  # every rank gets all logits
         return group, task, together
+
+    def _scorer(self, group):
+        """Names the policy in outputs, the same on all ranks."""
+        return f"{current_run().worker_of or 'here'}/{self._number}/{group.name}"
 
     def _run_forward(self, method, inputs, adapter_name, temperature, kwargs, disable_lora=False):
         training = method == "forward"
@@ -195,6 +203,8 @@ class TransformersModel(SendsWeights, Steps):
         out = asked(task, own(outputs, together, result))
         if "logps" in out:
             out["temperature"] = task.temperature
+            if not status.disable_lora:
+                out |= {"scored_by": self._scorer(group), "iters": group.iters}
         if task.routes:
             ids = result["routed_experts"]
             out["routed_experts"] = padded_routes(together.own, ids, self.model_info)
@@ -205,7 +215,8 @@ class TransformersModel(SendsWeights, Steps):
         """Scores a batch for training, with its dropout. Then calculate_loss and backward.
 
         inputs: an InputFeature or Trajectory, a list of them, or sample responses. Returns
-        ModelOutput: logps [batch, longest] float32, 0 where the label is ignored; num_tokens.
+        ModelOutput: logps [batch, longest] float32, 0 where the label is ignored; num_tokens; the
+        temperature and the policy that logps belong to.
         return_logits=True: also logits [batch, longest, vocabulary] float32, divided by the
         temperature, 0 where nothing was given; at most 1 GiB of them, padding and all ranks'
         sequences included.
@@ -255,7 +266,7 @@ class TransformersModel(SendsWeights, Steps):
             status.task.check(group.loss)
             check_outputs(group.loss, status)
             check_kwargs(group.loss, kwargs)
-            check_temperature(kwargs, status.task.temperature)
+            check_scores(kwargs, status.task.temperature, self._scorer(group))
             return (group, training, status), kwargs
 
         (group, training, status), of_ranks = self._ranks.agree("its loss", check)
@@ -318,7 +329,8 @@ class TransformersModel(SendsWeights, Steps):
         InvalidError: an empty batch, a token or label outside the vocabulary, labels that are their
         own tokens, a sequence beyond the model's positions, a loss or gradient that is not finite,
         kwargs that the loss does not take or that a metric refuses, old_logps of a reply that was
-        sampled at another temperature; the accumulated gradients stay then.
+        sampled at another temperature, ref_outputs of this policy after a step of its own; the
+        accumulated gradients stay then.
         """
 
         def check():
@@ -326,7 +338,7 @@ class TransformersModel(SendsWeights, Steps):
             checks.integer("model: micro_batch_size", micro_batch_size, least=1, none=True)
             group = self._group(adapter_name)
             check_kwargs(group.loss, loss_kwargs)
-            check_temperature(loss_kwargs, task.temperature)
+            check_scores(loss_kwargs, task.temperature, self._scorer(group))
             task.check(group.loss)
             return group, task.of(group.loss), loss_kwargs
 

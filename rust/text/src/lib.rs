@@ -139,11 +139,11 @@ pub unsafe extern "C" fn twinkle_text_free(text: *mut c_char) {
 #[no_mangle]
 pub unsafe extern "C" fn twinkle_tokenizer_open(
     json: View,
-    added: View,
+    settings: View,
     out: *mut *mut Text,
 ) -> *mut c_char {
     guard(|| {
-        let text = Text::new(json.bytes(), added.text()?)?;
+        let text = Text::new(json.bytes(), settings.text()?)?;
         *out = Box::into_raw(Box::new(text));
         Ok(())
     })

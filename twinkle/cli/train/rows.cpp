@@ -28,13 +28,6 @@ std::string listed(const std::vector<std::string>& roles) {
   return out;
 }
 
-std::string remedy(const std::vector<std::string>& roles) {
-  for (const char* name : {"human", "gpt", "model"})  // ShareGPT's
-    if (std::ranges::find(roles, name) != roles.end())
-      return "--preprocessor ShareGPTProcessor renames human, gpt and model";
-  return "add the reply (docs/training.md, Rows)";
-}
-
 // A pair of a chat and a worse one, or one of these two, teaches by its preference only.
 void refuse_preferences(const data::Row& row) {
   const auto holds = [&row](std::string_view name) -> const Json* {
@@ -62,9 +55,9 @@ void check_encoded(const data::Row& row, int64_t max_length) {
   require(std::ssize(labels) <= max_length, Code::kInvalid, "cli: the row has ", labels.size(),
           " tokens, --max-length is ", max_length, "; raise it, or shorten the row");
   if (std::ranges::any_of(labels, [](int32_t label) { return label != -100; })) return;
-  const std::vector<std::string> roles = roles_of(row);
   fail(Code::kInvalid, "cli: the row has no label to learn from: its messages have the roles ",
-       listed(roles), ", and only the assistant's replies are trained; ", remedy(roles));
+       listed(roles_of(row)),
+       ", and only the assistant's replies are trained; add the reply (docs/training.md, Rows)");
 }
 
 }  // namespace

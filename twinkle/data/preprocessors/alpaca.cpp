@@ -12,10 +12,9 @@ PreprocessorKind alpaca() {
               const std::string input = text_field_or_empty(row, "input");
               const std::string prompt =
                   text_field(row, "instruction") + (input.empty() ? "" : "\n" + input);
-              JsonArray messages = earlier_messages(row);
-              messages.push_back(message("user", prompt));
-              messages.push_back(message("assistant", text_field(row, "output")));
-              return {{"messages", std::move(messages)}};
+              JsonArray messages{message("user", prompt),
+                                 message("assistant", text_field(row, "output"))};
+              return {{"messages", with_earlier_messages(row, std::move(messages))}};
             };
           }};
 }

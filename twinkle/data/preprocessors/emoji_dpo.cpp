@@ -11,26 +11,26 @@ std::string argument(const JsonObject& arguments, std::string_view name) {
 }  // namespace
 
 PreprocessorKind emoji_dpo() {
-  return {
-      .name = "EmojiDPOProcessor",
-      .defaults = {{"system", nullptr},
-                   {"chosen_key", "answer_zh"},
-                   {"rejected_key", "answer_en"},
-                   {"prompt_key", "prompt"}},
-      .make = [](const JsonObject& arguments) -> Preprocessor {
-        return [=](const Row& row) -> Row {
-          const auto trajectory = [&](const std::string& key) -> JsonObject {
-            JsonArray messages = earlier_messages(row, arguments.at("system"));
-            messages.push_back(message("user", text_field(row, argument(arguments, "prompt_key"))));
-            messages.push_back(message("assistant", text_field(row, key)));
-            return {{"messages", std::move(messages)}};
-          };
-          return {{"positive", trajectory(argument(arguments, "chosen_key"))},
-                  {"negative", trajectory(argument(arguments, "rejected_key"))}};
-        };
-      },
-      .not_for_tuning =
-          "it makes pairs of chats, for preference optimization: docs/preferences.md"};
+  return {.name = "EmojiDPOProcessor",
+          .defaults = {{"system", nullptr},
+                       {"chosen_key", "answer_zh"},
+                       {"rejected_key", "answer_en"},
+                       {"prompt_key", "prompt"}},
+          .make = [](const JsonObject& arguments) -> Preprocessor {
+            return [=](const Row& row) -> Row {
+              const auto trajectory = [&](const std::string& key) -> JsonObject {
+                JsonArray messages{
+                    message("user", text_field(row, argument(arguments, "prompt_key"))),
+                    message("assistant", text_field(row, key))};
+                return {{"messages",
+                         with_earlier_messages(row, std::move(messages), arguments.at("system"))}};
+              };
+              return {{"positive", trajectory(argument(arguments, "chosen_key"))},
+                      {"negative", trajectory(argument(arguments, "rejected_key"))}};
+            };
+          },
+          .not_for_tuning =
+              "it makes pairs of chats, for preference optimization: docs/preferences.md"};
 }
 
 }  // namespace twinkle::data

@@ -57,7 +57,8 @@ std::string text_field(const Row& row, std::string_view field) {
   require(value && !value->is_null(), Code::kInvalid, "data: field '", field,
           "' is missing; the row has ", listed(row, [](const auto& item) { return item.key(); }));
   require(value->is_string(), Code::kInvalid, "data: field '", field, "' is ",
-          boost::json::serialize(*value).substr(0, 80), ", expected a string");
+          boost::json::serialize(*value).substr(0, 80), ", expected a string",
+          value->is_number() || value->is_bool() ? "; in a CSV file, quote its cells" : "");
   return std::string(value->get_string());
 }
 
@@ -70,13 +71,18 @@ JsonObject message(std::string_view role, std::string_view content) {
   return {{"role", role}, {"content", content}};
 }
 
-JsonArray earlier_messages(const Row& row, const Json& system) {
-  const std::string own = text_field_or_empty(row, "system");
-  JsonArray out = system_messages(own.empty() ? system : Json(own));
-  const JsonArray turns = text::history_messages(
-      Json(JsonObject{{"history", row.contains("history") ? row.at("history") : Json()}}));
-  out.insert(out.end(), turns.begin(), turns.end());
-  return out;
+JsonArray with_earlier_messages(const Row& row, JsonArray own, const Json& system) {
+  Json columns(JsonObject{});
+  for (const char* name : {"system", "history"})
+    if (const Json* column = row.if_contains(name)) columns.get_object()[name] = *column;
+  const std::string column = text::system_column(columns, own);
+  if (!text::begins_with_system(own)) {
+    const JsonArray first = system_messages(column.empty() ? system : Json(column));
+    own.insert(own.begin(), first.begin(), first.end());
+  }
+  const JsonArray turns = text::history_messages(columns);
+  own.insert(own.begin() + (text::begins_with_system(own) ? 1 : 0), turns.begin(), turns.end());
+  return own;
 }
 
 JsonArray system_messages(const Json& system) {

@@ -26,14 +26,16 @@ std::vector<PreprocessorKind> preprocessor_kinds();
 Preprocessor make_preprocessor(std::string_view name, const JsonObject& arguments = {});
 
 // For the preprocessors' own use. The string in the row's field. Error kInvalid: missing, null or
-// no string.
+// no string, as a number of a CSV file is none in a column that no preprocessor names by default.
 std::string text_field(const Row& row, std::string_view field);
 // The same, with "" for a field that is missing or null.
 std::string text_field_or_empty(const Row& row, std::string_view field);
 JsonObject message(std::string_view role, std::string_view content);
-// The messages that come before a row's own: its column `system`, else the argument of that name,
-// then the turns of its column `history`. Error kInvalid: one that is no text, or no list of pairs.
-JsonArray earlier_messages(const Row& row, const Json& system = nullptr);
+// A row's messages, `own` among them: its column `system`, else the argument of that name, null or
+// a string, unless `own` begins with it; the turns of its column `history`; the rest of `own`.
+// Error kInvalid: a column that is no text, or no list of pairs; a column `system` where `own`
+// begins with another system message.
+JsonArray with_earlier_messages(const Row& row, JsonArray own, const Json& system = nullptr);
 // [] or [system], from an argument that is null or a string.
 JsonArray system_messages(const Json& system);
 

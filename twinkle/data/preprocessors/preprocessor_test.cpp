@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/data/rows/csv.h"
 
 namespace twinkle::data {
 namespace {
@@ -92,9 +93,45 @@ TEST(Preprocessor, ShareGptTurnsBecomeMessages) {
   EXPECT_EQ(row_error("ShareGPTProcessor", {{"conversations", JsonArray{1}}}),
             "data: field 'conversations' holds 1, expected an object with 'from' and 'value'");
   EXPECT_EQ(row_error("ShareGPTProcessor",
-                      {{"conversations", parsed(R"([{"from": "bot", "value": "a"}])")}}),
-            "data: field 'from' of a turn is 'bot', expected human, user, gpt, assistant, model, "
-            "system or tool");
+                      {{"conversations", parsed(R"([{"from": "judge", "value": "a"}])")}}),
+            "data: field 'from' of a turn is 'judge', expected human, user, gpt, model, bot, "
+            "assistant, system or tool");
+}
+
+TEST(Preprocessor, ShareGptTurnsKeepWhatElseTheySay) {
+  const Row turns = {{"conversations", parsed(R"([
+      {"from": "human", "value": "q"}, {"from": "gpt", "value": "a", "weight": 0, "loss": false},
+      {"role": "bot", "content": "b", "tool_calls": [1], "reasoning_content": "r"}])")}};
+  EXPECT_EQ(run("ShareGPTProcessor", turns).at("messages"), parsed(R"([
+      {"role": "user", "content": "q"},
+      {"role": "assistant", "content": "a", "weight": 0, "loss": false},
+      {"role": "assistant", "content": "b", "tool_calls": [1], "reasoning_content": "r"}])"));
+}
+
+TEST(Preprocessor, ASystemPromptIsNotSaidTwice) {
+  const Row lists = {{"prompt", JsonArray{message("system", "s"), message("user", "q")}},
+                     {"completion", JsonArray{message("assistant", "a")}}};
+  const Row turns = {{"conversations", parsed(R"([{"from": "system", "value": "s"},
+      {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}])")}};
+  const Json all({message("system", "s"), message("user", "q"), message("assistant", "a")});
+  for (const auto& [name, given] :
+       {std::pair{"PromptCompletionProcessor", lists}, {"ShareGPTProcessor", turns}}) {
+    Row row = given;
+    row["system"] = "s";
+    EXPECT_EQ(run(name, row).at("messages"), all) << name;
+    row["system"] = "t";
+    EXPECT_EQ(row_error(name, row),
+              "text: field 'system' is \"t\", and messages begin with another system message, "
+              "\"s\"; leave one of the two out")
+        << name;
+    row = given;
+    row["history"] = JsonArray{JsonArray{"p", "o"}};
+    EXPECT_EQ(run(name, row).at("messages"),
+              Json({message("system", "s"), message("user", "p"), message("assistant", "o"),
+                    message("user", "q"), message("assistant", "a")}))
+        << name;
+  }
+  EXPECT_EQ(run("PromptCompletionProcessor", lists, {{"system", "t"}}).at("messages"), all);
 }
 
 TEST(Preprocessor, PromptsAndCompletionsAreFoundByTheirUsualNamesOrThoseThatAreGiven) {
@@ -147,11 +184,21 @@ TEST(Preprocessor, EmojiDpoMakesTwoTrajectories) {
                               {"role": "assistant", "content": "n"}]}})"));
 }
 
+TEST(Preprocessor, NumbersOfACsvFileAreTextInTheColumnsThatItReads) {
+  const Row row = parse_csv("prompt,answer_zh,answer_en\n1+3,4,5e0\n", "f").rows[0];
+  const Row pair = run("EmojiDPOProcessor", row);
+  EXPECT_EQ(pair.at("positive").at("messages").as_array().back(), Json(message("assistant", "4")));
+  EXPECT_EQ(pair.at("negative").at("messages").as_array().back(),
+            Json(message("assistant", "5e0")));
+}
+
 TEST(Preprocessor, ErrorsNameTheFieldTheArgumentAndTheKnownNames) {
   EXPECT_EQ(row_error("AlpacaProcessor", {{"query", "q"}}),
             "data: field 'instruction' is missing; the row has query");
   EXPECT_EQ(row_error("AlpacaProcessor", {{"instruction", 5}}),
-            "data: field 'instruction' is 5, expected a string");
+            "data: field 'instruction' is 5, expected a string; in a CSV file, quote its cells");
+  EXPECT_EQ(row_error("AlpacaProcessor", {{"instruction", JsonArray{5}}}),
+            "data: field 'instruction' is [5], expected a string");
   EXPECT_EQ(row_error("GSM8KProcessor", {}, {{"sytem", "s"}}),
             "data: GSM8KProcessor has no argument 'sytem'; it has system, add_assistant");
   EXPECT_EQ(row_error("AlpacaProcessor", {}, {{"x", "s"}}),

@@ -46,10 +46,11 @@ PreprocessorKind prompt_completion() {
           .make = [](const JsonObject& arguments) -> Preprocessor {
             return [=](const Row& row) -> Row {
               const auto [prompt, completion] = fields_of(row, arguments);
-              JsonArray messages = earlier_messages(row, arguments.at("system"));
+              JsonArray messages;
               append(messages, "user", row, prompt);
               append(messages, "assistant", row, completion);
-              return {{"messages", std::move(messages)}};
+              return {{"messages",
+                       with_earlier_messages(row, std::move(messages), arguments.at("system"))}};
             };
           }};
 }

@@ -1,34 +1,29 @@
-// ShareGPT's `conversations`: turns with `from` and `value`, and perhaps a `system` prompt.
-#include <algorithm>
-#include <array>
+// ShareGPT's `conversations`: turns with `from` and `value`, which keep what else they say (weight,
+// tool_calls); and perhaps the columns system and history.
 #include <utility>
 
 #include "twinkle/data/preprocessors/preprocessor.h"
+#include "twinkle/text/messages.h"
 
 namespace twinkle::data {
 namespace {
 
-std::string_view role_of(std::string_view field, std::string_view from) {
-  static constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kRoles = {
-      {{"human", "user"},
-       {"user", "user"},
-       {"gpt", "assistant"},
-       {"assistant", "assistant"},
-       {"model", "assistant"},
-       {"system", "system"},
-       {"tool", "tool"}}};
-  const auto* known = std::find_if(kRoles.begin(), kRoles.end(),
-                                   [&](const auto& role) { return role.first == from; });
-  require(known != kRoles.end(), Code::kInvalid, "data: field '", field, "' of a turn is '",
-          from.substr(0, 40), "', expected human, user, gpt, assistant, model, system or tool");
-  return known->second;
+std::string role_of(std::string_view field, std::string_view from) {
+  const std::string role = text::usual_role(from);
+  require(role == "user" || role == "assistant" || role == "system" || role == "tool",
+          Code::kInvalid, "data: field '", field, "' of a turn is '", from.substr(0, 40),
+          "', expected human, user, gpt, model, bot, assistant, system or tool");
+  return role;
 }
 
 // A turn has 'from' and 'value', or 'role' and 'content'.
 JsonObject message_of(const Row& turn) {
   const bool has_role = turn.contains("role") && !turn.contains("from");
   const std::string_view who = has_role ? "role" : "from", what = has_role ? "content" : "value";
-  return message(role_of(who, text_field(turn, who)), text_field(turn, what));
+  JsonObject out = message(role_of(who, text_field(turn, who)), text_field(turn, what));
+  for (const auto& [key, value] : turn)
+    if (std::string_view(key) != who && std::string_view(key) != what) out.emplace(key, value);
+  return out;
 }
 
 Row conversation(const Row& row) {
@@ -37,15 +32,13 @@ Row conversation(const Row& row) {
   require(turns && turns->is_array() && !turns->get_array().empty(), Code::kInvalid,
           "data: field 'conversations' is missing or not a list of turns with 'from' and 'value'");
   JsonArray messages;
-  if (const std::string system = text_field_or_empty(row, "system"); !system.empty())
-    messages.push_back(message("system", system));
   for (const Json& turn : turns->get_array()) {
     require(turn.is_object(), Code::kInvalid, "data: field '", field, "' holds ",
             boost::json::serialize(turn).substr(0, 80),
             ", expected an object with 'from' and 'value'");
     messages.push_back(message_of(turn.get_object()));
   }
-  return {{"messages", std::move(messages)}};
+  return {{"messages", with_earlier_messages(row, std::move(messages))}};
 }
 
 }  // namespace

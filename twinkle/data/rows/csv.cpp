@@ -120,10 +120,10 @@ bool is_false(std::string_view cell) { return cell == "false" || cell == "False"
 
 // Columns that the preprocessors read as text, whatever is in their cells.
 bool is_text(std::string_view column) {
-  static constexpr std::array<std::string_view, 16> kText = {
-      "prompt",      "completion", "response", "query",  "question", "answer",
-      "instruction", "input",      "output",   "system", "problem",  "solution",
-      "chosen",      "rejected",   "text",     "content"};
+  static constexpr std::array<std::string_view, 18> kText = {
+      "prompt",      "completion", "response", "query",   "question",  "answer",
+      "instruction", "input",      "output",   "system",  "problem",   "solution",
+      "chosen",      "rejected",   "text",     "content", "answer_zh", "answer_en"};
   return std::ranges::find(kText, column) != kText.end();
 }
 

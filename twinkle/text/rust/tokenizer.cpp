@@ -40,8 +40,9 @@ Tokenizer::Tokenizer(const std::filesystem::path& model) : directory_(folder_of(
   TokenizerSettings settings = tokenizer_settings(directory_);
   special_tokens_ = std::move(settings.special_tokens);
   twinkle_tokenizer* handle = nullptr;
-  check(twinkle_tokenizer_open(view(text), view(boost::json::serialize(settings.added)), &handle),
-        file.string());
+  const std::string changes = boost::json::serialize(
+      JsonObject{{"added", std::move(settings.added)}, {"applied", std::move(settings.applied)}});
+  check(twinkle_tokenizer_open(view(text), view(changes), &handle), file.string());
   handle_.reset(handle);
 }
 

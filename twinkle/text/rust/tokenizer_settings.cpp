@@ -75,6 +75,7 @@ class Reader {
       add(out.added, token, true);
     }
     for (const Json& token : list_) add(out.added, token, true);
+    take_applied(out.applied);
     return out;
   }
 
@@ -194,8 +195,30 @@ class Reader {
     for (const auto& [id, token] : by_id) {
       const size_t before = out.size();
       add(out, token.first, token.second);
-      if (is_old && out.size() > before) out.back().get_object()["file_id"] = id;
+      if (out.size() == before) continue;
+      if (is_old)
+        out.back().get_object()["file_id"] = id;
+      else
+        out.back().get_object()["has_flags"] = true;
     }
+  }
+
+  // Classes that make their own parts of these keys; others have tokenizer.json's.
+  void take_applied(JsonObject& out) const {
+    static const std::set<std::string_view> kByteLevel = {
+        "CodeGenTokenizer", "CohereTokenizer",  "GPT2Tokenizer",   "GPTNeoXTokenizer",
+        "Qwen2Tokenizer",   "Qwen3_5Tokenizer", "RobertaTokenizer"};
+    static const std::set<std::string_view> kBert = {"BertTokenizer", "DistilBertTokenizer"};
+    const Json* name = config_.if_contains("tokenizer_class");
+    if (!name || !name->is_string()) return;
+    std::string_view base = name->get_string();
+    if (base.ends_with("Fast")) base.remove_suffix(4);
+    const auto take = [&](const char* key, const std::set<std::string_view>& classes) {
+      const Json* value = config_.if_contains(key);
+      if (value && value->is_bool() && classes.contains(base)) out[key] = *value;
+    };
+    take("add_prefix_space", kByteLevel);
+    take("do_lower_case", kBert);
   }
 
   static void add(JsonArray& out, const Json& token, bool special) {

@@ -13,8 +13,12 @@ struct TokenizerSettings {
   // "bos_token" -> "<s>", also names that only this model has.
   JsonObject special_tokens;
   // Tokens that tokenizer.json may lack, in the order in which they get ids. One with `file_id` is
-  // not added where tokenizer.json has another of that id.
+  // not added where tokenizer.json has another of that id; one with `has_flags` is added again
+  // where tokenizer.json has it with other flags.
   JsonArray added;
+  // Values of add_prefix_space and do_lower_case that the tokenizer's class puts in the place of
+  // tokenizer.json's, which must therefore be the same.
+  JsonObject applied;
 };
 
 // Error kInvalid: a file that is no JSON object, a value of the wrong kind, or one that would

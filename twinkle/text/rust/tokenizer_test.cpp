@@ -54,6 +54,19 @@ TEST(Tokenizer, AddsTheTokensThatOnlyTheConfigurationNames) {
   EXPECT_EQ(tokenizer.pad_id(), 262);
 }
 
+TEST(Tokenizer, FlagsOfTheConfigurationsTokensWinOverTokenizerJsons) {
+  const TinyModel model;
+  const auto ids = [&model](const std::string& flags) {
+    model.write(
+        "tokenizer_config.json",
+        R"({"added_tokens_decoder": {"258": {"content": "<s>", "special": true)" + flags + "}}}");
+    return Tokenizer(model.directory()).encode("b <s> b");
+  };
+  EXPECT_EQ(ids(""), (Ids{'b', ' ', 258, ' ', 'b'}));
+  EXPECT_EQ(ids(R"(, "lstrip": true)"), (Ids{'b', 258, ' ', 'b'}));
+  EXPECT_EQ(ids(R"(, "rstrip": true)"), (Ids{'b', ' ', 258, 'b'}));
+}
+
 TEST(Tokenizer, NamedTokensOfTheConfigurationAreAddedInTransformersOrder) {
   const TinyModel model;
   model.write("tokenizer_config.json", R"({
@@ -102,6 +115,29 @@ TEST(Tokenizer, KeysThatWouldChangeIdsAreRefusedByName) {
   EXPECT_EQ(error(R"({"extra_special_tokens": 5})"),
             "text: field 'extra_special_tokens' is 5, it must be a list of tokens, or an object of "
             "them");
+}
+
+TEST(Tokenizer, KeysThatATokenizerClassAppliesMustBeTokenizerJsons) {
+  const TinyModel model;
+  const auto error = [&model](const std::string& name, const std::string& key) {
+    model.write("tokenizer_config.json", R"({"tokenizer_class": ")" + name + "\", " + key + "}");
+    const std::string text = error_of([&] { Tokenizer opened(model.directory()); });
+    return text.substr(std::min(text.size(), text.find(".json: ")));
+  };
+  const std::string space = R"("add_prefix_space": true)", lower = R"("do_lower_case": true)";
+  EXPECT_EQ(error("GPT2Tokenizer", space),
+            ".json: add_prefix_space is false here and true in tokenizer_config.json, whose "
+            "tokenizer_class applies that; make them the same");
+  EXPECT_EQ(error("BertTokenizer", lower),
+            ".json: do_lower_case is false here and true in tokenizer_config.json, whose "
+            "tokenizer_class applies that; make them the same");
+  EXPECT_NE(error("Qwen2TokenizerFast", space), "");
+  for (const auto& [name, key] : {std::pair{"PreTrainedTokenizerFast", space},
+                                  {"PreTrainedTokenizerFast", lower},
+                                  {"GPT2Tokenizer", lower},
+                                  {"BertTokenizer", R"("do_lower_case": null)"},
+                                  {"GPT2Tokenizer", R"("add_prefix_space": false)"}})
+    EXPECT_EQ(error(name, key), "") << name << key;
 }
 
 TEST(Tokenizer, OffsetsCoverTheWholeTextOrLeaveOutLeadingBlanks) {
