@@ -377,8 +377,8 @@ void keys(CLI::App& app, Action& action) {
       ->capture_default_str();
   add_standing(*made, *o, "its runs'", {"its tenant's", "its tenant's"});
   add_quota(*made, *o);
-  CLI::App* limited = add("limit", "Change what a tenant may use: what is named, and that alone",
-                          limit, check_limit);
+  CLI::App* limited =
+      add("limit", "Change what a tenant may use: only what is named", limit, check_limit);
   limited->add_option("--tenant", o->tenant, "who is limited")->required();
   add_standing(*limited, *o, "its", {"1", "0"});
   add_quota(*limited, *o);

@@ -41,7 +41,7 @@ struct ServeOptions {
                "name that clients ask for; may be given several times [the model's]"),
         option("state", &O::state, any(), "folder of checkpoints, keys and all that was accepted"),
         option("auth", &O::auth, one_of("keys", "open"),
-               "keys: clients need a key of 'twinkle keys'; open: anybody, on loopback alone "
+               "keys: clients need a key of 'twinkle keys'; open: anybody, on loopback only "
                "[keys if the state has any, else open]"),
         group("http", &O::http),
         option("root_path", &O::root_path, any(),

@@ -65,9 +65,9 @@ struct Recipe {
         option("epochs", &R::epochs, kCount, "passes over the rows"),
         option("max_length", &R::max_length, kCount, "longest row, tokens"),
         option("save_steps", &R::save_steps, kSteps,
-               "save a state every so many steps; 0: at the end alone"),
+               "save a state every so many steps; 0: only at the end"),
         option("validation_steps", &R::validation_steps, kSteps,
-               "report the loss of --validation every so many steps; 0: at the end alone"),
+               "report the loss of --validation every so many steps; 0: only at the end"),
         option("seed", &R::seed, between(0, kAnyBits), "of the row order and of the adapter")};
   }
 };

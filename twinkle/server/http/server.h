@@ -30,10 +30,10 @@ struct HttpOptions {
         option("port", &O::port, between(0, 65535), "port to listen on; 0 is a free one"),
         option("max_header_bytes", &O::max_header_bytes, between(1024, 1 << 20),
                "bytes of a request's head; a longer one is 431"),
-        option(
-            "max_connections", &O::max_connections, between(1, 1e6),
-            "connections that are open; one more waits until another closes. The last eighth of "
-            "them, 64 at most, is for probes alone: other requests there are told to come again"),
+        option("max_connections", &O::max_connections, between(1, 1e6),
+               "connections that are open; one more closes the longest idle one of whoever has "
+               "most. The "
+               "last eighth of them, 64 at most, is only for probes: other requests there get 503"),
         option("max_sending_bytes", &O::max_sending_bytes, between(1 << 20, kMostBytes),
                "bytes of responses that clients have not taken yet; where there would be more, the "
                "connection that has been at it longest is closed"),

@@ -47,7 +47,7 @@ struct PromiseOptions {
                "are asked for"),
         option("max_sample_bytes", &O::max_sample_bytes, between(1, kMostBytes),
                "bytes that the result of one asample may have at most, as num_samples, max_tokens "
-               "and topk_sample_logprobs tell before it is sampled; what may have more is refused"),
+               "and topk_sample_logprobs say before it is sampled; what may have more is refused"),
         option("max_forward_backward_bytes", &O::max_training_bytes, between(1, kMostBytes),
                "bytes that the result of one forward_backward or forward may have at most: 4 for "
                "each target of a token, also where a sparse tensor lists none; what has more is "
