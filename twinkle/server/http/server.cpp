@@ -49,6 +49,10 @@ constexpr std::chrono::seconds kLinger{2};
 constexpr std::chrono::seconds kProbe{2};
 // Of a connection, beside a head: what follows it.
 constexpr size_t kBuffered = 4096;
+constexpr const char* kGivesWay =
+    "server: all connections are taken, and this one, which only waited, gave its place to "
+    "another; "
+    "come again";
 // Between looks at whether a client still waits to be let in.
 constexpr std::chrono::milliseconds kLook{500};
 
@@ -59,7 +63,8 @@ struct Connection {
   const int64_t beyond;  // as Head's
   const int64_t number;  // of Connections
   beast::flat_buffer buffer;
-  bool waits = false;  // for its next request
+  bool waits = false;                 // for its next request
+  std::function<void()> let_go = {};  // of the request that is held, if one is: answers it
 };
 
 Response noted(Response response, const Head& head, Told& told) {
@@ -143,11 +148,16 @@ class HttpServer::Impl {
   awaitable<void> place() {
     for (;;) {
       if (is_full())
-        if (const auto number = connections_.give_way()) open_.at(*number)->stream.cancel();
+        if (const auto number = connections_.give_way()) close(*open_.at(*number));
       if (num_connections_ < options_.max_connections || draining_) co_return;
       error_code cancelled;
       co_await room_.async_wait(asio::redirect_error(use_awaitable, cancelled));
     }
+  }
+
+  static void close(Connection& c) {
+    c.stream.cancel();
+    if (c.let_go) c.let_go();
   }
 
   awaitable<void> accept() {
@@ -304,12 +314,12 @@ class HttpServer::Impl {
       request = {};  // nothing is kept while its peer reads why
       // What was broken off, or had no room, comes again.
       if (refused->status == (is_read ? 422 : 413) && admission.finder)
-        refused = co_await told_why(stream, head, admission.finder->found(), std::move(*refused));
+        refused = co_await told_why(c, head, admission.finder->found(), std::move(*refused));
       Response why = noted(std::move(*refused), head, told);
       if (!is_read) co_return co_await refuse_unread(c, std::move(why));
       co_return co_await write(c, std::move(why), keep_alive, head.method == "HEAD");
     }
-    Response response = noted(co_await answered(stream, std::move(request)), head, told);
+    Response response = noted(co_await answered(c, std::move(request)), head, told);
     if (response.status == kGone) co_return false;
     const bool stays = keep_alive && !response.close && !draining_;
     co_return co_await write(c, std::move(response), stays, head.method == "HEAD");
@@ -317,13 +327,13 @@ class HttpServer::Impl {
 
   // What is answered to a request whose body is never taken: the handler is told first, where
   // something was found for it.
-  awaitable<Response> told_why(beast::tcp_stream& stream, const Head& head, std::string found,
+  awaitable<Response> told_why(Connection& c, const Head& head, std::string found,
                                Response refused) {
     if (found.empty()) co_return refused;
     Request request{head, std::move(found)};
     request.refused = std::move(refused);
-    stream.expires_never();
-    co_return co_await answered(stream, std::move(request));
+    c.stream.expires_never();
+    co_return co_await answered(c, std::move(request));
   }
 
   // Of a connection that waits for its next request; drain() ends that wait. It keeps little memory
@@ -369,7 +379,9 @@ class HttpServer::Impl {
     }
   }
 
-  awaitable<Response> answered(beast::tcp_stream& stream, Request request) {
+  // One that is held, as a poll is, may have to give way; its client asks again after a pause.
+  awaitable<Response> answered(Connection& c, Request request) {
+    tcp::socket& socket = c.stream.socket();
     const auto when_gone = std::make_shared<std::function<void()>>();
     request.when_gone = [when_gone](std::function<void()> run) { *when_gone = std::move(run); };
     Answer<Response> answer(context_, refusal(500, kDropped));
@@ -377,18 +389,31 @@ class HttpServer::Impl {
       handler_.handle(std::move(request), answer.setter());
     } catch (...) {  // as above
     }
-    const bool is_watched = *when_gone && !answer.is_set();
-    if (is_watched)
-      stream.socket().async_wait(
-          tcp::socket::wait_read,
-          [answer, when_gone, socket = stream.socket().native_handle()](const error_code& error) {
-            if (error || answer.is_set() || !is_gone(socket)) return;
-            answer.set({.status = kGone});
-            (*when_gone)();
-          });
+    const bool is_held = *when_gone && !answer.is_set();
+    if (is_held) {
+      const auto end = [answer, when_gone](Response with) {
+        if (answer.is_set()) return;
+        answer.set(std::move(with));
+        (*when_gone)();
+      };
+      socket.async_wait(tcp::socket::wait_read,
+                        [end, handle = socket.native_handle()](const error_code& error) {
+                          if (!error && is_gone(handle)) end({.status = kGone});
+                        });
+      c.let_go = [end] {
+        Response later = refusal(429, kGivesWay);
+        later.close = true;
+        end(std::move(later));
+      };
+      idles(c);
+    }
     Response response = co_await answer.wait();
-    error_code ignored;
-    if (is_watched) stream.socket().cancel(ignored);
+    if (is_held) {
+      connections_.works(c.number);
+      c.let_go = {};
+      error_code ignored;
+      socket.cancel(ignored);
+    }
     co_return response;
   }
 

@@ -192,6 +192,31 @@ TEST_F(HttpServerTest, WhereAllConnectionsAreTakenOneWhosePeerTakesNoResponseGiv
   EXPECT_TRUE(slow[5]->receive().ends_with("xx"));
 }
 
+TEST_F(HttpServerTest, WhereAllConnectionsAreTakenAPollThatIsHeldGivesWay) {
+  std::atomic<int> num_held = 0, num_gone = 0;
+  std::vector<Reply> held;
+  handle_ = [&](const Request& request, Reply reply) {
+    if (request.path != "/poll") return reply({.body = std::to_string(request.beyond)});
+    request.when_gone([&] { ++num_gone; });
+    held.push_back(std::move(reply));
+    ++num_held;
+  };
+  start({.max_connections = 7});  // one of them for probes
+  std::vector<std::unique_ptr<Peer>> polls;
+  for (int i = 0; i < 6; ++i) {
+    polls.push_back(std::make_unique<Peer>(port()));
+    polls.back()->send(post("/poll", ""));
+    while (num_held <= i) std::this_thread::yield();
+  }
+  EXPECT_TRUE(Peer(port()).ask(post("/", "")).ends_with("0"));
+  const std::string first = polls[0]->receive();
+  EXPECT_TRUE(begins(first, "HTTP/1.1 429")) << first;
+  EXPECT_NE(first.find("Connection: close"), std::string::npos) << first;
+  EXPECT_EQ(num_gone, 1) << "nobody answers it any more";
+  held[5]({.body = "late"});
+  EXPECT_TRUE(polls[5]->receive().ends_with("late"));
+}
+
 TEST_F(HttpServerTest, ARequestThatHasComeAsItsConnectionGivesWayIsRefused) {
   admit_ = [](const Head& head, const Admit& admit) {
     admit(head.beyond > 0 ? Admission{-1, refusal(503, "full")} : Admission{100});
