@@ -56,7 +56,7 @@ builders=()
 set -m  # each with a group of its own, to be ended with what it has started
 for built in "tsan schedule_test service_test" "fuzz guided"; do
   read -ra words <<< "$built"
-  JOBS=1 nice -n 19 scripts/preset.sh "${words[@]}" &> /dev/null &
+  nice -n 19 scripts/preset.sh "${words[@]}" &> /dev/null &
   builders+=("-$!")
 done
 set +m
