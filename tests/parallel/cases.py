@@ -149,7 +149,7 @@ of(name, model.forward_backward(inputs=mine(batch), adapter_name=name, **given))
 name = adapter("preference", "DPOLoss", "DPOMetric")
 pairs = rows(3, 6)
 reference = model.forward_only(inputs=mine(pairs), adapter_name=name)
-model.calculate_loss(adapter_name=name, ref_outputs=reference)  # whose scorer all ranks name alike
+model.calculate_loss(adapter_name=name, ref_outputs=reference)  # all ranks name its scorer alike
 reference = model.forward_only(inputs=mine(pairs), adapter_name=name, disable_lora=True)
 of(name, model.forward_backward(inputs=mine(pairs), adapter_name=name, ref_outputs=reference))
 

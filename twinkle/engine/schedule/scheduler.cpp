@@ -118,7 +118,8 @@ struct Scheduler::Filling {
 
   bool fits(const Candidate& candidate) const {
     const Entry& entry = candidate.entry();
-    if (candidate.bytes > bytes && (any_begun || !slices.empty())) return false;
+    const bool has_room = candidate.bytes == 0 || candidate.bytes <= bytes;
+    if (!has_room && (any_begun || !slices.empty())) return false;
     if (slices.empty()) return true;  // even one that is longer than the budget
     if ((closed || entry.alone) && slices.front().id != entry.id) return false;
     return candidate.unit() <= room;

@@ -24,11 +24,11 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/fault/fault.h"
 #include "twinkle/server/bodies/sending.h"
+#include "twinkle/server/connections/connections.h"
+#include "twinkle/server/connections/socket.h"
 #include "twinkle/server/http/answer.h"
-#include "twinkle/server/http/connections.h"
 #include "twinkle/server/http/head.h"
 #include "twinkle/server/http/receive.h"
-#include "twinkle/server/http/socket.h"
 #include "twinkle/store/keys/keys.h"
 
 namespace twinkle::server {

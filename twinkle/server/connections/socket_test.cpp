@@ -1,4 +1,4 @@
-#include "twinkle/server/http/socket.h"
+#include "twinkle/server/connections/socket.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>

@@ -1,4 +1,4 @@
-#include "twinkle/server/http/connections.h"
+#include "twinkle/server/connections/connections.h"
 
 #include <utility>
 
