@@ -116,6 +116,7 @@ int64_t Tenant::num_bytes() {
 
 bool Tenant::is_read() const {
   if (mode_ != Mode::kLora) return false;
+  if (published_.empty()) return pin_.num_shares() > 1;
   std::map<int32_t, int64_t> mine{{slot(), 1}};
   for (const auto& [version, pin] : published_) ++mine[pin.slot()];
   const auto read = [&](const lora::AdapterRef& pin) {

@@ -73,11 +73,14 @@ JsonArray history_messages(const Json& row) {
   return out;
 }
 
-bool is_false(const Json& value) {
-  if (value.is_number()) return value.to_number<double>() == 0;
-  if (!value.is_string()) return value == false;
-  const std::string_view text = value.get_string();
-  return text == "0" || boost::algorithm::iequals(text, "false");
+std::optional<bool> truth(const Json& value) {
+  const std::string_view text = value.is_string() ? std::string_view(value.get_string()) : "";
+  const auto is = [&](const char* digit, const char* word) {
+    return text == digit || boost::algorithm::iequals(text, word);
+  };
+  if (value == false || value == 0 || value == 0.0 || is("0", "false")) return false;
+  if (value == true || value == 1 || value == 1.0 || is("1", "true")) return true;
+  return std::nullopt;
 }
 
 void refuse_columns(const Json& row, const JsonArray& messages) {
@@ -101,7 +104,7 @@ void refuse_weights(const Json& row) {
     const Json* column = find(row, name);
     if (says_nothing(column)) continue;
     const Json value = meant_by(*column);
-    bool is_harmless = !is_false(value);  // tensors and texts of such names say something else
+    bool is_harmless = truth(value) != false;  // tensors and texts of such names say something else
     if (value.is_number()) {
       const double number = value.to_number<double>();
       is_harmless = name == "weight" ? number == 1 : number != 0;

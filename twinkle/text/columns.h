@@ -3,6 +3,7 @@
 // source) are no business of this. Knows no template.
 #pragma once
 #include <array>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -31,8 +32,9 @@ std::string system_column(const Json& row, const JsonArray& messages);
 // kInvalid: another value.
 JsonArray history_messages(const Json& row);
 
-// True of false, 0, 0.0 and the texts "0" and "false" in any case: tables have them all.
-bool is_false(const Json& value);
+// True and false of true and false, 1 and 0, and texts that hold one of these, in any case: tables
+// have them all. Nothing of another value.
+std::optional<bool> truth(const Json& value);
 
 // Error kInvalid: a column that would change the chat's text and is not read, with its value and a
 // remedy. `history` may be there when `messages` begin with its turns.

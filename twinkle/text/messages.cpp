@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <boost/algorithm/string/predicate.hpp>
 #include <utility>
 
 #include "twinkle/text/columns.h"
@@ -114,14 +115,11 @@ constexpr std::array<std::array<std::string_view, 2>, 4> kLost = {
      {"masked", "not read; write 'weight', 0 for a reply that is not trained"},
      {"train_detail", "not read: a reply is trained as a whole, or by 'weight' 0 not at all"}}};
 
-bool is_no(const Json& value) { return value == false || value == 0 || value == 0.0; }
-bool is_yes(const Json& value) { return value == true || value == 1 || value == 1.0; }
-
 void refuse_lost(const Json& message, const std::string& path) {
   for (const auto& [name, remedy] : kLost) {
     const Json* value = find(message, name);
-    require(says_nothing(value) || is_no(*value), Code::kInvalid, "text: field '", path, name,
-            "' is ", remedy);
+    require(says_nothing(value) || truth(*value) == false, Code::kInvalid, "text: field '", path,
+            name, "' is ", remedy);
   }
 }
 
@@ -134,10 +132,10 @@ bool is_wanted(const JsonObject& message, size_t index) {
   for (const std::string_view name : kWeights) {
     const Json* value = message.if_contains(name);
     if (!value) continue;
-    const bool yes = is_yes(*value);
-    require(yes || is_no(*value), Code::kInvalid, "text: field 'messages[", index, "].", name,
-            "' is ", boost::json::serialize(*value), ", it must be 0 or 1, true or false");
-    out &= yes;
+    const std::optional<bool> yes = truth(*value);
+    require(yes.has_value(), Code::kInvalid, "text: field 'messages[", index, "].", name, "' is ",
+            boost::json::serialize(*value), ", it must be 0 or 1, true or false");
+    out &= *yes;
   }
   return out;
 }
@@ -302,10 +300,8 @@ std::string usual_role(std::string_view role) {
        {"bot", "assistant"},
        {"assistant", "assistant"},
        {"system", "system"}}};
-  std::string lower(role);
-  for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   for (const auto& [name, usual] : kRoles)
-    if (lower == name) return std::string(usual);
+    if (boost::algorithm::iequals(role, name)) return std::string(usual);
   return std::string(role);
 }
 
@@ -323,10 +319,10 @@ void refuse_weights_of_others(const Json& trajectory) {
     if (messages[i].at("role") == "assistant") continue;
     for (const std::string_view name : kWeights) {
       const Json* value = find(messages[i], name);
-      if (says_nothing(value) || is_no(*value)) continue;
+      if (says_nothing(value) || truth(*value) == false) continue;
       // A weight of 1 is what every message has in some data sets; it does not ask for training.
-      require(name.ends_with("weight") && is_yes(*value), Code::kInvalid, "text: field 'messages[",
-              i, "].", name, "' is ", boost::json::serialize(*value),
+      require(name.ends_with("weight") && truth(*value) == true, Code::kInvalid,
+              "text: field 'messages[", i, "].", name, "' is ", boost::json::serialize(*value),
               ", but only the assistant's messages are trained; make it 0, or take it out");
     }
   }

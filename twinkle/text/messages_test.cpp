@@ -111,7 +111,7 @@ TEST(Prepare, LeavesOutTheTurnsThatSayIt) {
   };
   using Indices = std::vector<size_t>;
   for (const char* no : {R"("weight":0)", R"("weight":0.0)", R"("loss":false)", R"("train":false)",
-                         R"("training":false)", R"("loss_weight":0)"}) {
+                         R"("training":"False")", R"("loss_weight":"0")"}) {
     const Prepared prepared = prepare_text(of(no, R"("weight":1,"loss":null)"));
     EXPECT_EQ(prepared.trained, (Indices{3})) << no;
     EXPECT_TRUE(prepared.is_limited) << no;

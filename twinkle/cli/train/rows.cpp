@@ -40,7 +40,7 @@ void refuse_preferences(const data::Row& row) {
             "docs/preferences.md, or leave the field out");
   for (const char* name : {"label", "kto_tag"}) {
     const Json* label = holds(name);
-    require(!label || !text::is_false(*label), Code::kInvalid, "cli: field '", name, "' is ",
+    require(!label || text::truth(*label) != false, Code::kInvalid, "cli: field '", name, "' is ",
             *label,
             ", so the reply is one to avoid, and twinkle train learns every reply; leave the row "
             "out, or the field if it is no verdict on the reply");

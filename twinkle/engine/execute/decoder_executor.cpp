@@ -192,12 +192,13 @@ bool DecoderExecutor::waits(const Operation& operation) {
 SampleRoom DecoderExecutor::sample_room(const Sample& sample, int64_t promised) {
   const auto it = tenants_.find(sample.tenant);
   if (parking_.limit() == 0 || it == tenants_.end() || it->second->mode() != Mode::kLora) return {};
+  if (promised == kNoLimit) return {.is_needed = true, .fits = false};
   const Tenant& who = *it->second;
   if (who.is_read()) return {.is_needed = true};
   const int64_t bytes = parking_.bytes_of(who), wanted = promised + bytes;
   const bool fits = parking_.has_room(wanted) || parking_.bytes_in_use() + promised == 0 ||
                     parking_.bytes_in_use(training_->tenants()) + wanted <= parking_.limit();
-  return {.is_needed = true, .fits = fits, .bytes = bytes};
+  return {.is_needed = true, .fits = fits, .bytes = fits ? bytes : 0};
 }
 
 int64_t DecoderExecutor::batch_room() {

@@ -226,16 +226,15 @@ std::vector<Job*> Dispatcher::heads() {
   for (const int64_t id : scheduler_.heads()) out.push_back(&jobs_.at(id));
   // Samples that wait for memory keep their order, so that each gets its turn.
   int64_t promised = 0;
-  bool is_full = false;
   // One that holds its tenant stays first.
   std::erase_if(out, [&](const Job* j) {
     if (j->state != Job::kQueued || executor_.waits(j->operation)) return true;
     const auto* sample = std::get_if<Sample>(&j->operation);
     const SampleRoom room = sample ? executor_.sample_room(*sample, promised) : SampleRoom();
     if (!room.is_needed) return false;
-    is_full = is_full || !room.fits;
+    if (!room.fits) promised = kNoLimit;
     promised += room.bytes;
-    return is_full;
+    return !room.fits;
   });
   const auto changes_base = [this](const Job* j) { return executor_.changes_base(j->operation); };
   draining_ = std::ranges::any_of(out, changes_base);

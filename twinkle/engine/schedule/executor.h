@@ -71,7 +71,7 @@ struct FirstPart {
 struct SampleRoom {
   bool is_needed = false;  // false: it reads the base's weights alone
   bool fits = true;        // beside what is in use
-  int64_t bytes = 0;       // in addition to what is in use
+  int64_t bytes = 0;       // in addition to what is in use; 0 where it does not fit
 };
 
 // To be called with a number of bytes before they are allocated. Error kBusy, kInvalid: no room.
@@ -106,7 +106,8 @@ class Executor {
   // True: it can't run yet: it needs what first_part() of another has left to be done, or would
   // change what that works on.
   virtual bool waits(const Operation&) { return false; }
-  // `promised`: bytes of Samples that start before it and have not begun.
+  // `promised`: bytes of Samples that start before it and have not begun; kNoLimit: one before it
+  // waits for room, so that what needs some does not fit.
   virtual SampleRoom sample_room(const Sample&, int64_t /*promised*/) { return {}; }
   // Bytes for the state of tenants whose operations begin in the next batch, beside what is in use,
   // and what one of them takes there.

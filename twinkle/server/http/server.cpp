@@ -51,8 +51,7 @@ constexpr std::chrono::seconds kProbe{2};
 constexpr size_t kBuffered = 4096;
 constexpr const char* kGivesWay =
     "server: all connections are taken, and this one, which only waited, gave its place to "
-    "another; "
-    "come again";
+    "another; come again";
 // Between looks at whether a client still waits to be let in.
 constexpr std::chrono::milliseconds kLook{500};
 
