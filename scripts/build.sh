@@ -11,7 +11,9 @@ target=all
 [ "${1:-}" = --without-tests ] && target=twinkle_product
 
 # Cargo first, next to the C++ compilers: only linking waits for the crate. The build's own call of
-# cargo, the same one, then waits for this and finds everything done.
+# cargo, the same one, then waits for this and finds everything done. It goes by times, and what it keeps
+# (rust/text/.cargo) may be another clone's of this place: here the crate is compiled once in any case.
+[ -d $build/rust ] || touch rust/text/src/lib.rs
 (cd rust/text && exec cargo build --release --locked --target-dir "$OLDPWD/$build/rust") &
 trap 'kill $! 2> /dev/null || true' EXIT
 
