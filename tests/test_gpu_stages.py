@@ -46,9 +46,9 @@ def test_a_stage_is_rehearsed_on_the_cpu(stage, results, row, tmp_path):
 @pytest.mark.parametrize(
     ("stage", "asked"),
     [(4, {("G5", "head"), ("G3", "135M"), ("G3", "0.6B"), ("G8", "0.6B")}),
-     # tests/bench/test_bench_gpu.py rehearses every question without the script.
-     pytest.param(5, {(id_, "4B") for id_ in ("G1", "G7", "G10", "G11")}, marks=pytest.mark.soak)],
+     (5, {(id_, "4B") for id_ in ("G1", "G7", "G10", "G11")})],
 )  # fmt: skip
+@pytest.mark.soak  # tests/bench/test_bench_gpu.py rehearses every question without the script
 def test_a_stage_of_the_benchmark_is_rehearsed_on_the_cpu(stage, asked, tmp_path):
     for needed in ("transformers", "peft", "tqdm", "twinkle._core"):
         pytest.importorskip(needed)

@@ -1,4 +1,4 @@
-"""An hour of many tenants on one engine; TWINKLE_SOAK_SECONDS shortens it."""
+"""An hour of many tenants on one engine, TWINKLE_SOAK_SECONDS shortens it; and drawn schedules."""
 
 import json
 import os
@@ -34,3 +34,16 @@ def test_memory_stays_flat_to_one_percent_and_every_tenant_ends_as_it_does_alone
     assert figures["last_mib"] <= 1.01 * figures["first_mib"], figures
     assert figures["slope_mib_an_hour"] * seconds / 3600 <= 0.01 * figures["first_mib"], figures
     assert [name for name in HAPPENED if figures[name] == 0] == []
+
+
+@pytest.mark.soak
+def test_ten_times_as_many_schedules_of_tenants_and_groups_as_in_ci_give_a_serial_references_bits():
+    program = ROOT / "build/release/engine_test"
+    if not program.exists():
+        pytest.skip("engine_test is not built: make build")
+    drawn = "--gtest_filter=*Schedules.*:KeptPasses.*:*GroupsOf.*"
+    ran = subprocess.run(
+        [program, drawn], env={**os.environ, "TWINKLE_DRAWS": "10"}, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
+    assert "[  PASSED  ] 11 tests." in ran.stdout

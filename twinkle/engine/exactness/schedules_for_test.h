@@ -3,6 +3,7 @@
 // Samples are listened to besides.
 #pragma once
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <set>
@@ -14,6 +15,12 @@
 #include "twinkle/engine/stream/recording_listener_for_test.h"
 
 namespace twinkle::engine {
+
+// Drawn cases of a test: `few`, or, as `make soak` has it, TWINKLE_DRAWS times as many.
+inline uint64_t num_drawn(uint64_t few) {
+  const char* times = std::getenv("TWINKLE_DRAWS");
+  return few * (times ? std::stoul(times) : 1);
+}
 
 inline uint64_t draw(uint64_t& key, uint64_t below) { return (key = key_of(key, 1)) % below; }
 

@@ -139,7 +139,7 @@ EngineOptions for_one(EngineOptions options) {
 class GroupsOf : public testing::TestWithParam<std::string> {};
 
 TEST_P(GroupsOf, AnyMeshGiveEveryRankTheBitsOfOneRankOneOperationAtATime) {
-  for (uint64_t seed = 0; seed < 34; ++seed) {
+  for (uint64_t seed = 0; seed < num_drawn(std::size(kMeshes)); ++seed) {
     const Mesh of = kMeshes[seed % std::size(kMeshes)];
     SCOPED_TRACE(std::to_string(seed) + ": dp " + std::to_string(of.dp) + ", fsdp " +
                  std::to_string(of.fsdp));
