@@ -78,23 +78,23 @@ def datum(row):
 def teach(url, model, name, batches, stepped):
     """Trains one tenant's adapter, saves it, and returns its answer. Calls stepped(text) after each
     step."""
-    with tinker.ServiceClient(base_url=url, api_key=f"tml-{name}") as service:
-        training = service.create_lora_training_client(base_model=model, rank=16, seed=1)
-        for batch in batches:
-            data = [datum(row) for row in batch]
-            passed = training.forward_backward(data, "cross_entropy")
-            training.optim_step(ADAM).result()
-            answers = sum(sum(d.loss_fn_inputs["weights"].data) for d in data)
-            stepped(f"{name}: loss {passed.result().metrics['loss:sum'] / answers:.3f}")
-        training.save_state("end").result()
-        sampler = training.save_weights_and_get_sampling_client()
-        template = Template(model_id=model)
-        chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
-        prompt = template.encode({"messages": chat}, add_generation_prompt=True)["input_ids"]
-        params = types.SamplingParams(max_tokens=32, temperature=0)
-        prompt = types.ModelInput.from_ints([int(token) for token in prompt])
-        drawn = sampler.sample(prompt, num_samples=1, sampling_params=params).result()
-        return template.decode(drawn.sequences[0].tokens, skip_special_tokens=True).strip()
+    service = tinker.ServiceClient(base_url=url, api_key=f"tml-{name}")
+    training = service.create_lora_training_client(base_model=model, rank=16, seed=1)
+    for batch in batches:
+        data = [datum(row) for row in batch]
+        passed = training.forward_backward(data, "cross_entropy")
+        training.optim_step(ADAM).result()
+        answers = sum(sum(d.loss_fn_inputs["weights"].data) for d in data)
+        stepped(f"{name}: loss {passed.result().metrics['loss:sum'] / answers:.3f}")
+    training.save_state("end").result()
+    sampler = training.save_weights_and_get_sampling_client()
+    template = Template(model_id=model)
+    chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+    prompt = template.encode({"messages": chat}, add_generation_prompt=True)["input_ids"]
+    params = types.SamplingParams(max_tokens=32, temperature=0)
+    prompt = types.ModelInput.from_ints([int(token) for token in prompt])
+    drawn = sampler.sample(prompt, num_samples=1, sampling_params=params).result()
+    return template.decode(drawn.sequences[0].tokens, skip_special_tokens=True).strip()
 
 
 def run(title, model, data, state, kill):

@@ -42,9 +42,9 @@ def test_it_starts_a_service_that_clients_find_and_ends_it(tiny_llama_dir, tmp_p
         mode="http", model=tiny_llama_dir, names=names, state=tmp_path / "state", groups=[]
     )
     assert os.environ["TINKER_BASE_URL"] == os.environ["TWINKLE_SERVER_URL"] == url
-    with tinker.ServiceClient(api_key="tml-test") as client:
-        sampler = client.create_sampling_client(base_model="team/tiny").result()
-        assert sampler.get_base_model() == "team/tiny"
+    client = tinker.ServiceClient(api_key="tml-test")
+    sampler = client.create_sampling_client(base_model="team/tiny").result()
+    assert sampler.get_base_model() == "team/tiny"
     twinkle.initialize()
     assert not answers(url)
     assert "TINKER_BASE_URL" not in os.environ
@@ -129,8 +129,8 @@ def test_a_state_with_keys_needs_one_before_it_is_served(
 
     begin = f"info twinkle {twinkle.__version__}, state: {state}, "
     wait_until(partial(is_told, f"{begin}auth: keys, of which 1 is valid\n"))
-    with tinker.ServiceClient() as client:
-        assert client.create_sampling_client(base_model="tiny").get_base_model() == "tiny"
+    client = tinker.ServiceClient()
+    assert client.create_sampling_client(base_model="tiny").get_base_model() == "tiny"
     monkeypatch.delenv("TINKER_API_KEY")
     assert answers(twinkle.initialize(auth="keys", **options))
     assert answers(twinkle.initialize(auth="open", **options))

@@ -247,9 +247,9 @@ def test_every_path_is_also_served_below_the_root_path(tiny_llama_dir, tmp_path)
     try:
         for prefix in ("/team/twinkle", ""):
             url = server.url + prefix
-            with tinker.ServiceClient(base_url=url, api_key="tml-test") as client:
-                sampler = client.create_sampling_client(base_model="tiny")
-                assert sampler.get_base_model() == "tiny"
+            client = tinker.ServiceClient(base_url=url, api_key="tml-test")
+            sampler = client.create_sampling_client(base_model="tiny")
+            assert sampler.get_base_model() == "tiny"
     finally:
         assert server.stop() == 0
 
@@ -263,8 +263,8 @@ def test_an_address_of_version_6_is_one_that_clients_can_use(tiny_llama_dir, tmp
     server = Server(tiny_llama_dir, tmp_path / "state", "--host", "::1")
     try:
         assert re.fullmatch(r"http://\[::1\]:\d+", server.url)
-        with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as client:
-            assert client.create_sampling_client(base_model="tiny").get_base_model() == "tiny"
+        client = tinker.ServiceClient(base_url=server.url, api_key="tml-test")
+        assert client.create_sampling_client(base_model="tiny").get_base_model() == "tiny"
     finally:
         assert server.stop() == 0
     said = serve("--check", "--model", tiny_llama_dir, "--state", tmp_path / "b", "--host", "::1")
@@ -324,10 +324,10 @@ def test_without_arguments_smollm2_is_served_and_sampled_by_both_names(smollm2_d
         prompt = tinker.ModelInput.from_ints([504, 5986, 282, 4649, 314])
         params = tinker.SamplingParams(max_tokens=4, temperature=0.0)
         drawn = []
-        with tinker.ServiceClient(base_url="http://127.0.0.1:8000", api_key="tml-any") as client:
-            for name in ("smollm2", "smollm2-q4_1"):
-                sampler = client.create_sampling_client(base_model=name)
-                drawn.append(sampler.sample(prompt, 1, params).result().sequences[0].tokens)
+        client = tinker.ServiceClient(base_url="http://127.0.0.1:8000", api_key="tml-any")
+        for name in ("smollm2", "smollm2-q4_1"):
+            sampler = client.create_sampling_client(base_model=name)
+            drawn.append(sampler.sample(prompt, 1, params).result().sequences[0].tokens)
         assert drawn[0] == drawn[1] and len(drawn[0]) == 4
         assert (tmp_path / "twinkle-state/journal").is_dir()
         process.terminate()
