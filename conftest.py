@@ -53,8 +53,9 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 # Those of one process take the longest of all, so that it begins with them. What is compiled under
-# sanitizers for the last is compiled while others wait (scripts/test.sh).
-FIRST, LAST = ("tests/ray/",), ("tests/test_presets.py", "tests/fuzz/guided/")
+# sanitizers for others is compiled while some wait (scripts/test.sh), so that these come late, but
+# not last: beside them there would be little left to run.
+ORDER = {"tests/ray/": 0, "tests/test_presets.py": 2, "tests/fuzz/guided/": 2, "python/": 3}
 
 
 def pytest_collection_modifyitems(items):
@@ -65,7 +66,9 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.nodeid.startswith(starting):
             item.add_marker(pytest.mark.processes)
-    items.sort(key=lambda item: item.nodeid.startswith(LAST) - item.nodeid.startswith(FIRST))
+    items.sort(
+        key=lambda item: next((at for of, at in ORDER.items() if item.nodeid.startswith(of)), 1)
+    )
 
 
 CHAT_TEMPLATE = (

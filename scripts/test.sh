@@ -51,7 +51,7 @@ if [ "${1:-}" = --fast ]; then
   run_pytest "${beside[@]}" -m 'not soak and not processes' || status=1
   exit $status
 fi
-# Compiling under sanitizers takes minutes: it runs while tests wait. Those come last then (conftest.py).
+# Compiling under sanitizers takes minutes: it runs while tests wait. Those come late (conftest.py).
 builders=()
 set -m  # each with a group of its own, to be ended with what it has started
 for built in "tsan schedule_test service_test" "fuzz guided"; do
