@@ -22,7 +22,7 @@ demo-ray: ## GRPO in two workers of a Ray cluster on this machine
 	@scripts/build.sh --without-tests
 	@.venv/bin/python examples/ray_grpo.py
 
-test-fast: ## the tests that start no process and take no minute: C++ (ctest) and Python (pytest)
+test-fast: ## five minutes of them: none that starts a process or has a model of transformers beside ours
 	@scripts/setup.sh base demo test lint cuda
 	@scripts/build.sh
 	@scripts/test.sh --fast

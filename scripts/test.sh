@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # test.sh [--fast|--soak]: ctest, then pytest, both even when the first fails; fails when either does.
 # pytest runs in up to four processes, one more than cores where there are few: many tests wait for what they started.
-# With --fast only what takes no minute: no fuzzer, no emulation, no second run with AVX2, and no test that starts a
-# process. With --soak only the tests that are marked as too long for CI, one after the other.
+# With --fast only what takes no minute: no fuzzer, no emulation, no second run with AVX2, no test that starts a
+# process, and no model of transformers beside ours (tests/parity). With --soak only the tests that are marked as too long for CI, one after the other.
 # The last line but one says how long all of it took; the last is pytest's summary.
 # TWINKLE_TEST_DATA names the folder of real data; tests that need it are skipped, with the reason, without it.
 set -uo pipefail
@@ -48,7 +48,7 @@ export OMP_NUM_THREADS=$((cores > processes ? cores / processes : 1))
 # File by file, in the order of conftest.py.
 beside=(-n "$processes" --dist loadfile --no-loadscope-reorder)
 if [ "${1:-}" = --fast ]; then
-  run_pytest "${beside[@]}" -m 'not soak and not processes' || status=1
+  run_pytest "${beside[@]}" -m 'not soak and not processes' --ignore tests/parity || status=1
   exit $status
 fi
 # Compiling under sanitizers takes minutes: it runs while tests wait. Those come late (conftest.py).
