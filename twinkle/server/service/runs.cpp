@@ -161,7 +161,8 @@ std::string Runs::submit(Run& run, const Numbered& number, Ready ready, Source s
   if (!is_waited_for) decisions_.decide([&] { promises_.require_room(run.owner, pending->held); });
   decisions_.change([&] {
     promises_.open(request_id, run.owner, number.key_id, pending->held);
-    run.last_ms = number.time_ms;  // also behind a clock that was set back
+    // A state has the last one's already. Also behind a clock that was set back.
+    if (!is_carried) run.last_ms = number.time_ms;
     if (is_behind)
       start(run, seq_id, pending);
     else
