@@ -52,9 +52,9 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log)
 
 
-# Those of one process take the longest of all, so that it begins with them. What is compiled under
-# sanitizers for others is compiled while some wait (scripts/test.sh), so that these come late, but
-# not last: beside them there would be little left to run.
+# Those of one process take the longest of all, so that it begins with them. Programs under
+# sanitizers are compiled while tests wait (scripts/test.sh): their tests come late, but not last,
+# where little would be left to run beside them.
 ORDER = {"tests/ray/": 0, "tests/test_presets.py": 2, "tests/fuzz/guided/": 2, "python/": 3}
 
 
