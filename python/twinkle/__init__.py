@@ -6,6 +6,7 @@ Names are imported when they are first used: `import twinkle` loads neither torc
 import importlib
 import importlib.metadata
 
+from twinkle import module_paths
 from twinkle.errors import (
     BusyError,
     ConflictError,
@@ -59,8 +60,8 @@ _MODULES = {"framework_util": "seeding", "torch_util": "tensors"}
 # Packages and modules that `import twinkle` alone makes reachable: twinkle.loss.GRPOLoss.
 _PACKAGES = (
     "advantage", "checkpoint_engine", "data_format", "dataloader", "dataset", "engine", "hub",
-    "kernel", "loss", "metric", "model", "notifier", "patch", "preprocessor", "processor",
-    "reward", "sampler", "server", "template",
+    "kernel", "loss", "metric", "model", "module", "notifier", "patch", "preprocessor",
+    "processor", "reward", "sampler", "server", "template", "utils",
 )  # fmt: skip
 
 # name of the specification: what it needs, which this version does not have yet

@@ -56,6 +56,16 @@ def later(module, needs):
     return missing
 
 
+def absent(module, name, needs):
+    """A class that can be imported; making one raises NotAvailableError with what it needs."""
+
+    def refuse(cls, *args, **kwargs):
+        raise NotAvailableError(f"{module}: {name} needs {needs}")
+
+    doc = f"NotAvailableError, always: it needs {needs}."
+    return type(name, (), {"__new__": refuse, "__doc__": doc, "__module__": f"twinkle.{module}"})
+
+
 def refuse_unknown(where, kwargs, known=(), others=None):
     """Raises InvalidError that names the keyword arguments which are not among `known`, and those
     that were probably meant. others: {what other libraries call one: its name here}."""

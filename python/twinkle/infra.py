@@ -1,5 +1,6 @@
 """initialize(), device groups, and where objects are made."""
 
+import importlib
 import itertools
 import json
 import os
@@ -468,3 +469,9 @@ def device_of(mesh, group=None):
         "TWINKLE_DEVICE=cpu",
     )
     return kind
+
+
+def __getattr__(name):
+    if name == "get_device_placement":  # its other name; placement imports this module
+        return importlib.import_module("twinkle.placement").get_device_placement
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,16 +14,32 @@ class KernelChoice:
         self.choices = choices
 
 
-DEFAULT_KERNEL_CONFIG = {}  # dotted path of a module: KernelChoice
+DEFAULT_KERNEL_CONFIG = {}  # a class, or the dotted path of a module: KernelChoice
 
 
 def kernelize(model, mapping=None):
     """Returns `model`. mapping: None, or a dict as DEFAULT_KERNEL_CONFIG; one that asks for other
-    kernels than the engine's is met with a warning. InvalidError: no dict with names as keys."""
-    mapping = checks.mapping("kernel: mapping", mapping, none=True)
-    if isinstance(mapping, Mapping) and mapping:
-        get_logger().warning_once("kernel: mapping has no effect: the engine has its own kernels")
+    kernels than the engine's is met with a warning. InvalidError: no dict."""
+    if mapping is not None and not isinstance(mapping, Mapping):
+        checks.refuse("kernel: mapping", mapping, "a dict of classes or paths")
+    if mapping:
+        _warn("mapping")
     return model
+
+
+def npu_builtin(model=None):
+    """{}: kernels of NPUs have no effect, which a warning says."""
+    return _warn("npu_builtin")
+
+
+def liger_builtin(model=None):
+    """{}: kernels of Liger have no effect, which a warning says."""
+    return _warn("liger_builtin")
+
+
+def _warn(what):
+    get_logger().warning_once(f"kernel: {what} has no effect: the engine has its own kernels")
+    return {}
 
 
 def hub(repository, **kwargs):

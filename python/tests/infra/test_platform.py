@@ -5,7 +5,14 @@ from types import SimpleNamespace
 import pytest
 
 from twinkle import CPU, GPU, MPS, NPU, DeviceMesh, InvalidError, NotAvailableError, Platform
-from twinkle.kernel import DEFAULT_KERNEL_CONFIG, KernelChoice, hub, kernelize
+from twinkle.kernel import (
+    DEFAULT_KERNEL_CONFIG,
+    KernelChoice,
+    hub,
+    kernelize,
+    liger_builtin,
+    npu_builtin,
+)
 from twinkle.patch import NoSplitModulesPatch, Patch, apply_context, apply_patch
 
 
@@ -63,9 +70,12 @@ def test_kernelize_keeps_the_model_and_says_so(logged):
     model = object()
     assert kernelize(model) is model and kernelize(model, DEFAULT_KERNEL_CONFIG) is model
     assert logged == []
-    assert kernelize(model, {"a.b": KernelChoice("liger", "npu")}) is model
-    assert logged == ["kernel: mapping has no effect: the engine has its own kernels"]
-    with pytest.raises(InvalidError, match="mapping is 3, it must be a dict with names as keys"):
+    assert npu_builtin(model) == {} == liger_builtin(model)
+    assert kernelize(model, {"a.b": KernelChoice("liger", "npu"), dict: KernelChoice()}) is model
+    asked = ("npu_builtin", "liger_builtin", "mapping")
+    no_effect = "has no effect: the engine has its own kernels"
+    assert logged == [f"kernel: {each} {no_effect}" for each in asked]
+    with pytest.raises(InvalidError, match="mapping is 3, it must be a dict of classes or paths"):
         kernelize(model, 3)
     with pytest.raises(NotAvailableError, match="'a:B' is a layer of the kernels hub"):
         hub("a:B", revision="x")

@@ -100,7 +100,7 @@ def test_packages_are_reached_without_an_import_of_their_own():
 @pytest.mark.parametrize(
     "module",
     ["twinkle.server", "twinkle.server.common", "twinkle.server.tinker.common", "twinkle_client",
-     "twinkle_client.model", "twinkle_agentic"],
+     "twinkle_client.model"],
 )  # fmt: skip
 def test_packages_of_later_versions_say_what_they_need(module):
     with pytest.raises(NotAvailableError, match=r"this package needs .*this version does not have"):
@@ -110,7 +110,6 @@ def test_packages_of_later_versions_say_what_they_need(module):
 # Names that ModelScope's Twinkle has, by module; each says what it waits for.
 LATER = {
     "dataloader": "RetrySampler",
-    "model": "MegatronModel MultiLoraMegatronModel",
     "patch": "GatedDeltaNetPaddingFreePatch MegatronEmbeddingPatch MegatronPeft "
     "Qwen3AllowToolTailTemplate Qwen3ChatTemplate TransformersEmbeddingPatch "
     "TransformersFusedCEPatch VLLMLoraWeights VLLMMoEWeights",

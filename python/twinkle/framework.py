@@ -1,0 +1,51 @@
+"""Torch: short questions to torch about this machine's devices. Scripts know this module as
+`twinkle.utils.framework`."""
+
+import torch
+
+from twinkle import seeding
+from twinkle.platform import Platform
+
+
+class Torch:
+    """Questions about torch's devices, and calls that do nothing where there is only the CPU."""
+
+    seed_everything = staticmethod(seeding.seed_everything)
+
+    @staticmethod
+    def is_torch_available():
+        """True: Twinkle needs torch."""
+        return True
+
+    @staticmethod
+    def is_gpu_available():
+        """True where torch can use a CUDA device."""
+        return torch.cuda.is_available()
+
+    @staticmethod
+    def is_npu_available():
+        """True where torch can use an NPU, by torch_npu."""
+        return hasattr(torch, "npu") and torch.npu.is_available()
+
+    @staticmethod
+    def get_device(local_rank=None):
+        """The device of this process, or of a local rank: 'cpu', 'cuda:0', ..."""
+        return Platform.get_platform().get_local_device(local_rank)
+
+    @staticmethod
+    def set_device(local_rank=None):
+        """Makes it torch's current CUDA device."""
+        if torch.cuda.is_available():
+            torch.cuda.set_device(Torch.get_device(local_rank))
+
+    @staticmethod
+    def synchronize():
+        """Waits for the work on the current CUDA device."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    @staticmethod
+    def empty_cache():
+        """Gives unused memory of CUDA devices back, by torch's allocator."""
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
