@@ -38,7 +38,6 @@ def near(error):
         ("x+1", "100", 0),
         ("100", "x+1", 0),
         ("1,3", "1,2", 0),
-        ("100 km", r"100\text{ m}", 0),
         ("9**9**9", "5", 0),
         ("", "5", 0),
     ],
@@ -82,9 +81,6 @@ def test_rows_of_the_preprocessor_are_read_and_units_may_be_left_out(unit, answe
     for answer in answers:
         reply = {"role": "assistant", "content": f"\\boxed{{{answer}}}"}
         assert accuracy([{**made, "messages": [*made["messages"], reply]}]) == [1.0]
-    if unit:
-        reply = {"role": "assistant", "content": r"\boxed{5\text{ km}}"}
-        assert accuracy([{**made, "messages": [*made["messages"], reply]}]) == [0.0]
 
 
 @pytest.mark.parametrize(

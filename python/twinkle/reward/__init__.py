@@ -12,16 +12,7 @@ from twinkle.reward.olympiad import (
 from twinkle.reward.tools import F1Reward, ToolExploreReward
 
 __all__ = [
-    "CoTReward",
-    "F1Reward",
-    "FormatReward",
-    "GSM8KAccuracyReward",
-    "GSM8KFormatReward",
-    "MathReward",
-    "MultiModalAccuracyReward",
-    "OlympiadBenchAccuracyReward",
-    "OlympiadBenchFormatReward",
-    "OlympiadBenchQualityReward",
-    "Reward",
-    "ToolExploreReward",
-]
+    "CoTReward", "F1Reward", "FormatReward", "GSM8KAccuracyReward", "GSM8KFormatReward",
+    "MathReward", "MultiModalAccuracyReward", "OlympiadBenchAccuracyReward",
+    "OlympiadBenchFormatReward", "OlympiadBenchQualityReward", "Reward", "ToolExploreReward",
+]  # fmt: skip

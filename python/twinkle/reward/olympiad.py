@@ -4,7 +4,7 @@ import itertools
 import math
 import re
 
-from twinkle.reward.equality import equal, real_number
+from twinkle.reward.equality import compared, equal
 from twinkle.reward.reading import TextReward, boxes
 
 _NEAR_END = 200  # characters after the start of the last box, in OlympiadBenchFormatReward
@@ -25,8 +25,7 @@ _WORD = re.compile(r"[\u4e00-\u9fff]|[^\s\u4e00-\u9fff]{1,12}")
 
 class OlympiadBenchAccuracyReward(TextReward):
     """1 where the answer equals user_data's ground_truth, as in MathReward; for one that is a
-    number 0.99 exp(-5 |answer - truth| / |truth|) of what is one, too (0 of a truth of 0, and where
-    both name other units); else 0.
+    number 0.99 exp(-5 |answer - truth| / |truth|) of what is one, too (0 of a truth of 0); else 0.
 
     The answer is the contents of the last \\boxed{} that is closed; where user_data has a true
     is_multiple_answer, one box may hold all answers, or the last boxes one each; their order is
@@ -34,16 +33,20 @@ class OlympiadBenchAccuracyReward(TextReward):
     """
 
     def score(self, turn):
-        answers = _in_boxes(turn.reply)
-        truth = _with_unit(turn.truth(), turn.user_data("unit"))
+        truth, unit = turn.truth(), [one for one in turn.user_data("unit") if isinstance(one, str)]
+        answers = [turn.reply[start:end].strip() for start, end in boxes(turn.reply)]
+        if unit and unit[0].strip():
+            plain = re.sub(r"\\[A-Za-z]+|[\\${}~\s]", "", unit[0])
+            truth = truth.strip().removesuffix(unit[0].strip())
+            answers = [answer.removesuffix(plain).strip() for answer in answers]
+        answers = [answer for answer in answers if answer]
         if not answers:
             return 0
-        if equal(answers[-1], truth):
-            return 1
-        if turn.user_data("is_multiple_answer")[:1] in ([True], ["true"], ["True"]):
+        same, error = compared(answers[-1], truth)
+        if not same and turn.user_data("is_multiple_answer")[:1] in ([True], ["true"], ["True"]):
             ends = range(2, min(len(answers), 20) + 1)
             return any(equal(", ".join(answers[-count:]), truth) for count in ends)
-        return _nearness(answers[-1], truth)
+        return same or (0 if error is None else 0.99 * math.exp(-5 * error))
 
 
 class OlympiadBenchFormatReward(TextReward):
@@ -79,36 +82,11 @@ class OlympiadBenchQualityReward(TextReward):
         return 0.4 * _reasoning(tail) + 0.3 * _length(len(reply)) + 0.3 * _variety(tail)
 
 
-def _in_boxes(text):
-    found = (text[start:end].strip() for start, end in boxes(text))
-    return [answer for answer in found if answer]
-
-
-def _with_unit(truth, units):
-    """The truth with its unit marked as such."""
-    unit = units[0].strip() if units and isinstance(units[0], str) else ""
-    value = truth.strip().removesuffix(unit).strip() if unit else truth
-    plain = re.sub(r"\\[A-Za-z]+|[\\${}~\s]", "", unit)
-    return f"{value}\\text{{{plain}}}" if value and plain else truth
-
-
-def _nearness(answer, truth):
-    (value, unit), (wanted, wanted_unit) = real_number(answer), real_number(truth)
-    if value is None or not wanted or (unit and wanted_unit and unit != wanted_unit):
-        return 0
-    return 0.99 * math.exp(-5 * min(abs(value / wanted - 1), 1e3))
-
-
 def _reasoning(text):
     found = boxes(text)
     before = text[max(found[-1][0] - 500, 0) : found[-1][0]] if found else ""
-    signs = (
-        len(_EQUATION.findall(text)) >= 3,
-        len(_OPERATOR.findall(text)) >= 5,
-        bool(_STEPS.search(text)),
-        bool(_CONCLUSION.search(before)),
-    )
-    return sum(signs) / len(signs)
+    counted = (len(_EQUATION.findall(text)) >= 3) + (len(_OPERATOR.findall(text)) >= 5)
+    return (counted + bool(_STEPS.search(text)) + bool(_CONCLUSION.search(before))) / 4
 
 
 def _length(characters):

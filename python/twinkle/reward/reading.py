@@ -11,6 +11,7 @@ from twinkle.errors import refuse_unknown, require
 from twinkle.reward.base import Reward
 
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_LISTS = (list, tuple)
 
 
 class TextReward(Reward):
@@ -26,8 +27,8 @@ class TextReward(Reward):
         """
         name = type(self).__name__
         refuse_unknown(f"reward: {name}", kwargs)
-        if not isinstance(trajectories, (list, tuple)):
-            checks.refuse("reward: trajectories", trajectories, "a list of Trajectories")
+        _must(isinstance(trajectories, _LISTS), "reward: trajectories", trajectories,
+              "a list of Trajectories")  # fmt: skip
         turns = [Turn(t, f"reward: trajectory {i}", name) for i, t in enumerate(trajectories)]
         return [float(self.score(turn)) for turn in turns]
 
@@ -44,14 +45,10 @@ class Turn:
     """
 
     def __init__(self, trajectory, what, reader):
-        if not isinstance(trajectory, Mapping):
-            checks.refuse(what, trajectory, "a Trajectory, a dict")
+        _must(isinstance(trajectory, Mapping), what, trajectory, "a Trajectory, a dict")
         messages = trajectory.get("messages")
-        right = isinstance(messages, (list, tuple)) and all(
-            isinstance(message, Mapping) for message in messages
-        )
-        if not right or not messages:
-            checks.refuse(f"{what}: messages", messages, "a list of messages, the last the reply")
+        _must(messages and _all(messages, Mapping), f"{what}: messages", messages,
+              "a list of messages, the last the reply")  # fmt: skip
         roles = [message.get("role") for message in messages]
         start = max((i for i, role in enumerate(roles) if role == "user"), default=-1) + 1
         self.messages = messages[start:]
@@ -61,8 +58,7 @@ class Turn:
             f"{what} has no reply: its last message is of role {roles[-1]!r}, after the user's last"
             " there must be one of role 'assistant'",
         )
-        self.reply = text_of(replies[-1])
-        thought = replies[-1].get("reasoning_content")
+        self.reply, thought = text_of(replies[-1]), replies[-1].get("reasoning_content")
         self.thought = thought if isinstance(thought, str) else ""
         self._user_data, self._what, self._reader = trajectory.get("user_data"), what, reader
 
@@ -71,14 +67,10 @@ class Turn:
         texts, is decoded, other text is not: [1, 2] may be an interval. InvalidError: user_data is
         neither pairs nor a dict."""
         data = self._user_data
-        pairs = list(data.items()) if isinstance(data, Mapping) else data
-        right = pairs is None or (
-            isinstance(pairs, (list, tuple))
-            and all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs)
-        )
-        if not right:
-            checks.refuse(f"{self._what}: user_data", data, "a list of pairs (key, value)")
-        return [_decoded(value) for name, value in pairs or () if name == key]
+        pairs = list(data.items()) if isinstance(data, Mapping) else data or []
+        _must(_all(pairs, _LISTS) and all(len(pair) == 2 for pair in pairs),
+              f"{self._what}: user_data", data, "a list of pairs (key, value)")  # fmt: skip
+        return [_decoded(value) for name, value in pairs if name == key]
 
     def truths(self, key="ground_truth"):
         """Texts, any of which is right: those of the pairs named `key`, of lists each one.
@@ -91,11 +83,9 @@ class Turn:
         return ", ".join(self._texts(key)[0])
 
     def _texts(self, key):
-        values = self.user_data(key)
-        values = [value if isinstance(value, (list, tuple)) else [value] for value in values]
+        values = (value if isinstance(value, _LISTS) else [value] for value in self.user_data(key))
         texts = [[_text(one) for one in value if one is not None] for value in values]
-        texts = [[text for text in some if text.strip()] for some in texts]
-        texts = [some for some in texts if some]
+        texts = [kept for some in texts if (kept := [text for text in some if text.strip()])]
         require(
             texts,
             f"{self._what} has no {key!r} in user_data, which {self._reader} compares with: have "
@@ -108,11 +98,10 @@ def text_of(message):
     """A message's text: content, or the texts of its parts together; '' where it is None.
     InvalidError: a content that is none of these."""
     content = message.get("content")
-    if isinstance(content, str) or content is None:
-        return content or ""
-    if not isinstance(content, (list, tuple)):
-        checks.refuse("reward: a message's content", content, "a text or a list of parts")
-    texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+    parts = [content or ""] if content is None or isinstance(content, str) else content
+    _must(isinstance(parts, _LISTS), "reward: a message's content", content,
+          "a text or a list of parts")  # fmt: skip
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
     return "".join(text for text in texts if isinstance(text, str))
 
 
@@ -145,6 +134,15 @@ def between(text, tag):
     return text[start + len(tag) + 2 : end].strip() if 0 <= start < end else None
 
 
+def _must(right, what, value, must):
+    if not right:
+        checks.refuse(what, value, must)
+
+
+def _all(values, kind):
+    return isinstance(values, _LISTS) and all(isinstance(value, kind) for value in values)
+
+
 def _decoded(value):
     if not isinstance(value, str) or not value.startswith(('"', '["')):
         return value
@@ -152,8 +150,7 @@ def _decoded(value):
         out = json.loads(value)
     except ValueError:
         return value
-    texts = [out] if isinstance(out, str) else out
-    return out if all(isinstance(text, str) for text in texts) else value
+    return out if isinstance(out, str) or _all(out, str) else value
 
 
 def _text(value):
