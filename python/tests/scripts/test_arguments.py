@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from twinkle.cli import CLI
+from twinkle.cli import CLI, INERT
+from twinkle.cli.table import GROUPS
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError
 
 
@@ -120,7 +121,7 @@ def test_arguments_are_found_by_name():
     ("flags", "text"),
     [
         (["--max-steps", "ten"], "--max_steps is 'ten', it must be an integer"),
-        (["--max-steps", "1.5"], "--max_steps is '1.5', it must be an integer"),
+        (["--max-steps", "1.5"], "--max_steps is 1.5, it must be an integer"),
         (["--lr", "fast"], "--lr is 'fast', it must be a number"),
         (["--lr", "nan"], "--lr is nan, it must be a number"),
         (["--lr", "inf"], "--lr is inf, it must be a number"),
@@ -182,3 +183,8 @@ def test_help_lists_every_argument(folder):
     done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "--learning-rate (1e-05)" in done.stdout and "\nsampler\n" in done.stdout
+    assert "--platform (GPU): no effect, the variable TWINKLE_DEVICE chooses" in done.stdout
+
+
+def test_what_has_no_effect_is_an_argument():
+    assert set(INERT) <= {name for group in GROUPS.values() for name in group}

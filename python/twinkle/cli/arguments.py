@@ -1,28 +1,42 @@
-"""Args: what CLI.from_args() found, by group."""
+"""Args: what CLI.from_args() found, by group; and the values' types."""
 
-from dataclasses import fields
+import json
+from types import SimpleNamespace
 
-from twinkle.cli.groups import GROUPS
-from twinkle.errors import NotFoundError
+from twinkle import checks
+from twinkle.cli.table import GROUPS, Field
+from twinkle.errors import InvalidError, NotFoundError
 
 _MISSING = object()
+_WORDS = {word: True for word in ("true", "yes", "on", "1")}
+_WORDS |= {word: False for word in ("false", "no", "off", "0")}
+_NONE = ("none", "null", "~")
+
+
+def field_of(group, name):
+    """(Field, type) of an entry of the table."""
+    entry = GROUPS[group][name]
+    if isinstance(entry, type):
+        return Field(None, none=True), entry
+    entry = entry if isinstance(entry, Field) else Field(entry)
+    return entry, type(entry.default)
 
 
 class Args:
     """args.GROUP.FIELD; args[FIELD] and args.get(FIELD) look through the groups in order, then
-    through args.extra, which holds the flags that no group knows."""
+    through args.extra, which holds the flags that no group knows. get_GROUP_args() is
+    {field: value} of a group, without None."""
 
     def __init__(self):
         for name, group in GROUPS.items():
-            setattr(self, name, group())
+            fields = {field: field_of(name, field)[0].default for field in group}
+            setattr(self, name, SimpleNamespace(**fields))
         self.extra = {}
 
     def get(self, key, default=None):
         """The field of the first group that has it, else extra's flag, else `default`."""
-        for name in GROUPS:
-            if hasattr(getattr(self, name), key):
-                return getattr(getattr(self, name), key)
-        return self.extra.get(key, default)
+        groups = (vars(getattr(self, name)) for name in GROUPS)
+        return next((group[key] for group in groups if key in group), self.extra.get(key, default))
 
     def __getitem__(self, key):
         """As get. NotFoundError: no group and no flag has it."""
@@ -40,21 +54,23 @@ class Args:
         return out
 
     def _group(self, name):
-        group = getattr(self, name)
-        values = {field.name: getattr(group, field.name) for field in fields(group)}
-        return {key: value for key, value in values.items() if value is not None}
+        return {key: value for key, value in vars(getattr(self, name)).items() if value is not None}
+
+    def __getattr__(self, name):
+        group = name.removeprefix("get_").removesuffix("_args")
+        if name != f"get_{group}_args" or group not in GROUPS:
+            raise AttributeError(f"Args has no attribute {name!r}")
+        return lambda: self._group(group)
 
     def get_model_args(self):
         """The model's fields; model_id is the template's where it has none."""
-        return self._with_model_id("model", self.template.model_id)
+        model_id = {"model_id": self.template.model_id} if self.template.model_id else {}
+        return self._group("model") | ({} if self.model.model_id else model_id)
 
     def get_template_args(self):
         """The template's fields; model_id is the model's where it has none."""
-        return self._with_model_id("template", self.model.model_id)
-
-    def _with_model_id(self, name, model_id):
-        out = self._group(name)
-        return out if "model_id" in out or model_id is None else {**out, "model_id": model_id}
+        model_id = {"model_id": self.model.model_id} if self.model.model_id else {}
+        return self._group("template") | ({} if self.template.model_id else model_id)
 
     def get_lora_args(self):
         """The arguments of a LoraConfig."""
@@ -73,15 +89,71 @@ class Args:
         return out
 
 
-def _getter(name):
-    def get(self):
-        return self._group(name)
-
-    get.__name__ = f"get_{name}_args"
-    get.__doc__ = f"{{field: value}} of the group {name}, without None."
-    return get
+def is_boolean_word(text):
+    """True for a text that stands for True or False: yes, off, 1, ..."""
+    return text.lower() in _WORDS
 
 
-for _name in GROUPS:
-    if not hasattr(Args, f"get_{_name}_args"):
-        setattr(Args, f"get_{_name}_args", _getter(_name))
+def typed(what, value, field, kind):
+    """`value` as the field's type. InvalidError: it cannot be; the text names `what`."""
+    none = isinstance(value, str) and value.lower() in _NONE
+    if field.none and (value is None or none):
+        return None
+    if value is None:
+        checks.refuse(what, value, "given")
+    if field.choices and value not in field.choices:
+        checks.refuse(what, value, f"one of {', '.join(field.choices)}")
+    if kind in (bool, int, float) and isinstance(value, str):
+        value = _WORDS.get(value.lower(), value) if kind is bool else _number(value)
+    if kind is int:
+        whole = isinstance(value, float) and value.is_integer()
+        return checks.integer(what, int(value) if whole else value)
+    if kind is float:
+        return checks.number(what, value, infinite=field.infinite)
+    return {bool: checks.flag, str: _text, list: _list, dict: _dict}[kind](what, value)
+
+
+def guessed(text):
+    """The value of a flag that no group knows: a number, True, False, None, a list or a text."""
+    if not isinstance(text, str):
+        return text
+    value, low = _number(text), text.lower()
+    if value is not text:
+        return value
+    if low in _NONE:
+        return None
+    if "," in text:
+        return [guessed(part.strip()) for part in text.split(",")]
+    return _WORDS.get(low, text)
+
+
+def _number(text):
+    """An int or a float, or the text itself."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def _text(what, value):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = str(value)  # YAML reads a revision of digits as a number
+    return checks.text(what, value, empty=True)
+
+
+def _list(what, value):
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    if not isinstance(value, list):
+        checks.refuse(what, value, "a list, or texts with commas between them")
+    return value
+
+
+def _dict(what, value):
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise InvalidError(f"{what} is {value!r}, it must be a JSON object") from error
+    return dict(checks.mapping(what, value))

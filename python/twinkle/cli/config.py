@@ -1,18 +1,15 @@
 """CLI.from_args(): a script's arguments from defaults, .env, the environment, YAML and flags."""
 
+import importlib
 import os
 import sys
-import typing
-from dataclasses import fields
 from pathlib import Path
 
-from twinkle.cli.arguments import Args
-from twinkle.cli.groups import ALIASES, GROUPS
-from twinkle.cli.values import guessed, is_boolean_word, typed
+from twinkle.cli.arguments import Args, field_of, guessed, is_boolean_word, typed
+from twinkle.cli.table import ALIASES, GROUPS, INERT, Field
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, require
 
 _PREFIX = "TWINKLE_"
-_TYPES = {name: typing.get_type_hints(group) for name, group in GROUPS.items()}
 
 
 class CLI:
@@ -34,20 +31,17 @@ class CLI:
         if flags.pop("help", False):
             sys.stdout.write(_help())
             sys.exit(0)
-        for where, values in (
-            _dot_env(env_file),
-            ("the environment", {k: v for k, v in os.environ.items() if k.startswith(_PREFIX)}),
-        ):
+        variables = {k: v for k, v in os.environ.items() if k.startswith(_PREFIX)}
+        for where, values in (_dot_env(env_file), ("the environment", variables)):
             for name, value in values.items():
                 key = name.lower().removeprefix(_PREFIX.lower())
                 if _field(key) is not None:
                     _set(args, key, value, f"cli: {name} of {where}")
         given = flags.pop("config", None)
         path = given if config_file is None else config_file
-        if path is not None:
-            for key, value in _yaml(path).items():
-                require(_field(key) is not None, f"cli: {path} has {key!r}, which no group knows")
-                _set(args, key, value, f"cli: {key} of {path}")
+        for key, value in ({} if path is None else _yaml(path)).items():
+            require(_field(key) is not None, f"cli: {path} has {key!r}, which no group knows")
+            _set(args, key, value, f"cli: {key} of {path}")
         for key, value in flags.items():
             if _field(key) is None:
                 args.extra[key] = guessed(value)
@@ -62,11 +56,11 @@ def _field(key):
     key = ALIASES.get(key, key)
     if key == "use_megatron":
         return "model", "strategy"
-    for group, types in _TYPES.items():
-        if key in types and (group, key) != ("server", "config"):
+    for group, fields in GROUPS.items():
+        if key in fields and (group, key) != ("server", "config"):  # --config is the file of all
             return group, key
-    for group, types in _TYPES.items():
-        if key.startswith(group + "_") and key.removeprefix(group + "_") in types:
+    for group, fields in GROUPS.items():
+        if key.startswith(group + "_") and key.removeprefix(group + "_") in fields:
             return group, key.removeprefix(group + "_")
     return None
 
@@ -74,8 +68,8 @@ def _field(key):
 def _set(args, key, value, what):
     group, name = _field(key)
     if key.lower().replace("-", "_") == "use_megatron":  # the older word of ModelScope's Twinkle
-        value = "native_fsdp" if typed(what, value, bool) else "accelerate"
-    setattr(getattr(args, group), name, typed(what, value, _TYPES[group][name]))
+        value = "native_fsdp" if typed(what, value, Field(False), bool) else "accelerate"
+    setattr(getattr(args, group), name, typed(what, value, *field_of(group, name)))
 
 
 def _flags(argv):
@@ -88,10 +82,9 @@ def _flags(argv):
         )
         key, mark, value = word[2:].partition("=")
         key = key.replace("-", "_")
-        off = key.startswith("no_") and _field(key) is None
         if mark:
             out[key] = value
-        elif off:
+        elif key.startswith("no_") and _field(key) is None:
             out[key[3:]] = False
         elif words and not words[0].startswith("--") and not _stands_alone(key, words[0]):
             out[key] = words.pop(0)
@@ -103,9 +96,7 @@ def _flags(argv):
 def _stands_alone(key, following):
     """A boolean flag takes the next word only when that is a boolean."""
     found = _field(key)
-    return (
-        found is not None and _TYPES[found[0]][found[1]] is bool and not is_boolean_word(following)
-    )
+    return found is not None and field_of(*found)[1] is bool and not is_boolean_word(following)
 
 
 def _dot_env(path):
@@ -126,7 +117,7 @@ def _dot_env(path):
 def _yaml(path):
     """{key: value}; a group's keys are below its name or at the top."""
     try:
-        import yaml
+        yaml = importlib.import_module("yaml")
     except ImportError:
         raise NotAvailableError(
             f"cli: {path} needs the package yaml, which is not installed: pip install pyyaml"
@@ -142,24 +133,22 @@ def _yaml(path):
     out = {}
     for key, value in content.items():
         if key in GROUPS and isinstance(value, dict):
-            out.update({f"{key}_{name}": inner for name, inner in value.items()})
+            out.update({_below(key, name): inner for name, inner in value.items()})
         else:
             out[str(key)] = value
-    return {_plain(key): value for key, value in out.items()}
+    return out
 
 
-def _plain(key):
-    """GROUP_FIELD of YAML as a key: FIELD where that is the group's anyway."""
-    for group, types in _TYPES.items():
-        name = key.removeprefix(group + "_")
-        if name != key and name in types and _field(name) == (group, name):
-            return name
-    return key
+def _below(group, name):
+    """The key of a field below its group: the field where that is the group's anyway."""
+    return name if _field(str(name)) == (group, name) else f"{group}_{name}"
 
 
 def _help():
     lines = ["Arguments, as --name VALUE, TWINKLE_NAME=VALUE, or in the YAML file of --config:"]
-    for name, group in GROUPS.items():
-        lines.append(f"\n{name}")
-        lines += [f"  --{f.name.replace('_', '-')} ({f.default})" for f in fields(group)]
+    for group, fields in GROUPS.items():
+        lines.append(f"\n{group}")
+        for name in fields:
+            why = f": no effect, {INERT[name]}" if name in INERT else ""
+            lines.append(f"  --{name.replace('_', '-')} ({field_of(group, name)[0].default}){why}")
     return "\n".join(lines) + "\n"
