@@ -131,6 +131,48 @@ def test_a_model_shows_what_it_is(adapted, tmp_path):
     assert repr(adapted()) == text + "; adapters: default)"
 
 
+def test_the_groups_of_scripts_are_counted_by_name(adapted):
+    model = adapted()
+    group = model.optimizer_group["default"]
+    assert group is model.optimizer_group["default"] and list(model.optimizer_group) == ["default"]
+    model._lazy_wrap_model()
+    model.set_optimizer("SGD", lr=0.5)
+    model.set_lr_scheduler("LinearLR", total_iters=4)
+    for _ in range(3):
+        model.forward_backward(inputs=[A], gradient_accumulation_steps=2)
+        model.clip_grad_and_step()
+    assert (group.cur_step, group.iters, group.gradient_accumulation_steps) == (3, 1, 2)
+    assert (group.optimizer, group.lr_scheduler) == ("SGD", "LinearLR") and group.grad_norm > 0
+    with pytest.raises(InvalidError, match="no adapter 'x'; there are 'default': pass adapter_na"):
+        model.optimizer_group["x"]
+    with pytest.raises(InvalidError, match="gradient_accumulation_steps is 0"):
+        model.forward_backward(inputs=[A], gradient_accumulation_steps=0)
+
+
+def test_the_model_inside_names_its_layers_as_transformers_does(engine_built, tiny_llama_dir):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.from_pretrained(tiny_llama_dir, trust_remote_code=True)
+    config.use_cache = False
+    model = TransformersModel(
+        model_id=tiny_llama_dir, model_cls="LlamaForConditionalGeneration", config=config
+    )
+    theirs = transformers.AutoModelForCausalLM.from_config(config)
+    wanted = {
+        name: type(module).__name__
+        for name, module in theirs.named_modules()
+        if not name or type(module).__name__.endswith("DecoderLayer")
+    }
+    inside = model.model
+    assert {name: type(module).__name__ for name, module in inside.named_modules()} == wanted
+    assert [type(module).__name__ for module in inside.modules()] == list(wanted.values())
+    assert inside.config.model_type == "llama"
+    with pytest.raises(AttributeError, match=r"model.model has no 'lm_head', only config, mod"):
+        inside.lm_head  # noqa: B018
+    config.rope_theta = config.rms_norm_eps = 0.5
+    with pytest.raises(InvalidError, match="config has another rms_norm_eps, .*rope_theta"):
+        TransformersModel(model_id=tiny_llama_dir, config=config)
+
+
 @pytest.mark.parametrize("how", ["config", "dict"])
 def test_the_base_model_that_the_user_names_stays(engine_built, tiny_llama_dir, tmp_path, how):
     from twinkle.engine import Engine

@@ -252,14 +252,16 @@ def test_what_a_task_does_not_give_is_said_before_anything_is_computed(fp32):
     before = fp32.engine.inspect(tenant=fp32._tenant(fp32._group()), tensors=False).result()
     for kwargs, text in (
         ({"task": "embedding"}, "^loss: CrossEntropyLoss has require_logps, but task='embedding'"),
-        ({"task": "embedding", "return_logits": True}, "^model: return_logits is True, but task="),
+        ({"task": "embedding", "return_logits": True}, "^loss: CrossEntropyLoss has require_logps"),
         ({"task": "translation"}, "^model: task is 'translation', it must be 'causal_lm', "),
         ({"task": ["embedding"]}, "^model: task is "),
         ({"return_logits": "yes"}, "^model: return_logits is 'yes', it must be True or False"),
     ):
         with pytest.raises(InvalidError, match=text):
             fp32.forward_backward(inputs=BATCH, **kwargs)
-    fp32.forward_only(inputs=BATCH, task="embedding")
+    plain = fp32.forward_only(inputs=BATCH, task="embedding")
+    asked = fp32.forward_only(inputs=BATCH, task="embedding", return_logits=True)
+    assert "logits" not in asked and torch.equal(asked["embeddings"], plain["embeddings"])
     with pytest.raises(InvalidError, match=r"^loss: CrossEntropyLoss has require_logps"):
         fp32.calculate_loss()
     assert fp32.engine.inspect(tenant=fp32._group().tenant).result() == before

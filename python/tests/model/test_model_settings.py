@@ -31,7 +31,7 @@ def test_arguments_that_mean_nothing_here_are_refused_by_name(model, kwargs, tex
         ({"mixed_precision": "fp16"}, "mixed_precision is 'fp16', this version has"),
         ({"mixed_precision": "int3"}, "mixed_precision is 'int3'"),
         ({"strategy": "hope"}, "strategy is 'hope'"),
-        ({"config": object()}, "config is given"),
+        ({"config": object()}, "model: config is <object .* it must be a config of transformers"),
         ({"model_cls": "AutoModelForVision"}, "model_cls is 'AutoModelForVision'"),
         ({"model_cls": "AutoModelForTokenClassification"}, "causal language models only$"),
         ({"torch_dtype": torch.float32}, "torch_dtype is float32, but mixed_precision is 'bf16'"),
@@ -177,9 +177,7 @@ def test_the_multi_lora_model_wants_names(fake_core, tmp_path):
 
 
 def test_the_multi_lora_model_has_no_slots_to_configure(fake_core, tmp_path):
-    for name, value in (("lora_config", LoraConfig(r=4)), ("target_modules", ["q_proj"])):
-        with pytest.raises(NotAvailableError, match=f"model: {name} of Multi.* is .* leave it out"):
-            MultiLoraTransformersModel(model_id=str(tmp_path), **{name: value})
-    MultiLoraTransformersModel(
-        model_id=str(tmp_path), lora_config=None, target_modules="all-linear"
-    )
+    slots = {"lora_config": LoraConfig(r=4), "target_modules": ["q_proj"]}
+    model = MultiLoraTransformersModel(model_id=str(tmp_path), **slots)
+    model.add_adapter_to_model("a", LoraConfig(r=2, target_modules="all-linear"))
+    assert model.get_peft_config_dict("a")["r"] == 2

@@ -10,7 +10,7 @@ from twinkle.errors import ConflictError, refuse_unknown, require
 from twinkle.infra import current_run
 from twinkle.logger import get_logger
 from twinkle.model.checkpoint import Checkpoints
-from twinkle.model.group import Group
+from twinkle.model.group import Group, Groups
 from twinkle.remote.how import at_once
 from twinkle.seeding import stable_seed
 from twinkle.template.template import Template, resolve
@@ -120,7 +120,7 @@ class Adapters(Checkpoints):
 
     def _add(self, group):
         self._tenants.settle()
-        groups = dict(self._groups)
+        groups = Groups(self._groups)
         if "" in groups and groups[""].tenant == "full":
             raise ConflictError(
                 f"model: all weights of {self.model_id} are being trained, so adapter "
@@ -149,8 +149,8 @@ class Adapters(Checkpoints):
         with self._lock:
             self._tenants.settle()
             group = self._group(adapter_name)
-            groups = {name: each for name, each in self._groups.items() if each is not group}
-            groups = groups or {"": Group("", self._default_template())}
+            groups = Groups((n, each) for n, each in self._groups.items() if each is not group)
+            groups = groups or Groups({"": Group("", self._default_template())})
             self._drop_stale(group)
             self._tenants.run(self.engine.delete, lambda _: {"groups": groups}, tenant=group.tenant)
 

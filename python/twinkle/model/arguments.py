@@ -1,5 +1,6 @@
 """Checks of arguments: what is refused, and by which name."""
 
+import json
 from dataclasses import dataclass, replace
 
 from twinkle import checks
@@ -7,8 +8,21 @@ from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, requ
 from twinkle.logger import get_logger
 from twinkle.model.router_replay import records
 
-# Keyword arguments that scripts of transformers and of ModelScope's Twinkle give: flags that this
-# engine has no use for, which the log says.
+# Arguments of a model that are checked and change nothing: why.
+INERT = {
+    "attn_implementation": "the engine has one way to attend",
+    "config": "it is that of model_id, but for use_cache; other values are refused by name",
+    "device_map": "device_mesh, remote_group and TWINKLE_DEVICE choose the device",
+    "instance_id": "one object is made for each constructor that is called",
+    "lora_config": "adapters of MultiLoraTransformersModel need no slots, their own configs count",
+    "return_logits": "with task='embedding' there are no logits: embeddings are returned",
+    "low_cpu_mem_usage": "weights are read straight into their place",
+    "memory_efficient_init": "weights are read straight into their place",
+    "target_modules": "adapters of MultiLoraTransformersModel need no slots, their own configs "
+    "count",
+    "trust_remote_code": "no code of a model's folder is ever run",
+    "use_cache": "training keeps no keys and values, sampling always does",
+}
 _FLAGS = ("low_cpu_mem_usage", "memory_efficient_init", "trust_remote_code", "use_cache")
 # All of the constructor's, with the parameters that have a name there.
 NAMES = (
@@ -30,7 +44,7 @@ def check_model_cls(model_cls, value_head):
     """InvalidError: no class, or name of one, of a causal language model; with value_head a
     classifier of tokens or sequences may be given, too."""
     name = model_cls if isinstance(model_cls, str) else getattr(model_cls, "__name__", "")
-    heads = ("ForCausalLM",)
+    heads = ("ForCausalLM", "ForConditionalGeneration")  # whose text model is taken
     if value_head:
         heads += ("ForTokenClassification", "ForSequenceClassification")
     require(
@@ -40,12 +54,37 @@ def check_model_cls(model_cls, value_head):
     )
 
 
-def check_arguments(config, mixed_precision, dtype):
+def check_config(config, config_json):
+    """InvalidError: no config of transformers, or a field of it is not as in the model's own, but
+    for use_cache, which scripts set to False."""
+    if config is None:
+        return
+    if isinstance(config, type) or not hasattr(config, "to_dict"):
+        checks.refuse("model: config", config, "a config of transformers, or left out")
+    ours = type(config).from_dict(json.loads(config_json or "{}")).to_dict()
+    changed = _changed(ours, config.to_dict())
+    require(
+        not changed,
+        f"model: config has another {', '.join(changed)} than the model's own, which the engine "
+        "reads: change that file, or leave config out",
+    )
+
+
+def _changed(ours, given):
+    """Names of the fields that differ; of dicts in dicts those in them."""
+    out = []
+    for name in sorted((ours.keys() | given.keys()) - {"_name_or_path", "use_cache"}):
+        one, other = ours.get(name), given.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            out += [f"{name}.{inner}" for inner in _changed(one, other)]
+        elif one != other:
+            out.append(name)
+    return out
+
+
+def check_arguments(mixed_precision, dtype):
     """Refuses what the model's constructor cannot take. InvalidError: a value that cannot be;
     NotAvailableError: one that this version does not have."""
-    require(
-        config is None, "model: config is given, but the engine reads the config of model_id alone"
-    )
     if mixed_precision in ("fp16", "fp8"):
         raise NotAvailableError(
             f"model: mixed_precision is {mixed_precision!r}, this version has 'bf16' and 'no'"
@@ -77,11 +116,9 @@ def check_kwargs_of_model(kwargs, device):
             ", remote_group and TWINKLE_DEVICE choose that",
         )  # fmt: skip
     inert = [name for name in ("attn_implementation", *_FLAGS) if name in given]
-    _told(inert, "the engine has one way to do it")
-
-
-def _told(names, why):
-    get_logger().info_if(f"model: {', '.join(names)} change nothing here: {why}", names)
+    get_logger().info_if(
+        f"model: {', '.join(inert)} change nothing here: the engine has one way to do it", inert
+    )
 
 
 def refuse_grad_scaler(what):
@@ -161,10 +198,7 @@ def forward_kwargs(method, kwargs, temperature, loss=False):
     if not isinstance(task, str) or task not in ("embedding", "causal_lm", "fused_lm_ce"):
         checks.refuse("model: task", task, "'causal_lm', 'fused_lm_ce' or 'embedding'")
     logits = checks.flag("model: return_logits", kwargs.pop("return_logits", False))
-    require(
-        not logits or task != "embedding",
-        "model: return_logits is True, but task='embedding' computes no logits; leave one out",
-    )
+    logits = logits and task != "embedding"  # of which there are none: INERT
     routes = records(method, kwargs.pop("router_replay_action", None))
     coef = 0.0
     if method != "forward_only":

@@ -94,6 +94,16 @@ def _json_part(options):
     return kept
 
 
+class Groups(dict):
+    """Groups by their adapters' names. InvalidError: none has the name that is looked up."""
+
+    def __missing__(self, name):
+        names = ", ".join(repr(each) for each in self if each) or "none"
+        raise InvalidError(
+            f"model: there is no adapter {name!r}; there are {names}: pass adapter_name"
+        )
+
+
 class Group(Ledger):
     """One adapter's, or the base model's, side of the training loop. `run` does what changes the
     counters."""
@@ -164,6 +174,11 @@ class Group(Ledger):
         """A schedule by name or class, from its beginning. InvalidError: as make_schedule."""
         name, self.schedule = make_schedule(scheduler_cls, as_json, options)
         self.scheduler, self.scheduler_options, self.lr_step = name, dict(options), 0
+
+    @property
+    def lr_scheduler(self):
+        """The schedule's name; None: a constant rate."""
+        return self.scheduler
 
     @property
     def lr(self):

@@ -1,7 +1,7 @@
 """MultiLoraTransformersModel: several adapters on one base model, each called by its name."""
 
 from twinkle import checks
-from twinkle.errors import NotAvailableError, require
+from twinkle.errors import require
 from twinkle.model.transformers_model import TransformersModel
 
 
@@ -12,11 +12,11 @@ class MultiLoraTransformersModel(TransformersModel):
 
     max_loras: adapters at a time. max_r: their largest rank; each costs its own rank only.
     max_length: tokens of one sequence. lora_config and target_modules describe the slots that
-    ModelScope's Twinkle allocates in advance; there are none here, so only the defaults are taken.
+    ModelScope's Twinkle allocates in advance; there are none here, so they change nothing.
     InvalidError: max_loras, max_r or max_length is no integer of at least 1; in a method: no
     adapter_name, one adapter more than max_loras, a rank above max_r, or a sequence of more than
-    max_length tokens; NotAvailableError: a lora_config or
-    target_modules; and as TransformersModel.
+    max_length tokens; and as
+    TransformersModel.
     """
 
     _without_adapters = "none"
@@ -33,16 +33,7 @@ class MultiLoraTransformersModel(TransformersModel):
         target_modules="all-linear",
         **kwargs,
     ):
-        for name, value, default in (
-            ("lora_config", lora_config, None),
-            ("target_modules", target_modules, "all-linear"),
-        ):
-            if value != default:
-                raise NotAvailableError(
-                    f"model: {name} of {type(self).__name__} is {checks.short(value)}, but no "
-                    "slots are allocated in advance that it could describe: leave it out, and pass "
-                    "a LoraConfig to add_adapter_to_model for each adapter"
-                )
+        del lora_config, target_modules  # INERT
         for name, value in (("max_loras", max_loras), ("max_r", max_r), ("max_length", max_length)):
             checks.integer(f"model: {name}", value, least=1)
         super().__init__(model_cls, model_id, config, **kwargs)

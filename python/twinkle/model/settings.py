@@ -9,7 +9,7 @@ import twinkle.processor
 import twinkle.template
 from twinkle import checks
 from twinkle.core import core
-from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown
+from twinkle.errors import NotAvailableError, refuse_unknown
 from twinkle.loss.base import FunctionLoss, Loss, check_usable, engine_loss
 from twinkle.model.arguments import refuse_grad_scaler
 from twinkle.model.base import TwinkleModel
@@ -36,13 +36,19 @@ class Settings(TwinkleModel):
         groups = self._groups  # which adding and removing replace, in other threads, too
         if adapter_name is None:
             adapter_name = next(iter(groups)) if len(groups) == 1 else "default"
-        if not isinstance(adapter_name, str) or adapter_name not in groups:
-            names = ", ".join(repr(name) for name in groups if name) or "none"
-            raise InvalidError(
-                f"model: there is no adapter {adapter_name!r}; there are {names}: pass adapter_name"
-            )
-        groups[adapter_name].settle()
-        return groups[adapter_name]
+        group = groups[adapter_name]
+        group.settle()
+        return group
+
+    @property
+    def optimizer_group(self):
+        """{adapter_name: what is counted and set of it}, of the base model under '': cur_step
+        (micro-batches), iters (steps), gradient_accumulation_steps, lr, grad_norm, optimizer and
+        lr_scheduler (their names), template, processor. InvalidError: there is none of the name."""
+        return self._groups
+
+    def _lazy_wrap_model(self):
+        """Does nothing: the ranks of a mesh share a model from its making on."""
 
     def register_mm_forward_hook(self, *args, **kwargs):
         """Raises NotAvailableError: there is no multimodal model to hook into."""

@@ -4,22 +4,28 @@ from twinkle import checks
 from twinkle.errors import NotAvailableError, refuse_unknown, require
 from twinkle.logger import get_logger
 
-_FIELDS = {
-    "ddp_config": (
-        "bucket_cap_mb", "broadcast_buffers", "check_reduction", "find_unused_parameters",
-        "gradient_as_bucket_view", "init_sync", "static_graph"),
-    "fsdp_config": (
-        "auto_wrap_policy", "backward_prefetch", "cpu_ram_efficient_loading", "expert_parallel",
-        "forward_prefetch", "fsdp_version", "gathered_bytes", "limit_all_gathers",
-        "manual_prefetch", "reshard_after_forward", "sharding_strategy", "sync_module_states",
-        "transformer_layer_cls_to_wrap", "use_orig_params"),
+_ONE_WAY = "ranks have one way to share a model"
+_HONOURED = ("expert_parallel", "gathered_bytes", "reshard_after_forward", "sharding_strategy")
+# Fields of ddp_config and of fsdp_config that are checked and change nothing: why. Those of
+# _HONOURED, too, where a mesh has no ranks along fsdp.
+INERT = {
+    "ddp_config": dict.fromkeys((
+        "broadcast_buffers", "bucket_cap_mb", "check_reduction", "find_unused_parameters",
+        "gradient_as_bucket_view", "init_sync", "static_graph"), _ONE_WAY),
+    "fsdp_config": dict.fromkeys((
+        "auto_wrap_policy", "backward_prefetch", "cpu_ram_efficient_loading", "forward_prefetch",
+        "fsdp_version", "limit_all_gathers", "manual_prefetch", "sync_module_states",
+        "transformer_layer_cls_to_wrap", "use_orig_params"), _ONE_WAY),
 }  # fmt: skip
-# What changes nothing is a flag, too, or None.
+_FIELDS = {
+    "ddp_config": INERT["ddp_config"].keys(),
+    "fsdp_config": {*INERT["fsdp_config"], *_HONOURED},
+}
+# Of these a value is a flag, or None.
 _FLAGS = (
     "broadcast_buffers", "check_reduction", "cpu_ram_efficient_loading", "find_unused_parameters",
     "forward_prefetch", "gradient_as_bucket_view", "init_sync", "limit_all_gathers",
     "static_graph", "sync_module_states", "use_orig_params")  # fmt: skip
-_HONOURED = ("gathered_bytes", "reshard_after_forward", "sharding_strategy")
 _ALL = 1 << 50  # as the engine's largest
 # torch's names and accelerate's numbers: whether layers stay gathered after a forward, and whether
 # the mesh needs dp.

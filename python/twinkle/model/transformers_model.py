@@ -5,7 +5,6 @@ import json
 import threading
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 from twinkle import checks
 from twinkle.checkpoint_engine.mixin import SendsWeights
@@ -18,6 +17,7 @@ from twinkle.loss.old_logps import check_scores, warn_of_ratio
 from twinkle.model.arguments import (
     NAMES,
     check_arguments,
+    check_config,
     check_kwargs_of_model,
     check_model_cls,
     check_outputs,
@@ -26,7 +26,8 @@ from twinkle.model.arguments import (
     refuse_grad_scaler,
 )
 from twinkle.model.batch import Batch, as_list, with_marks
-from twinkle.model.group import Group, check_accumulation
+from twinkle.model.group import Group, Groups, check_accumulation
+from twinkle.model.inside import Inside
 from twinkle.model.predictions import predictions
 from twinkle.model.python_loss import (
     evaluate_in_parts,
@@ -95,7 +96,7 @@ class TransformersModel(SendsWeights, Steps):
             "model: enable_router_replay", kwargs.get("enable_router_replay", False)
         )
         check_model_cls(model_cls, self._value_head)
-        check_arguments(config, mixed_precision, dtype)
+        check_arguments(mixed_precision, dtype)
         if grad_scaler_config:
             refuse_grad_scaler("grad_scaler_config")
         self.device_mesh, self._device = place(self, device_mesh, kwargs.get("remote_group"))
@@ -127,13 +128,12 @@ class TransformersModel(SendsWeights, Steps):
             "model: enable_router_replay is True, but the model has no routed experts: leave it "
             "out",
         )
-        # What scripts reach for on the model inside; the engine knows its layers.
-        self.model = SimpleNamespace(
-            _no_split_modules=None,
-            config=SimpleNamespace(**json.loads(self.model_info["config_json"] or "{}")),
-        )
+        check_config(config, self.model_info["config_json"])
+        self.model = Inside(self.model_info)
         # The adapters, and the tenant of the base model as it is; what changes them holds the lock.
-        self._tenants = Ledger(groups={"": Group("", self._default_template())}, frozen=None)
+        self._tenants = Ledger(
+            groups=Groups({"": Group("", self._default_template())}), frozen=None
+        )
         self._lock = threading.RLock()
         self._number = next(_numbers)
 
@@ -221,7 +221,8 @@ class TransformersModel(SendsWeights, Steps):
         temperature, 0 where nothing was given; at most 1 GiB of them, padding and all ranks'
         sequences included.
         task='embedding': in place of logps embeddings [batch, width] float32, the final hidden
-        state of each sequence's last token divided by its L2 norm. InvalidError: an empty batch, a
+        state of each sequence's last token divided by its L2 norm; return_logits adds none to them.
+        InvalidError: an empty batch, a
         token or label outside the vocabulary, labels that are their own tokens, a sequence beyond
         the model's positions, more logits.
         router_aux_loss_coef: as forward_backward's, for the backward.
@@ -313,7 +314,14 @@ class TransformersModel(SendsWeights, Steps):
 
     @of_batch
     def forward_backward(
-        self, *, inputs, adapter_name=None, micro_batch_size=None, temperature=1.0, **kwargs
+        self,
+        *,
+        inputs,
+        adapter_name=None,
+        micro_batch_size=None,
+        temperature=1.0,
+        gradient_accumulation_steps=None,
+        **kwargs,
     ):
         """Scores a batch and adds the loss's gradient to the accumulated ones: one micro-batch.
 
@@ -322,6 +330,7 @@ class TransformersModel(SendsWeights, Steps):
         work. return_logits, task: as forward's; with task='embedding' the loss is one in Python
         with require_logps = False, and one label may stand for a sequence. A loss with
         require_logits takes at most 1 GiB of logits a call, as return_logits.
+        gradient_accumulation_steps: from now on.
         router_aux_loss_coef, of a model with routed experts: their auxiliary loss learns, too, with
         this coefficient for each of num_tokens (docs/training.md); loss is told without it.
         Returns ModelOutput: loss (as the loss defines it), logps [batch, longest], num_tokens, and
@@ -336,6 +345,7 @@ class TransformersModel(SendsWeights, Steps):
         def check():
             task, loss_kwargs = forward_kwargs("forward_backward", kwargs, temperature, loss=True)
             checks.integer("model: micro_batch_size", micro_batch_size, least=1, none=True)
+            check_accumulation(gradient_accumulation_steps, none=True)
             group = self._group(adapter_name)
             check_kwargs(group.loss, loss_kwargs)
             check_scores(loss_kwargs, task.temperature, self._scorer(group))
@@ -347,6 +357,8 @@ class TransformersModel(SendsWeights, Steps):
         group.check_metrics(True, together.whole, task, loss_kwargs)
         if not task.embedding:
             together.whole.warn_of_unlabelled()
+        if gradient_accumulation_steps is not None:
+            group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         group.mode = "train"
         return self._accumulate(group, together, loss_kwargs, micro_batch_size, task)
 
