@@ -150,6 +150,7 @@ CATCHES = {
     "python/src/bind_mesh.cpp": "closes the group, whose ranks are all told it",
     "python/src/module.cpp": "becomes an exception of Python",
     "python/src/released_gil.h": "is how Python ends a daemon thread, which then sleeps",
+    "twinkle/cli/chat/chat.cpp": "is a line of the terminal; the chat goes on",
     "twinkle/cli/program.cpp": "becomes an exit status",
     "twinkle/cli/serve/state.cpp": "is a journal that changed meanwhile, and is read again",
     "twinkle/cli/serve/yaml.cpp": "gets the file's name and the line of the option",

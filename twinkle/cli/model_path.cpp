@@ -81,6 +81,13 @@ std::string model_path(const std::string& id, Download download) {
   return out.substr(out.rfind('\n') + 1);
 }
 
+void check_adapter(const std::string& folder, const std::string& field) {
+  if (is_there(fs::path(folder) / "adapter_config.json")) return;
+  fail(Code::kNotFound, "cli: ", field, " ", folder,
+       is_there(folder) ? " holds no adapter_config.json" : " does not exist",
+       "; name a directory that 'twinkle train' or peft saved an adapter to");
+}
+
 std::string model_name(const std::string& id) {
   if (is_there(id)) return id;
   std::string lower = id;

@@ -12,6 +12,10 @@ enum class Download { kAll, kWithoutWeights };
 // kNotFound with what it said; kInvalid: a directory that holds an adapter.
 std::string model_path(const std::string& id, Download download = Download::kAll);
 
+// For before the model is read, which may take long. Error kNotFound: `field`, as --adapter,
+// names no directory of an adapter.
+void check_adapter(const std::string& folder, const std::string& field = "--adapter");
+
 // The name of the model in an adapter's files, as twinkle.hub.name_of: a path as it is, an id
 // without hf:// or ms://, the built-in model's own.
 std::string model_name(const std::string& id);

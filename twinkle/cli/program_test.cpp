@@ -27,8 +27,8 @@ std::pair<int, std::string> run_words(std::vector<const char*> arguments) {
 
 TEST(Program, AnUnknownSubcommandIsNamedWithThoseThatThereAre) {
   const std::string required =
-      "A subcommand is required: backup, info, keys, restore, sample, serve, train; --help says "
-      "more\n";
+      "A subcommand is required: backup, chat, eval, export, info, keys, merge, restore, sample, "
+      "serve, train; --help says more\n";
   EXPECT_EQ(run_words({}), std::pair(2, "twinkle: cli: " + required));
   for (const std::string word : {"foo", "--foo"}) {
     EXPECT_EQ(run_words({word.c_str()}),
@@ -156,7 +156,15 @@ TEST(Program, HelpExplainsMODELWhereOneIsTakenAlone) {
     return testing::internal::GetCapturedStdout();
   };
   for (const std::vector<const char*>& takes :
-       {std::vector<const char*>{}, {"info"}, {"sample"}, {"serve"}, {"train"}})
+       {std::vector<const char*>{},
+        {"chat"},
+        {"eval"},
+        {"export"},
+        {"info"},
+        {"merge"},
+        {"sample"},
+        {"serve"},
+        {"train"}})
     EXPECT_NE(help(takes).find("MODEL is 'smollm2'"), std::string::npos) << help(takes);
   for (const std::vector<const char*>& takes_none :
        {std::vector{"backup"}, {"restore"}, {"keys"}, {"keys", "create"}})

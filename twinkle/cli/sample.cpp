@@ -1,11 +1,11 @@
 // twinkle sample MODEL PROMPT...: answers of the model, with an adapter if one is given.
 #include <cstdio>
 
-#include "twinkle/base/file.h"
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/device.h"
 #include "twinkle/cli/model_path.h"
 #include "twinkle/cli/options/flags.h"
+#include "twinkle/cli/options/sampling.h"
 #include "twinkle/engine/engine.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
 #include "twinkle/text/template.h"
@@ -13,34 +13,18 @@
 namespace twinkle::cli {
 namespace {
 
-// SamplingParams has these, but no command line.
-struct Seed {
-  uint64_t seed = engine::SamplingParams().seed;
-  static constexpr auto fields() {
-    return std::tuple{option("seed", &Seed::seed, between(0, kAnyBits), "of the sampling")};
-  }
-};
-
 struct Options {
   std::string model, adapter, system, device;
   std::vector<std::string> prompts;
-  engine::SamplingParams params;
-  Seed seed;
+  SamplingFlags sampling;
   engine::EngineOptions engine;  // but model and device
   bool plain = false;            // prompts are continued as they are, without the chat template
   bool limited = false;  // --max-tokens was given, and isn't cut to what the model has room for
 };
 
-// Before the model is read, which may take long.
-void check_adapter(const std::filesystem::path& folder) {
-  if (folder.empty() || is_there(folder / "adapter_config.json")) return;
-  fail(Code::kNotFound, "cli: --adapter ", folder.string(),
-       is_there(folder) ? " holds no adapter_config.json" : " does not exist",
-       "; name a directory that 'twinkle train' or peft saved an adapter to");
-}
-
 void run(const Options& o) {
-  check_adapter(o.adapter);
+  const engine::SamplingParams params = o.sampling.checked();
+  if (!o.adapter.empty()) check_adapter(o.adapter);
   const std::string path = model_path(o.model);
   const text::Template tmpl(
       path, {.use_chat_template = !o.plain, .max_length = 0, .default_system = o.system});
@@ -50,14 +34,14 @@ void run(const Options& o) {
   engine::Engine engine(with, text::decoder_of);
   engine.run<engine::Done>(
       engine::Create{.tenant = "me", .directory = o.adapter, .frozen = o.adapter.empty()});
-  engine::Sample sample{.tenant = "me", .params = {o.params}, .tokenizer = path};
+  engine::Sample sample{.tenant = "me", .params = {params}, .tokenizer = path};
   for (const std::string& prompt : o.prompts) {
     JsonObject message{{"role", "user"}, {"content", prompt}};
     const auto feature =
         tmpl.encode(JsonObject{{"messages", JsonArray{std::move(message)}}}, true).at(0);
     const int64_t room = engine.model_info().max_positions - std::ssize(feature.input_ids);
-    require(!o.limited || room < 1 || o.params.max_tokens <= room, Code::kInvalid,
-            "cli: --max-tokens is ", o.params.max_tokens, ", after prompt ", sample.prompts.size(),
+    require(!o.limited || room < 1 || params.max_tokens <= room, Code::kInvalid,
+            "cli: --max-tokens is ", params.max_tokens, ", after prompt ", sample.prompts.size(),
             " the model's context has room for ", room, "; lower it or leave it out");
     sample.prompts.emplace_back(feature.input_ids.begin(), feature.input_ids.end());
   }
@@ -76,8 +60,6 @@ void sample(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("sample", "Generate answers, of the model or of an adapter");
   auto o = std::make_shared<Options>();
-  o->params.temperature = 0;
-  o->params.max_tokens = 128;
   command
       ->add_option("model", o->model,
                    "smollm2, directory, .gguf file with a tokenizer beside it, or hub id")
@@ -88,28 +70,16 @@ void sample(CLI::App& app, Action& action) {
   command->add_option("--system", o->system, "system message");
   command->add_flag("--plain", o->plain, "continue the prompt as it is, without a chat template")
       ->excludes(command->get_option("--system"));
-  command->add_option("--max-tokens", o->params.max_tokens, "longest answer, tokens")
-      ->capture_default_str();
-  command->add_option("--temperature", o->params.temperature, "0 is greedy")->capture_default_str();
-  command->add_option("--top-p", o->params.top_p, "smallest set of tokens with this probability")
-      ->capture_default_str();
-  command->add_option("--top-k", o->params.top_k, "most likely tokens to draw from, -1 is all")
-      ->capture_default_str();
-  command
-      ->add_option("--min-p", o->params.min_p, "least probability, as a share of the likeliest's")
-      ->capture_default_str();
+  add_sampling(*command, o->sampling);
   add_device(*command, o->device);
-  add_options(*command, o->seed);
   add_options(*command, o->engine,
               {"mixed_precision", "kv_tokens", "max_sequences", "prefill_tokens", "prefix_cache",
                "memory_share", "deterministic", "decode_graphs"});
-  command->add_option("--num-samples", o->params.num_samples, "answers to each prompt")
+  command->add_option("--num-samples", o->sampling.params.num_samples, "answers to each prompt")
       ->capture_default_str();
-  command->add_option("--stop", o->params.stop, "text that ends an answer");
   command->callback([o, command, &action] {
     o->limited = command->count("--max-tokens") > 0;
-    o->params.seed = o->seed.seed;
-    sampler::validate(o->params);
+    o->sampling.checked();
     action = [o](const std::string&) { run(*o); };
   });
 }

@@ -6,6 +6,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/io/gguf/gguf.h"
+#include "twinkle/io/gguf/gguf_writer.h"
 
 namespace twinkle {
 namespace {
@@ -147,15 +148,6 @@ class Fields {
   std::string prefix_;
 };
 
-// Llama 3's factor per frequency: `factor` for long waves, 1 for short ones, between them a blend.
-double llama3_factor(double frequency, double factor) {
-  const double wave = 2 * std::numbers::pi / frequency;
-  if (wave < kLlama3Context / kLlama3High) return 1;
-  if (wave > kLlama3Context / kLlama3Low) return factor;
-  const double smooth = (kLlama3Context / wave - kLlama3Low) / (kLlama3High - kLlama3Low);
-  return 1 / ((1 - smooth) / factor + smooth);
-}
-
 // The rope scaling that gives the factors of the tensor rope_freqs.weight.
 Json llama3_scaling(const GgufFile& file, const GgufTensor& tensor, double theta) {
   require(tensor.shape.size() == 1 && tensor.shape[0] <= kMaxFactors, Code::kInvalid,
@@ -164,10 +156,11 @@ Json llama3_scaling(const GgufFile& file, const GgufTensor& tensor, double theta
   std::vector<float> factors(static_cast<size_t>(tensor.shape[0]));
   read_values(*file.file(), tensor, 0, factors);
   const double factor = *std::max_element(factors.begin(), factors.end());
+  const Llama3Scaling scaling{factor, kLlama3Low, kLlama3High, kLlama3Context};
   for (size_t i = 0; i < factors.size(); ++i) {
     const double frequency =
         std::pow(theta, -static_cast<double>(i) / static_cast<double>(factors.size()));
-    const double expected = llama3_factor(frequency, factor);
+    const double expected = scaling.of(frequency);
     require(std::abs(factors[i] - expected) <= 1e-3 * expected, Code::kInvalid,
             "io: ", file.path().string(), ": rope_freqs.weight[", i, "] is ", factors[i],
             ", Llama 3's scaling would have ", expected, ": no other scaling is supported");
@@ -250,6 +243,34 @@ std::string hugging_face_name(std::string_view gguf_name) {
     return std::string("model.layers.").append(layer).append(".").append(ours).append(suffix);
   }
   return "";
+}
+
+std::string gguf_name(std::string_view hugging_face_name) {
+  if (hugging_face_name == "lm_head.weight") return "output.weight";
+  const size_t dot = hugging_face_name.rfind('.');
+  if (dot == hugging_face_name.npos) return "";
+  const std::string_view suffix = hugging_face_name.substr(dot);  // ".weight" or ".bias"
+  if (suffix != ".weight" && suffix != ".bias") return "";
+  std::string_view stem = hugging_face_name.substr(0, dot);
+  for (const auto& [theirs, ours] : kModelNames)
+    if (stem == ours) return std::string(theirs).append(suffix);
+  constexpr std::string_view kLayers = "model.layers.";
+  if (!stem.starts_with(kLayers)) return "";
+  stem.remove_prefix(kLayers.size());
+  const std::string_view layer = stem.substr(0, stem.find('.'));
+  stem.remove_prefix(std::min(layer.size() + 1, stem.size()));
+  for (const auto& [theirs, ours] : kLayerNames)
+    if (stem == ours)
+      return std::string("blk.").append(layer).append(".").append(theirs).append(suffix);
+  return "";
+}
+
+double Llama3Scaling::of(double frequency) const {
+  const double wave = 2 * std::numbers::pi / frequency;
+  if (wave < context / high) return 1;
+  if (wave > context / low) return factor;
+  const double smooth = (context / wave - low) / (high - low);
+  return 1 / ((1 - smooth) / factor + smooth);
 }
 
 Json gguf_config(const GgufFile& file) {

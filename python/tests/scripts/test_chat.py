@@ -1,0 +1,60 @@
+"""`twinkle chat` on a terminal: prompts, answers, Ctrl-C and Ctrl-D."""
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from twinkle import program
+
+
+class Terminal:
+    """The program on a terminal of its own; `until(text)` reads what it prints."""
+
+    def __init__(self, *arguments):
+        if program.path() is None:
+            pytest.skip("bin/twinkle is not built")
+        self._end, other = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from twinkle.program import main; main()", *arguments],
+            stdin=other, stdout=other, stderr=other,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+        )  # fmt: skip
+        os.close(other)
+        self._read = ""
+
+    def type(self, text):
+        os.write(self._end, text.encode())
+
+    def until(self, text):
+        """All up to `text`, which is taken."""
+        while text not in self._read:
+            self._read += os.read(self._end, 4096).decode(errors="replace")
+        before, _, self._read = self._read.partition(text)
+        return before
+
+    def ended(self):
+        status = self.process.wait(timeout=60)
+        os.close(self._end)
+        return status
+
+
+def test_ctrl_c_ends_an_answer_and_ctrl_d_the_chat(engine_built, tiny_llama_dir):
+    chat = Terminal("chat", str(tiny_llama_dir), "--max-tokens", "400", "--temperature", "1")
+    assert "/help lists the commands" in chat.until("\r\n> ")
+    chat.type("Hello!\n")
+    chat.until("Hello!\r\n")
+    chat.process.send_signal(signal.SIGINT)
+    chat.until(" tokens/s")
+    chat.until("\r\n> ")
+    chat.process.send_signal(signal.SIGINT)
+    chat.until("(Ctrl-D or /exit ends the chat)\r\n> ")
+    chat.type("/adapter nobody\n")
+    assert "there is no adapter 'nobody'" in chat.until("\r\n> ")
+    chat.type("/reset\n")
+    chat.until("> ")
+    chat.type("\x04")
+    assert chat.ended() == 0
