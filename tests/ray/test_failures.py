@@ -188,11 +188,10 @@ def test_a_killed_worker_ends_every_call_of_its_group_and_no_other(driver):
         thing, other = Thing(remote_group="two"), Thing(remote_group="other")
         kept, pids = thing.large(1), [f["pid"] for f in thing.facts()()]
         pending = thing.wait(60)
-        waiting = thing.wait(60, rank=0)
         os.kill(pids[1], signal.SIGKILL)
         began = time.monotonic()
         told = []
-        for call in (pending, waiting, kept, thing.step, lambda: Thing(remote_group="two")):
+        for call in (pending, kept, thing.step, lambda: Thing(remote_group="two")):
             with pytest.raises(InternalError, match="rank 1 of group two is gone: ") as caught:
                 call()
             told.append(str(caught.value))
@@ -212,16 +211,16 @@ def test_a_call_that_was_interrupted_between_two_workers_ends_the_group(driver, 
 
     with driver(two=2):
         thing = Thing(remote_group="two")
-        remote, sent = ray.actor.ActorMethod.remote, []
+        options, sent = ray.actor.ActorMethod.options, []
 
-        def interrupted(method, *arguments):
+        def interrupted(method, **given):
             sent.append(method)
             if len(sent) == 2:
                 raise KeyboardInterrupt
-            return remote(method, *arguments)
+            return options(method, **given)
 
         with monkeypatch.context() as patch:
-            patch.setattr(ray.actor.ActorMethod, "remote", interrupted)
+            patch.setattr(ray.actor.ActorMethod, "options", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 thing.wait(60)
         with pytest.raises(

@@ -14,7 +14,8 @@ from twinkle import (
     InvalidError,
 )
 from twinkle.errors import ConflictError, NotFoundError
-from twinkle.remote.group import settled
+from twinkle.remote.group import together
+from twinkle.remote.lazy import cut
 
 # ---- lazy results
 
@@ -28,10 +29,13 @@ def test_a_lazy_result_is_called_iterated_measured_and_indexed(thing):
 
 
 def test_a_lazy_result_of_the_same_group_stays_in_its_worker(thing):
-    """Each worker takes its own part: nothing is fetched, nothing sent."""
+    """Each worker takes its own part: nothing comes to the driver."""
     lazy = thing.doubled([1, 2, 3])
+    refs, sent = [], lazy._pending
+    kind, span, *_ = cut(lazy, 1, 2)._ticket(thing.group, refs)
+    assert (kind, span, refs) == ("joined", (0, 1), [(sent.refs[1], sent.kept[1])])
     again = thing.doubled(lazy)
-    assert not lazy._has_value and lazy._refs is None
+    assert not lazy._has_value
     assert again() == [4, 8, 12]
 
 
@@ -87,10 +91,15 @@ def test_a_lazy_result_may_stand_inside_of_arguments(thing):
 
 
 def test_a_result_that_nobody_has_any_more_is_forgotten(thing):
-    before = thing.held()()
-    for _ in range(5):
-        thing.large(1)
-    assert thing.held()()[0] <= before[0] + 1
+    from ray._private.worker import global_worker
+
+    lazy = thing.large(1)
+    thing.step()
+    kept = {ref.hex().encode() for ref in lazy._pending.kept.values()}
+    counted = global_worker.core_worker.get_all_reference_counts
+    assert kept <= set(counted())
+    del lazy
+    assert not kept & set(counted())
 
 
 def test_lazy_calls_return_before_they_are_done_and_sync_ones_do_not(thing, tmp_path):
@@ -134,11 +143,13 @@ def test_a_result_of_a_call_that_has_failed_raises_what_that_has_raised(run, tmp
         for use in (made.same, other.same, lambda x: other.same([x]), made.doubled):
             with pytest.raises(ZeroDivisionError, match="by nothing"):
                 use(failing)
-    sent = tmp_path / "sent"
-    made.wait(str(sent))
-    passed_on = other.same(made.fail(ZeroDivisionError("by nothing")))  # nobody knows it yet
-    sent.touch()
-    with pytest.raises(InternalError, match="group two has not made a result: an earlier call"):
+    told = tmp_path / "told"
+    late = made.wait_and_fail(str(told), ZeroDivisionError("by nothing"))
+    passed_on = other.same(late)  # nobody knows it yet
+    told.touch()
+    with pytest.raises(
+        InternalError, match="group two has not made a result: ZeroDivisionError: by nothing"
+    ):
         passed_on()
     with pytest.raises(ZeroDivisionError, match="by nothing"):
         made.step()
@@ -160,33 +171,18 @@ def test_an_error_that_nobody_waited_for_is_raised_by_the_next_call(thing):
     assert made.step() == 1
 
 
-def test_what_was_sent_after_a_call_that_fails_is_not_done(thing, tmp_path):
-    sent = tmp_path / "sent"
-    made = Thing(remote_group="two")
-    made.wait(str(sent))
-    failing = made.fail(ConflictError("first"))
-    counted = made.count_on_the_first()
-    sent.touch()
-    with pytest.raises(ConflictError, match="first"):
-        failing()
-    with pytest.raises(InternalError, match="was not done: a call before it failed"):
-        counted()
+def test_a_call_waits_for_the_one_before_and_is_not_done_where_that_fails(run, tmp_path):
+    told = tmp_path / "told"
+    made, other = Thing(remote_group="two"), Thing(remote_group="three")
+    failing = made.wait_and_fail(str(told), ConflictError("first"))
+    assert other.step() == 1  # another group does not wait
+    threading.Timer(0.5, told.touch).start()
+    with pytest.raises(ConflictError, match=r"first .*Thing.wait_and_fail at test_results.py"):
+        made.step()
+    assert told.exists()
     assert made.steps_of_all()() == [0, 0]
-
-
-def test_the_error_of_a_call_before_is_told_where_one_worker_alone_has_skipped(run, tmp_path):
-    sent, told = tmp_path / "sent", tmp_path / "told"
-    made = Thing(remote_group="two")
-    made.wait(str(sent))
-    failing, later = made.fail_beside(ConflictError("first"), str(told)), made.steps_of_all()
-    sent.touch()
-    with pytest.raises(ConflictError, match="first"):
-        later()  # the other worker is busy, and would be waited for
     with pytest.raises(ConflictError, match="first"):
         failing()
-    told.touch()  # until now it has been
-    assert made.step() == 1 and made.steps_of_all()() == [1, 1]
-    assert not Path(f"{told}.late").exists()
 
 
 def test_the_next_call_raises_what_one_worker_has_told_while_another_is_busy(run, tmp_path):
@@ -212,25 +208,17 @@ def test_a_worker_that_fails_long_after_another_goes_on_with_it(run, tmp_path):
     assert not Path(f"{told}.late").exists()
 
 
-def test_where_groups_are_settled_no_worker_skips_a_call(run, tmp_path):
+def test_calls_that_wait_for_each_other_are_sent_once_both_groups_are_free(run, tmp_path):
     told = tmp_path / "told"
     made, other = Thing(remote_group="two"), Thing(remote_group="three")
     with pytest.raises(ConflictError, match="first"):
         made.fail_beside(ConflictError("first"), str(told), ConflictError("second"))()
     threading.Timer(1, told.touch).start()  # until then its other worker is busy, and then fails
-    with settled(made.group, other.group):
-        steps = made.steps_of_all(), other.steps_of_all()
-    assert [each() for each in steps] == [[0, 0]] * 2
-    sent = tmp_path / "sent"
-    other.wait(str(sent))
+    groups = made.group, other.group
+    assert together(groups, made.steps_of_all, other.steps_of_all) == [[0, 0]] * 2
     other.fail(ConflictError("early"))
-    skipped = other.steps_of_all()  # before anybody knows of the error
-    sent.touch()
-    with pytest.raises(ConflictError, match="early") as caught, settled(made.group, other.group):
-        pytest.fail("there is an error")
-    with pytest.raises(InternalError, match="was not done"):
-        skipped()
-    assert any("was not done" in note for note in caught.value.__notes__)
+    with pytest.raises(ConflictError, match="early"):
+        together(groups, lambda: pytest.fail("there is an error"))
     assert other.step() == 1
 
 
@@ -258,12 +246,18 @@ def test_what_cannot_be_sent_is_named(eager):
         eager.same(threading.Lock())
     with pytest.raises(InvalidError, match=r"make of Thing cannot be sent to group two"):
         Thing(make=threading.Lock(), remote_group="two")
-    with pytest.raises(InvalidError, match=r"what Thing\.unsendable takes or returns"):
+    with pytest.raises(InvalidError, match=r"what Thing\.unsendable returns cannot be .*lock"):
         eager.unsendable()
-    with pytest.raises(InvalidError, match=r"unreadable takes or returns .* it is not known here"):
+    with pytest.raises(InvalidError, match=r"unreadable returns cannot be .* it is not known here"):
         eager.unreadable()
-    with pytest.raises(InvalidError, match=r"a result of group two cannot be sent: .*lock"):
-        Thing(remote_group="three").same(Thing(remote_group="two").unsendable())()
+    other, failing = Thing(remote_group="three"), Thing(remote_group="two").unsendable()
+    answered(failing)
+    for use in (failing, lambda: other.same(failing)):
+        with pytest.raises(InvalidError, match=r"what Thing\.unsendable returns cannot be sent"):
+            use()
+    passed_on = other.same(Thing(remote_group="two").unreadable())
+    with pytest.raises(InvalidError, match=r"argument of Thing\.same cannot be .* not known here"):
+        passed_on()
     assert eager.step() == 1
 
 

@@ -58,7 +58,7 @@ def test_each_group_is_a_placement_group_with_a_place_for_each_rank(driver):
 
 
 def test_a_worker_that_does_not_start_is_named_after_a_limit(driver, monkeypatch):
-    monkeypatch.setattr("twinkle.remote.worker.Worker", SilentWorker)
+    monkeypatch.setattr("twinkle.remote.cluster.Worker", SilentWorker)
     monkeypatch.setattr("twinkle.remote.cluster._START_SECONDS", 1)
     monkeypatch.setattr("twinkle.remote.cluster.timeout_seconds", lambda: 0.1)
     monkeypatch.setenv("TWINKLE_CPU_PG_CPUS_PER_PROC", "3")
@@ -75,7 +75,7 @@ def test_a_worker_that_does_not_start_is_named_after_a_limit(driver, monkeypatch
 
 
 def test_a_worker_that_cannot_begin_is_told_while_another_waits_for_it(driver, monkeypatch):
-    monkeypatch.setattr("twinkle.remote.worker.Worker", UnevenWorker)
+    monkeypatch.setattr("twinkle.remote.cluster.Worker", UnevenWorker)
     began = time.monotonic()
     told = r"^infra: rank 1 of group two has not started: thing: it cannot begin$"
     with pytest.raises(InternalError, match=told), driver(two=2):
@@ -89,7 +89,7 @@ def test_all_ranks_that_have_not_begun_are_named(monkeypatch):
 
     def wait(refs, timeout):
         waited.append(timeout)
-        return ([refs[1]], []) if len(refs) == 3 else ([], refs)
+        return ([refs[1]], [refs[0], refs[2]]) if len(refs) == 3 else ([], refs)
 
     starting = object.__new__(Cluster)
     starting._ray = SimpleNamespace(wait=wait, get=lambda ref: f"of {ref}", exceptions=None)

@@ -127,12 +127,9 @@ def test_a_call_that_fails_unseen_is_told_by_the_sync_and_neither_side_waits(
     for _ in range(2):  # the second time they have met
         model.set_loss(late)
         model.forward_backward(inputs=rows)
-        model.clip_grad_and_step()
         with pytest.raises(ValueError, match=r"missing \(rank 0 of group model, .*") as caught:
             within(60, manager.sync_weights)
         assert "forward_backward at test_sync.py:" in str(caught.value)
-        notes = [note for note in caught.value.__notes__ if "was not done" in note]
-        assert len(notes) == 1 and "clip_grad_and_step at test_sync.py:" in notes[0]
         model.set_loss("CrossEntropyLoss")
         within(60, manager.sync_weights)
     for seconds in (0, 2):

@@ -1,5 +1,6 @@
 """Classes whose objects the tests put into workers."""
 
+import gc
 import os
 import threading
 import time
@@ -187,6 +188,11 @@ class Thing:
     def wait(self, until, rank=None):
         return rank not in (None, Platform.get_rank()) or busy(until)
 
+    @remote_function(dispatch="all", collect="first")
+    def wait_and_fail(self, until, error):
+        busy(until)
+        raise error
+
     @remote_function(dispatch="all", collect="none")
     def large(self, megabytes):
         return np.zeros(megabytes << 20, np.uint8)
@@ -197,9 +203,8 @@ class Thing:
 
     @remote_function(dispatch="all", collect="none")
     def held(self):
-        from twinkle.remote import held
-
-        return len(held.table)
+        """Things in this worker."""
+        return sum(type(each) is Thing for each in gc.get_objects())
 
     @remote_function(dispatch="all", collect="first")
     def unsendable(self):

@@ -21,7 +21,7 @@ class CheckpointEngine:
 
     def prepare(self):
         """On rank 0, before all else: a text, by which the others find it."""
-        raise NotImplementedError(f"{type(self).__name__} does not define prepare")
+        self._undefined("prepare")
 
     @classmethod
     def build_topology(cls, num_senders, num_receivers, address):
@@ -30,31 +30,32 @@ class CheckpointEngine:
         checks.integer("checkpoint_engine: num_senders", num_senders, least=1)
         checks.integer("checkpoint_engine: num_receivers", num_receivers, least=1)
         size = num_senders + num_receivers
-        every = [
-            {"address": address, "rank": r, "world_size": size, "num_senders": num_senders}
-            for r in range(size)
-        ]
+        same = {"address": address, "world_size": size, "num_senders": num_senders}
+        every = [{"rank": rank, **same} for rank in range(size)]
         return every[:num_senders], every[num_senders:]
 
     def init_process_group(self, address, rank, world_size, num_senders):
         """Meets the other ranks: waits until each has called it. address: what rank 0's prepare
         gave."""
-        raise NotImplementedError(f"{type(self).__name__} does not define init_process_group")
+        self._undefined("init_process_group")
 
     def send_weights(self, engine, tenant, name=""):
         """On a rank of the model, while the sampler's ranks receive: the tenant's adapter, or,
         without one, all weights. engine: the compiled one. Returns a dict: num_bytes, has_base
         (whether all weights have travelled), adapter_name."""
-        raise NotImplementedError(f"{type(self).__name__} does not define send_weights")
+        self._undefined("send_weights")
 
     def receive_weights(self, engine, frozen):
         """On a rank of the sampler. frozen: its engine's tenant of the base model as it is. Returns
         a dict as send_weights does, and tenant, which samples with the new weights."""
-        raise NotImplementedError(f"{type(self).__name__} does not define receive_weights")
+        self._undefined("receive_weights")
 
     def finalize(self):
         """Leaves the group: whoever waits for this rank is told. May be called twice."""
-        raise NotImplementedError(f"{type(self).__name__} does not define finalize")
+        self._undefined("finalize")
+
+    def _undefined(self, method):
+        raise NotImplementedError(f"{type(self).__name__} does not define {method}")
 
 
 class CheckpointEngineRegistry:
@@ -81,10 +82,8 @@ class CheckpointEngineRegistry:
             return cls._classes[name]
         names = ", ".join(sorted(cls._classes))
         if name in _ELSEWHERE:
-            raise NotAvailableError(
-                f"checkpoint_engine: {name!r} is not in this version, which has {names}: weights "
-                "travel through the memory of CPUs"
-            )
+            text = f"checkpoint_engine: {name!r} is not in this version, which has {names}: "
+            raise NotAvailableError(text + "weights travel through the memory of CPUs")
         near = difflib.get_close_matches(name, cls._classes, n=1)
         meant = f". Did you mean {near[0]!r}?" if near else ""
         raise InvalidError(f"checkpoint_engine: there is no {name!r}, there is {names}{meant}")

@@ -74,10 +74,8 @@ class GlooCheckpointEngine(CheckpointEngine):
             group.set_timeout(FOREVER)  # the watch tells who has gone
             self._watch = watch_through(store, "twinkle/sync/watch", self._host, place)
         except (RuntimeError, OSError) as error:
-            raise NotAvailableError(
-                f"checkpoint_engine: rank {rank} of {world_size} could not meet the others at "
-                f"{address}: {with_rank(error)}"
-            ) from error
+            text = f"checkpoint_engine: rank {rank} of {world_size} could not meet the others at "
+            raise NotAvailableError(f"{text}{address}: {with_rank(error)}") from error
         self._link = core().SyncLink(name, self._watch, num_senders, self._bucket_bytes)
         self._at_end = weakref.finalize(self, tell_end, self._watch, rank)  # the script's, too
         self._rank, self._size = rank, world_size
@@ -100,17 +98,21 @@ class GlooCheckpointEngine(CheckpointEngine):
         """In its block this rank waits for the others by its link, and warns of who is late. Gloo's
         errors, which tell of a connection, become those of a rank. What a rank has told of itself
         (sync: rank ...) stays."""
-        link, watch = self._meeting(), self._watch
+        require(
+            self._link is not None,
+            "checkpoint_engine: the ranks have not met: call init_process_group first",
+        )
+        watch = self._watch
         try:
             with waits_at(watch, "a sync of weights"):
-                yield link
+                yield self._link
         except InternalError as error:
-            why = None if _is_told(error) else _why_after(watch)
+            is_told = re.match(r"sync: rank \d+( \(the \w+\))?: ", str(error))
+            why = None if is_told else _why_after(watch)
             if why is None:
                 raise
-            raise InternalError(
-                f"checkpoint_engine: {what} of rank {self._rank} of {self._size}: {why}"
-            ) from error
+            what = f"checkpoint_engine: {what} of rank {self._rank} of {self._size}"
+            raise InternalError(f"{what}: {why}") from error
 
     def finalize(self):
         """Closes the group and, on rank 0, the store."""
@@ -124,13 +126,6 @@ class GlooCheckpointEngine(CheckpointEngine):
             self._at_end.detach()
         self._link = self._watch = self._at_end = None
 
-    def _meeting(self):
-        require(
-            self._link is not None,
-            "checkpoint_engine: the ranks have not met: call init_process_group first",
-        )
-        return self._link
-
 
 def _parts(address):
     checks.text("checkpoint_engine: address", address)
@@ -143,21 +138,14 @@ def _parts(address):
 def _store(host, port, timeout, is_master):
     import torch.distributed as dist
 
+    seconds = timedelta(seconds=timeout)
     try:
         return dist.TCPStore(
-            host,
-            port,
-            is_master=is_master,
-            timeout=timedelta(seconds=timeout),
-            wait_for_workers=False,
+            host, port, is_master=is_master, timeout=seconds, wait_for_workers=False
         )
     except (RuntimeError, ValueError) as error:
         where = f"open a port on {host}" if is_master else f"reach {host}:{port}"
         raise NotAvailableError(f"checkpoint_engine: cannot {where}: {error}") from error
-
-
-def _is_told(error):
-    return re.match(r"sync: rank \d+( \(the \w+\))?: ", str(error)) is not None
 
 
 def _why_after(watch):

@@ -1,8 +1,6 @@
 """CheckpointEngineManager: that a sampler has its model's newest weights."""
 
 import threading
-import weakref
-from contextlib import ExitStack
 
 from twinkle import checks
 from twinkle.checkpoint_engine.gloo import bucket_size
@@ -12,13 +10,8 @@ from twinkle.engine.group import timeout_seconds
 from twinkle.errors import NotAvailableError
 from twinkle.infra import current_run
 from twinkle.remote import remote_class, remote_function
-from twinkle.remote.group import settled
+from twinkle.remote.group import locked, raise_of, together
 from twinkle.remote.proxy import Proxy
-
-_turns = (
-    weakref.WeakKeyDictionary()
-)  # {WorkerGroup: Lock}: its ranks sync for one manager at a time
-_met = weakref.WeakKeyDictionary()  # {Proxy: _ends of the manager for which its ranks met last}
 
 
 @remote_class(execute="all", listed=False)
@@ -47,22 +40,17 @@ class CheckpointEngineManager:
         self._ends = None  # how weights get there, once it is known
         # No bound method of its own is kept: the model would end with the collector of garbage.
         self._there = None  # a manager in the workers that have both
-        self._in_workers = _is_remote(model) or _is_remote(sampler)
-        if self._in_workers:
-            self._check_workers()
-            if model.group is sampler.group:
-                # One process has both: it does as a process alone does.
-                given = (model, sampler, platform, self._bucket_bytes)
-                self._there = current_run().made_in_workers(
-                    CheckpointEngineManager, model.group.name, given, {}
-                )
-
-    def _check_workers(self):
-        for what, each in (("model", self._model), ("sampler", self._sampler)):
-            if not _is_remote(each):
-                checks.refuse(
-                    f"checkpoint_engine: {what}", each, "in the workers of a group, as the other is"
-                )
+        self._in_workers = _is_remote(model)
+        if self._in_workers is not _is_remote(sampler):
+            what, each = ("sampler", sampler) if self._in_workers else ("model", model)
+            must = "in the workers of a group, as the other is"
+            checks.refuse(f"checkpoint_engine: {what}", each, must)
+        if self._in_workers and model.group is sampler.group:
+            # One process has both: it does as a process alone does.
+            given = (model, sampler, platform, self._bucket_bytes)
+            self._there = current_run().made_in_workers(
+                CheckpointEngineManager, model.group.name, given, {}
+            )
 
     @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def sync_weights(self, merge_and_sync=True):
@@ -86,84 +74,44 @@ class CheckpointEngineManager:
         if self._there is not None:
             self._there.sync_weights()
         elif self._in_workers:
-            self._sync_groups()
-        else:
+            self._sync_groups(self._model, self._sampler)
+        elif self._sampler.engine is not self._model.engine:
             self._sync_here()
 
     def _sync_here(self):
-        if self._sampler.engine is self._model.engine:
-            return
         if self._ends is None:
             self._ends = core().SyncLink.pair(self._bucket_bytes, timeout_seconds())
         sender, receiver = self._ends
         _both(
             lambda: self._model._send_by(sender.send),
             lambda: self._sampler._receive_by(receiver.receive),
-            (sender, receiver),
+            self._ends,
         )
 
-    def _sync_groups(self):
-        """One sync of a group at a time: a model's ranks meet one sampler's."""
-        both = (self._model, self._sampler)
-        with ExitStack() as held:
-            for group in sorted({each.group for each in both}, key=lambda group: group.name):
-                held.enter_context(_turns.setdefault(group, threading.Lock()))
-            groups = [each.group for each in both]
-            if self._ends is None or any(_met.get(each) is not self._ends for each in both):
-                self._meet(*both)
-            # A worker skips what was sent behind a call that fails, and the other side would wait.
-            with settled(*groups):
-                results = self._model.send_weights(), self._sampler.receive_weights()
-            _all_of(*results)
+    def _sync_groups(self, model, sampler):
+        groups = model.group, sampler.group
+        with locked(*groups):  # a model's ranks meet one sampler's at a time
+            if self._ends is None or not (model.met_for is sampler.met_for is self._ends):
+                self._meet(model, sampler, groups)
+            together(groups, model.send_weights, sampler.receive_weights)
 
-    def _meet(self, model, sampler):
-        for each in (model, sampler):
-            _met.pop(each, None)
-            each.group.settle()
+    def _meet(self, model, sampler, groups):
+        model.met_for = sampler.met_for = None
         options = {"bucket_bytes": self._bucket_bytes}
-        address = model.prepare_checkpoint_engine(**options)
+        options["address"] = model.prepare_checkpoint_engine(**options)
         sampler.finalize_checkpoint_engine()
         senders = model.group.size
-        meet = {
-            "address": address,
-            "world_size": senders + sampler.group.size,
-            "num_senders": senders,
-            **options,
-        }
-        with settled(model.group, sampler.group):
-            results = (
-                model.init_checkpoint_process_group(rank=0, **meet),
-                sampler.init_checkpoint_process_group(rank=senders, **meet),
-            )
-        _all_of(*results)
-        self._ends = object()
-        for each in (model, sampler):
-            _met[each] = self._ends
+        options |= {"world_size": senders + sampler.group.size, "num_senders": senders}
+        together(
+            groups,
+            lambda: model.init_checkpoint_process_group(rank=0, **options),
+            lambda: sampler.init_checkpoint_process_group(rank=senders, **options),
+        )
+        self._ends = model.met_for = sampler.met_for = object()
 
 
 def _is_remote(one):
     return type(one) is Proxy
-
-
-def _raise_of(errors):
-    """Raises one of them, if any: a rank's own tells more than another's of having been told. The
-    list is emptied: tracebacks have the frames that have it, and these the model."""
-    try:
-        if errors:
-            raise min(errors, key=lambda error: str(error).startswith("sync: rank "))
-    finally:
-        errors.clear()
-
-
-def _all_of(*results):
-    """Waits for calls of groups that wait for each other. Raises what one of them has raised."""
-    errors = []
-    for result in results:
-        try:
-            result()
-        except Exception as error:
-            errors.append(error)
-    _raise_of(errors)
 
 
 def _both(send, receive, ends):
@@ -181,4 +129,4 @@ def _both(send, receive, ends):
     thread.start()
     call(receive, ends[1])
     thread.join()
-    _raise_of(errors)
+    raise_of(errors)

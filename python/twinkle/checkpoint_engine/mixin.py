@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 
 from twinkle import checks
-from twinkle.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+from twinkle.checkpoint_engine.base import CheckpointEngineRegistry
 from twinkle.errors import require
 from twinkle.remote import remote_function
 
@@ -64,8 +64,14 @@ class CheckpointEngineMixin:
         begun = []
 
         def call(*given):
+            engine = self._checkpoint_engine
+            require(
+                engine is not None,
+                f"checkpoint_engine: {method} needs init_checkpoint_process_group before it, or "
+                "CheckpointEngineManager(model=, sampler=).sync_weights()",
+            )
             begun.append(True)
-            return getattr(self._own_checkpoint_engine(method), method)(*given)
+            return getattr(engine, method)(*given)
 
         try:
             yield call
@@ -73,14 +79,6 @@ class CheckpointEngineMixin:
             if not begun and self._checkpoint_engine is not None:
                 self._checkpoint_engine.finalize()
             raise
-
-    def _own_checkpoint_engine(self, method):
-        require(
-            isinstance(self._checkpoint_engine, CheckpointEngine),
-            f"checkpoint_engine: {method} needs init_checkpoint_process_group before it, or "
-            "CheckpointEngineManager(model=, sampler=).sync_weights()",
-        )
-        return self._checkpoint_engine
 
 
 class SendsWeights(CheckpointEngineMixin):

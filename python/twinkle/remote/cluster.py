@@ -5,7 +5,6 @@ import inspect
 import os
 import secrets
 import socket
-import threading
 import time
 from pathlib import Path
 
@@ -17,26 +16,26 @@ from twinkle.platform import Platform, environment_number, timeout_seconds
 from twinkle.remote.gone import why_gone
 from twinkle.remote.group import WorkerGroup
 from twinkle.remote.proxy import Proxy
+from twinkle.remote.worker import Worker
 
 VERSION = "2.60"
-# Of a node without RAY_AUTH_MODE; Ray's own text there tells to make a token.
+# For nodes without RAY_AUTH_MODE; Ray's own text there asks for a token.
 _REFUSED = (
     "; where `ray start` of a node has ended with InvalidAuthToken, run `export "
     "RAY_AUTH_MODE=token` before it"
 )
 _START_SECONDS = 600  # that a worker has at least; most is torch's import, from a disk that is busy
-_PLACEMENT = ("remote_group", "instance_id", "device_mesh")
 
 
 def ray_package():
     """The package ray. NotAvailableError: it is not installed, or of another minor version;
     InvalidError: something else has its name, such as a script ray.py."""
+    remedy = f"pip install 'ray=={VERSION}.*'"
     try:
         import ray
     except ImportError as error:
         raise NotAvailableError(
-            f"infra: mode 'ray' with several ranks needs the package ray {VERSION}: "
-            f"pip install 'ray=={VERSION}.*'"
+            f"infra: mode 'ray' with several ranks needs the package ray {VERSION}: {remedy}"
         ) from error
     require(
         hasattr(ray, "__version__"),
@@ -44,10 +43,8 @@ def ray_package():
         "ray: give that another name",
     )
     if ray.__version__.rpartition(".")[0] != VERSION:
-        raise NotAvailableError(
-            f"infra: the package ray is {ray.__version__}, it must be {VERSION}.*: "
-            f"pip install 'ray=={VERSION}.*'"
-        )
+        text = f"infra: the package ray is {ray.__version__}, it must be {VERSION}.*: {remedy}"
+        raise NotAvailableError(text)
     return ray
 
 
@@ -93,8 +90,8 @@ class Cluster:
 
     def __init__(self, run, per_node, seconds):
         self.groups, self._placed, self._run = {}, [], run
-        self._ray, self._lock, self._variables = ray_package(), threading.RLock(), ()
-        self._joined = self._connect(per_node)
+        self._ray, self._variables = ray_package(), ()
+        self._connect(per_node)
         atexit.register(self.stop)
         try:
             for group in run.groups:
@@ -108,7 +105,7 @@ class Cluster:
     # ---- start and end
 
     def _connect(self, per_node):
-        """Whether the cluster is another's, and stays when this run ends."""
+        """Joins a cluster, or starts one. True: it is another's, and stays when this run ends."""
         ray = self._ray
         if ray.is_initialized():
             self._connected = False
@@ -126,22 +123,18 @@ class Cluster:
                 _warn_without_token(found)
                 return True
             self._variables = _agree_on_token(own=True)
-            ray.init(
-                address="local",
-                num_cpus=max(os.cpu_count() or 1, per_node),
-                include_dashboard=False,
-                logging_level="warning",
-            )
+            cpus = max(os.cpu_count() or 1, per_node)
+            options = {"include_dashboard": False, "logging_level": "warning"}
+            ray.init(address="local", num_cpus=cpus, **options)
             return False
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self._forget_token()
             where = f"the Ray cluster at {found}" if found else "a Ray cluster"
-            advice = (
-                ": RAY_AUTH_MODE and ~/.ray/auth_token must be those of all its nodes (docs/ray.md)"
-            )
-            raise NotAvailableError(
-                f"infra: {where} cannot be reached: {error}" + advice * bool(found)
-            ) from error
+            text = f"infra: {where} cannot be reached: {error}"
+            if found:
+                text += ": RAY_AUTH_MODE and ~/.ray/auth_token must be those of all its nodes "
+                text += "(docs/ray.md)"
+            raise NotAvailableError(text) from error
 
     def stop(self):
         """Ends the workers, and the cluster if it was started here."""
@@ -165,65 +158,48 @@ class Cluster:
             os.environ.pop(name, None)
 
     def _started(self, group, place):
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        from twinkle.remote.worker import Worker
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as At
 
         cpus, gpus = _needs(group)
-        remote = self._ray.remote(Worker)
+        options = self._ray.remote(Worker).options
         actors = [
-            remote.options(
-                num_cpus=cpus,
-                num_gpus=gpus,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(place, index),
-            ).remote()
-            for index in range(group.num_ranks)
+            options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=At(place, rank)).remote()
+            for rank in range(group.num_ranks)
         ]
-        settings = {
-            "seed": self._run.seed,
-            "full_determinism": self._run.full_determinism,
-            "groups": self._run.groups,
-            "global_device_mesh": self.mesh_of(group),
-            "name": self._run.name,
-        }
+        names = "seed", "full_determinism", "groups", "name"
+        settings = {name: getattr(self._run, name) for name in names}
+        settings["global_device_mesh"] = self.mesh_of(group)
         (address,) = self._answers(group, [actors[0].address.remote()], "the start of a process")
         begun = [
             actor.begin.remote(_environment(group, rank, address), str(Path.cwd()), settings)
             for rank, actor in enumerate(actors)
         ]
         self._answers(group, begun, "the start of a process, and initialize() in it,")
-        return WorkerGroup(group.name, actors, self._lock, group)
+        return WorkerGroup(group.name, actors)
 
     def _answers(self, group, refs, what):
-        """What workers that start answer, in the order of ranks. what: that they are asked for.
+        """The answers of workers that start, in the order of ranks. what: that they are asked for.
         InternalError: one cannot, or has not answered in _START_SECONDS, or ten timeouts where
         these are more."""
-        seconds = max(_START_SECONDS, 10 * timeout_seconds())
-        end, left = time.monotonic() + seconds, {ref: rank for rank, ref in enumerate(refs)}
-        answers = {}
+        errors, seconds = self._ray.exceptions, max(_START_SECONDS, 10 * timeout_seconds())
+        end, left, answers = time.monotonic() + seconds, list(refs), {}
         while left:  # as they come: others may wait for one that has failed
-            ready, _ = self._ray.wait(list(left), timeout=max(0.0, end - time.monotonic()))
+            ready, left = self._ray.wait(left, timeout=max(0.0, end - time.monotonic()))
             if not ready:
                 raise InternalError(
-                    f"infra: ranks {sorted(left.values())} of group {group.name} have not started: "
-                    f"{what} has not ended in {seconds:g} s: look at the logs of their workers "
-                    "below /tmp/ray/session_latest/logs on their nodes, or, where these are slow, "
-                    "set TWINKLE_DIST_TIMEOUT_SECONDS to a tenth of what they need"
+                    f"infra: ranks {[refs.index(ref) for ref in left]} of group {group.name} have "
+                    f"not started: {what} has not ended in {seconds:g} s: look at the logs of "
+                    "their workers below /tmp/ray/session_latest/logs on their nodes, or, where "
+                    "these are slow, set TWINKLE_DIST_TIMEOUT_SECONDS to a tenth of what they need"
                 )
-            for ref in ready:
-                rank = left.pop(ref)
-                answers[rank] = self._answer(group, rank, ref)
-        return [answers[rank] for rank in range(len(refs))]
-
-    def _answer(self, group, rank, ref):
-        errors = self._ray.exceptions
-        try:
-            return self._ray.get(ref)
-        except errors.RayError as error:
-            why = error.cause if isinstance(error, errors.RayTaskError) else f"it {why_gone(error)}"
-            raise InternalError(
-                f"infra: rank {rank} of group {group.name} has not started: {why}"
-            ) from error
+            try:
+                answers[ready[0]] = self._ray.get(ready[0])
+            except errors.RayError as error:
+                is_its = isinstance(error, errors.RayTaskError)
+                why = error.cause if is_its else f"it {why_gone(error)}"
+                who = f"rank {refs.index(ready[0])} of group {group.name}"
+                raise InternalError(f"infra: {who} has not started: {why}") from error
+        return [answers[ref] for ref in refs]
 
     def mesh_of(self, group):
         """The mesh of a group's objects that have none: initialize's, or all ranks along dp."""
@@ -276,7 +252,7 @@ def _agree_on_token(own=False, explicit=False):
     if own and not known and os.environ.get("RAY_AUTH_MODE", "token") == "token":
         wanted["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     os.environ |= wanted
-    Config.initialize("")  # which has read the environment when ray was imported
+    Config.initialize("")  # anew: it read the environment when ray was imported
     AuthenticationTokenLoader.instance().reset_cache()
     return tuple(wanted)
 
@@ -288,7 +264,7 @@ def _has_token():
 
 
 def _warn_without_token(address):
-    """Of a cluster that this process has joined without one, unless it was told to."""
+    """Warns where this process has joined a cluster without one, unless it was told to."""
     if "RAY_AUTH_MODE" in os.environ or _has_token():
         return
     get_logger().warning(
@@ -322,38 +298,30 @@ def _placed(ray, group, seconds):
     except ray.exceptions.GetTimeoutError:
         free, whole = ray.available_resources(), ray.cluster_resources()
         remove_placement_group(place)
-        said = ", ".join(
-            f"{free.get(name, 0):g} of {whole.get(name, 0):g} {name}s are free"
-            for name in ("CPU", "GPU")
-        )
+        there = [f"{free.get(n, 0):g} of {whole.get(n, 0):g} {n}s are free" for n in ("CPU", "GPU")]
         asked = " and ".join(f"{count:g} {name}" for name, count in bundle.items())
         raise InvalidError(
             f"infra: the Ray cluster has no place for group {group.name} after {seconds:g} s: its "
-            f"{group.num_ranks} ranks need {asked} each, {said}: make the groups smaller, add nodes"
-            + (", or set TWINKLE_DEVICE=cpu to run on CPUs" if gpus else "")
+            f"{group.num_ranks} ranks need {asked} each, {', '.join(there)}: make the groups "
+            "smaller, add nodes"
+            + ", or set TWINKLE_DEVICE=cpu to run on CPUs" * gpus
             + _REFUSED * _has_token()
         ) from None
     return place
 
 
 def _environment(group, rank, address):
-    """What a worker's environment has: the driver's TWINKLE_ variables, and its rank's."""
+    """The variables of a worker: the driver's TWINKLE_ variables, and its rank's."""
     passed = {name: value for name, value in os.environ.items() if name.startswith("TWINKLE_")}
     if _kind_of(group) == "cpu":  # Ray leaves a machine's cards visible to who has asked for none
         passed["CUDA_VISIBLE_DEVICES"] = ""
     return passed | {
-        "TWINKLE_MODE": "ray",
-        "RANK": str(rank),
-        "WORLD_SIZE": str(group.num_ranks),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "MASTER_ADDR": address[0],
-        "MASTER_PORT": str(address[1]),
-        "CLUSTER_NAME": group.name,
-        "WORKER_NAME": f"{group.name}-{rank}",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    }
+        "TWINKLE_MODE": "ray", "RANK": str(rank), "WORLD_SIZE": str(group.num_ranks),
+        "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": address[0], "MASTER_PORT": str(address[1]),
+        "CLUSTER_NAME": group.name, "WORKER_NAME": f"{group.name}-{rank}",
+        "CUDA_DEVICE_MAX_CONNECTIONS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }  # fmt: skip
 
 
 def _mesh_in(cls, args, kwargs):

@@ -1,9 +1,7 @@
-"""Collect: what becomes of the workers' results."""
+"""Collect: one result made of the workers' results."""
 
 from twinkle import checks
 from twinkle.data_format.output import pad_of
-
-_FIRST = ("first", "last_pp_first")
 
 
 def ranks_of(how, count, mesh):
@@ -23,7 +21,7 @@ def join(collect, values):
     what is no list, 'mean' or 'sum' of what cannot be added."""
     if callable(collect):
         return collect(values)
-    if collect in _FIRST:
+    if collect in ("first", "last_pp_first"):
         return values[0]
     if collect == "flatten":
         return _flattened(values)
@@ -43,9 +41,9 @@ def _flattened(values):
 
 def _summed(collect, values):
     total = values[0]
-    if isinstance(total, (str, bytes, list, tuple)):  # which Python would put one after the other
-        checks.refuse(f"infra: what collect={collect!r} adds", total, "a number or an array")
     try:
+        if isinstance(total, (str, bytes, list, tuple)):  # Python would join these
+            raise TypeError
         for value in values[1:]:
             total = total + value  # in the order of ranks
         return total if collect == "sum" else total / len(values)
@@ -74,13 +72,11 @@ def _rows_of(name, values):
         return first
     import torch
 
-    widest = max(value.shape[1] for value in values) if first.ndim > 1 else 0
-    return torch.cat([_widened(torch.as_tensor(value), widest, pad_of(name)) for value in values])
-
-
-def _widened(value, width, nothing):
-    if value.ndim < 2 or value.shape[1] == width:
-        return value
-    out = value.new_full((value.shape[0], width, *value.shape[2:]), nothing)
-    out[:, : value.shape[1]] = value
-    return out
+    values = [torch.as_tensor(value) for value in values]
+    if values[0].ndim > 1:
+        width, pad = max(value.shape[1] for value in values), torch.nn.functional.pad
+        after = [0, 0] * (values[0].ndim - 2)  # the dimensions behind, which come first
+        values = [
+            pad(value, (*after, 0, width - value.shape[1]), value=pad_of(name)) for value in values
+        ]
+    return torch.cat(values)

@@ -59,8 +59,8 @@ def _take_placement(cls, listed, keep):
     init = cls.__init__
     signature = inspect.signature(init)
     parameters = signature.parameters
-    takes_any = init is not object.__init__  # whose signature says so
-    takes_any = takes_any and any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    takes_any = takes_any and init is not object.__init__  # its signature says so, too
     mesh_name = next((n for n, p in parameters.items() if "DeviceMesh" in str(p.annotation)), None)
 
     @functools.wraps(init)
@@ -72,7 +72,7 @@ def _take_placement(cls, listed, keep):
         if mesh_name is not None:
             given = signature.bind_partial(self, *args, **kwargs).arguments
             mesh = given.get(mesh_name) or current_run().mesh
-            if given.get(mesh_name) is None and mesh_name not in given:
+            if mesh_name not in given:
                 kwargs[mesh_name] = mesh
         if listed and type(self).__init__ is wrapped:  # not of a base class
             register(self, mesh, group)

@@ -1,22 +1,21 @@
-"""Dispatch: which arguments each worker of a group gets.
+"""Dispatch: the arguments that each worker of a group gets.
 
 A batch is cut into contiguous pieces in the order of the data ranks, so that the pieces, joined
 again, are the batch.
 """
 
-import copy
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from twinkle import checks
 from twinkle.errors import require
-from twinkle.remote.lazy import LazyResult
+from twinkle.remote.lazy import LazyResult, bounds, cut, num_rows
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker gets. first_row: which row of the whole batch is the first of its own; None:
-    nobody has cut it. cut: as cut_arguments gives it."""
+    """The arguments of one worker. first_row: the place of its first row in the whole batch; None:
+    nobody has cut it. cut: as rows.cut_arguments gives it."""
 
     args: tuple
     kwargs: dict
@@ -35,31 +34,45 @@ def shares(how, target, args, kwargs):
     if isinstance(how.dispatch, Rows):
         return how.dispatch.shares(target, args, kwargs)
     if callable(how.dispatch):
-        out = []
-        for index in range(count):
-            made = how.dispatch(count, index, args, kwargs, device_mesh=mesh)
-            out.append(made if isinstance(made, Share) else _share_of(made, target))
-        return out
+        made = [how.dispatch(count, i, args, kwargs, device_mesh=mesh) for i in range(count)]
+        return [_share_of(each, target) for each in made]
     if how.dispatch == "all" or how.execute == "first":
         return [Share(args, kwargs)] * count
-    places = _places(how.dispatch, count, mesh)
-    cutter = _Cutter(places, target, deep=how.dispatch == "slice_dp")
-    args = [cutter.cut(f"argument {i + 1}", value) for i, value in enumerate(args)]
-    kwargs = {name: cutter.cut(name, value) for name, value in kwargs.items()}
+    deep = how.dispatch == "slice_dp"
+    places = data_places(count, mesh if deep else None)
+    named = {f"argument {i + 1}": value for i, value in enumerate(args)} | kwargs
+    rows = [_checked_rows(target, n, value, places[0][1], deep) for n, value in named.items()]
+    rows = next((each for each in rows if each is not None), None)
     return [
         Share(
-            tuple(each[index] for each in args),
-            {name: each[index] for name, each in kwargs.items()},
-            cutter.first_rows[index],
+            tuple(cut(value, *place, deep) for value in args),
+            {name: cut(value, *place, deep) for name, value in kwargs.items()},
+            None if rows is None else bounds(rows, *place)[0],
         )
-        for index in range(count)
+        for place in places
     ]
 
 
 def _share_of(made, target):
+    if isinstance(made, Share):
+        return made
     if not (isinstance(made, (tuple, list)) and len(made) == 2):
         checks.refuse(f"infra: what a dispatch of {target} returns", made, "a pair (args, kwargs)")
     return Share(*made)
+
+
+def _checked_rows(target, name, value, pieces, deep):
+    """num_rows. InvalidError: a rank would get nothing of it, or of an entry of a dict."""
+    if isinstance(value, Mapping) and deep:
+        for key, entry in value.items():
+            _checked_rows(target, f"{name}[{key!r}]", entry, pieces, deep)
+    rows = num_rows(value, deep)
+    require(
+        rows is None or rows >= pieces,
+        f"infra: {target}: {name} has {rows} entries for {pieces} ranks, each must get one at "
+        "least",
+    )
+    return rows
 
 
 def data_places(count, mesh):
@@ -70,74 +83,6 @@ def data_places(count, mesh):
     return [
         (mesh.get_data_rank_from_global_rank(index), mesh.data_world_size) for index in range(count)
     ]
-
-
-def _places(dispatch, count, mesh):
-    return data_places(count, mesh if dispatch == "slice_dp" else None)
-
-
-def bounds(length, piece, pieces):
-    """Where a piece of `length` rows begins and ends: the first ones have one more."""
-    each, more = divmod(length, pieces)
-    start = piece * each + min(piece, more)
-    return start, start + each + (piece < more)
-
-
-def num_rows(value, deep=True):
-    """Rows of what is cut: a list, a tuple, an array or a tensor with a first dimension, and, of a
-    dict, its first entry that has some; None: it goes to every worker whole, or, if it is a
-    LazyResult, the workers know."""
-    if isinstance(value, LazyResult):
-        return value.num_rows()
-    if isinstance(value, (list, tuple)):
-        return len(value)
-    if isinstance(value, Mapping):
-        found = (num_rows(entry) for entry in value.values()) if deep else ()
-        return next((rows for rows in found if rows is not None), None)
-    shape = getattr(value, "shape", None) if deep else None
-    return int(shape[0]) if shape is not None and len(shape) > 0 else None
-
-
-def cut(value, piece, pieces, deep=True):
-    """One piece of a value; of a dict, of each of its entries. deep: as of num_rows."""
-    if isinstance(value, LazyResult):
-        return value.piece(piece, pieces, deep)
-    if isinstance(value, Mapping) and deep:
-        made = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
-        for name, entry in value.items():
-            made[name] = cut(entry, piece, pieces)
-        return made
-    rows = num_rows(value, deep)
-    return value if rows is None else value[slice(*bounds(rows, piece, pieces))]
-
-
-class _Cutter:
-    def __init__(self, places, target, deep):
-        self._places, self._target, self._deep = places, target, deep
-        self.first_rows = [None] * len(places)
-        self._told = False
-
-    def cut(self, name, value):
-        """The value's pieces, one for each worker."""
-        rows = num_rows(value, self._deep)
-        if rows is None and not isinstance(value, LazyResult):
-            return [value] * len(self._places)
-        self._check_pieces(name, value, rows, self._places[0][1])
-        if rows is not None and not self._told:  # of the first that is cut
-            self._told = True
-            self.first_rows = [bounds(rows, *place)[0] for place in self._places]
-        return [cut(value, *place, self._deep) for place in self._places]
-
-    def _check_pieces(self, name, value, rows, pieces):
-        """InvalidError: a rank would get nothing of it, or of an entry where it is a dict."""
-        if isinstance(value, Mapping) and self._deep:
-            for key, entry in value.items():
-                self._check_pieces(f"{name}[{key!r}]", entry, num_rows(entry), pieces)
-        require(
-            rows is None or rows >= pieces,
-            f"infra: {self._target}: {name} has {rows} entries for {pieces} ranks, each must get "
-            "one at least",
-        )
 
 
 @dataclass(frozen=True)
@@ -154,51 +99,43 @@ class Rows:
 
     def shares(self, target, args, kwargs):
         """A Share for each worker. InvalidError: fewer rows than data ranks, and as_rows's."""
-        first = bool(args)
-        inputs = args[0] if first else kwargs.get("inputs")
+        inputs = args[0] if args else kwargs.get("inputs")
         if not isinstance(inputs, LazyResult):
             inputs = self.as_rows(inputs)
-        rows = num_rows(inputs)
-        places = data_places(target.group.size, target.device_mesh)
-        pieces = places[0][1]
+        rows, places = num_rows(inputs), data_places(target.group.size, target.device_mesh)
         require(
-            rows is None or rows >= pieces,
-            f"infra: {target}: inputs has {rows} rows for {pieces} data ranks, each must get one "
-            "at least",
+            rows is None or rows >= places[0][1],
+            f"infra: {target}: inputs has {rows} rows for {places[0][1]} data ranks, each must get "
+            "one at least",
         )
-        named, is_cut = [kwargs] * len(places), None
-        if not self.alone:
-            named, is_cut = self._pieces(kwargs, rows, places)
+        spans = [(None, None) if rows is None else bounds(rows, *place) for place in places]
+        pairs = self.pairs and rows and all(begin % 2 == end % 2 == 0 for begin, end in spans)
         out = []
-        for place, rest in zip(places, named, strict=True):
+        for place, span in zip(places, spans, strict=True):
             mine = cut(inputs, *place)
-            begin = None if rows is None else bounds(rows, *place)[0]
-            if first:
-                out.append(Share((mine, *args[1:]), rest, begin, is_cut))
-            else:
-                out.append(Share((), {**rest, "inputs": mine}, begin, is_cut))
+            rest, is_cut = kwargs, None
+            if not self.alone:
+                rest, is_cut = _own(kwargs, rows, place, pairs and span)
+            given = ((mine, *args[1:]), rest) if args else ((), {**rest, "inputs": mine})
+            out.append(Share(*given, span[0], is_cut))
         return out
 
-    def _pieces(self, value, rows, places):
-        """What each place gets of a value, and whether that is a piece: where it has an entry for
-        each of `rows` rows, or for each pair of them, none of which two places share."""
-        if isinstance(value, Mapping):
-            found = {key: self._pieces(entry, rows, places) for key, entry in value.items()}
-            each = [
-                {key: pieces[i] for key, (pieces, _) in found.items()} for i in range(len(places))
-            ]
-            return each, {key: is_cut for key, (_, is_cut) in found.items()}
-        if isinstance(value, LazyResult):
-            is_cut = value.is_of_rows(rows)
-            return [value.piece(*place) if is_cut else value for place in places], is_cut
+
+def _own(value, rows, place, pairs):
+    """(a place's part of a value, whether that is a piece): where it has an entry for each of
+    `rows` rows, or for each pair of them. pairs: where the place's rows begin and end; False: pairs
+    are not cut."""
+    if isinstance(value, Mapping):
+        found = {key: _own(entry, rows, place, pairs) for key, entry in value.items()}
+        return tuple({key: each[i] for key, each in found.items()} for i in (0, 1))
+    if isinstance(value, LazyResult):
+        is_cut = value._is_of_rows(rows)
+    else:
         entries = num_rows(value)
-        if rows and entries == rows:
-            return [cut(value, *place) for place in places], True
-        if rows and self.pairs and entries is not None and 2 * entries == rows:
-            ends = [bounds(rows, *place) for place in places]
-            if all(begin % 2 == end % 2 == 0 for begin, end in ends):
-                return [value[begin // 2 : end // 2] for begin, end in ends], True
-        return [value] * len(places), False
+        if rows and pairs and entries is not None and 2 * entries == rows:
+            return value[pairs[0] // 2 : pairs[1] // 2], True
+        is_cut = bool(rows) and entries == rows
+    return (cut(value, *place) if is_cut else value), is_cut
 
 
 def whole(count, index, args, kwargs, device_mesh=None):

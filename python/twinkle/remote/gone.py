@@ -1,4 +1,4 @@
-"""What the driver says of a worker that is gone: how it ended, and what helps."""
+"""The words for a worker that is gone: how it ended, and what helps."""
 
 import re
 
@@ -22,22 +22,8 @@ def why_gone(error):
     return f"is gone: {cause}; {ANEW}"
 
 
-def not_arrived(error):
-    """Why arguments or a result did not arrive, by the RayError of a call; None: its worker is
-    gone. The class of a RayTaskError tells nothing: Ray gives it that of its cause as well, which
-    may be the end of a worker of another group."""
-    from ray.exceptions import RaySystemError, RayTaskError
-
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    if isinstance(cause, RaySystemError) and cause.traceback_str:  # of unpickling, there or here
-        return cause.client_exc
-    if isinstance(error, RayTaskError):
-        return cause if isinstance(cause, Exception) else error
-    return None
-
-
 def _full_node(text):
-    """What Ray's memory monitor says of a node whose worker it has ended, in a line."""
+    """The report of Ray's memory monitor on a node whose worker it has ended, in a line."""
     found = re.search(r"Memory on the node \(IP: ([^,]+),.*?\) was (\S+) used / (\S+) limit", text)
     node, used, limit = found.groups() if found else ("", "", "")
     detail = f"{used} of {limit} on {node}" if found else text

@@ -22,7 +22,7 @@ class How:
 
 PLACEMENT = ("remote_group", "instance_id", "device_mesh")
 
-# Of what Python itself calls: __len__ and __getitem__ where a class does not say otherwise.
+# Python itself calls __len__ and __getitem__: so, where a class does not say otherwise.
 ASKED_OF_ONE = How(dispatch="all", execute="first", collect="first", lazy_collect=False)
 ITERATED = How(dispatch="all", collect="flatten")  # as ASKED_OF_ONE: each item of a loop
 

@@ -1,78 +1,45 @@
-"""LazyResult: a result that stays in the workers until somebody looks at it."""
+"""LazyResult: a result that stays with the workers until somebody looks at it; and how values are
+cut into rows."""
 
-import threading
-from contextlib import contextmanager
+import copy
+from collections.abc import Mapping, MutableMapping
 
-from twinkle.remote import held
 from twinkle.remote.collect import join
-from twinkle.remote.messages import REFER
-
-_going = threading.local()  # .to: the WorkerGroup that a call is being sent to
+from twinkle.remote.messages import Handle
 
 
-@contextmanager
-def going_to(group):
-    """In its block: what is pickled is for the group's workers."""
-    before, _going.to = destination(), group
-    try:
-        yield
-    finally:
-        _going.to = before
+class LazyResult(Handle):
+    """A remote call's result, there already or not yet. Called, it is the value; it has the value's
+    len, items and attributes, too, and is true where the value is. The value is fetched once.
 
+    Passed to another remote call it goes from worker to worker. Every access raises what the call
+    raised; InvalidError: of a run that has ended."""
 
-def destination():
-    """The WorkerGroup for which this thread pickles; None: for nobody."""
-    return getattr(_going, "to", None)
-
-
-class EarlierCallError(Exception):
-    """error: what has failed before, where a result of it was to be sent."""
-
-    def __init__(self, error):
-        super().__init__(str(error))
-        self.error = error
-
-
-class LazyResult:
-    """What a remote call has given or will give. Called, it is the value; it has the value's len,
-    items and attributes, too, and is true where the value is. The value is fetched once.
-
-    Passed to a method of the same group, the workers take what they have; to one of another group,
-    they fetch it from worker to worker. Every access raises what the call raised; InvalidError: of
-    a run that has ended."""
-
-    def __init__(self, pending, key, ranks, collect, timeout=None):
-        self._pending, self._key, self._ranks = pending, key, ranks
+    def __init__(self, pending, ranks, collect, timeout=None):
+        self._pending, self._ranks = pending, ranks
         self._collect, self._timeout = collect, timeout
-        self._value, self._has_value, self._refs = None, False, None
-        pending.group.forget_with(self, key, ranks)
+        self._value, self._has_value = None, False
 
     def __call__(self):
         """The value."""
+        kept = self._pending.kept  # before the look: a thread that has the value drops these
         if not self._has_value:
-            group = self._pending.group
-            self._answered()
-            sent = group.fetch(self._key, self._ranks, self._pending)
-            found = group.outcomes(sent, self._timeout)
-            self._value = join(self._collect, [found[rank].value for rank in self._ranks])
-            self._has_value, self._refs = True, None
+            self._ended()
+            parts = self._pending.values([kept[rank] for rank in self._ranks], self._ranks)
+            self._value, self._has_value = join(self._collect, parts), True
+            self._pending.kept = {}
         return self._value
 
-    @property
-    def _what(self):
-        return f"the result of {self._pending.what}"
-
-    def _answered(self):
-        """What the workers have said, which those of a run that has ended may never do."""
-        group = self._pending.group
-        group.check_run(self._what, group)
-        return group.outcomes(self._pending, self._timeout)
+    def _ended(self):
+        """{rank: Outcome}, once the call has ended."""
+        self._pending.group.check_run(f"the result of {self._pending.what}")
+        return self._pending.result(self._timeout)
 
     def __iter__(self):
         return iter(self())
 
     def __len__(self):
-        rows = self.num_rows()
+        rows = self._num_rows()
         return len(self()) if rows is None else rows
 
     def __getitem__(self, index):
@@ -102,63 +69,90 @@ class LazyResult:
 
     # ---- as an argument
 
-    def num_rows(self):
+    def _num_rows(self):
         """The whole's rows, where it is one list, or lists put one after the other; None where not.
         Waits until the call has ended."""
         lengths = self._lengths()
         return None if lengths is None else sum(lengths)
 
     def _lengths(self):
-        if self._has_value or self._collect not in ("flatten", "first", "last_pp_first"):
-            rows = self._value if isinstance(self._value, list) else None
-            return None if rows is None else [len(rows)]
-        found = self._answered()
-        lengths = [found[rank].length for rank in self._ranks]
+        if self._has_value:
+            return [len(self._value)] if isinstance(self._value, list) else None
+        if self._collect not in ("flatten", "first", "last_pp_first"):
+            return None
+        ended = self._ended()
+        lengths = [ended[rank].length for rank in self._ranks]
         return None if None in lengths else lengths
 
-    def is_of_rows(self, rows):
-        """Whether it has an entry for each of `rows` rows, or is a model's outputs of a batch."""
-        return getattr(self._collect, "of_rows", False) or self.num_rows() == rows
+    def _is_of_rows(self, rows):
+        """True: it has an entry for each of `rows` rows, or is a model's outputs of a batch."""
+        return getattr(self._collect, "of_rows", False) or self._num_rows() == rows
 
-    def piece(self, piece, pieces, deep=True):
-        """What a worker of data rank `piece` takes of it. deep: as of dispatch.num_rows."""
-        return _Piece(self, (piece, pieces, deep))
-
-    def __reduce__(self):
-        return self._reduced(None)
-
-    def _reduced(self, place):
-        to, group = destination(), self._pending.group
-        group.check_run(self._what, to)
+    def _ticket(self, group, refs, place=None):
+        """place: (piece, pieces, deep) of a worker that gets a piece alone; None: it gets all."""
+        self._pending.group.check_run(f"the result of {self._pending.what}")
+        kept = self._pending.kept
         if self._has_value:
-            return held.given, (self._value, place)
-        try:
-            self._pending.check()
-            if to is group and len(self._ranks) == group.size:
-                if place is not None and place[1] == group.size and self._of_rows(place[2]):
-                    return held.own, (self._key,)
-                if group.size == 1:
-                    return held.alone, (self._key, self._collect, place)
-            if self._refs is None:
-                sent = group.fetch(self._key, self._ranks, self._pending, answer=REFER)
-                self._refs = sent.ordered_refs()
-        except Exception as error:
-            raise EarlierCallError(error) from error
-        return held.joined, (self._refs, self._collect, place, group.name)
+            return "given", self._value, place
+        self._pending.check_answers()
+        ranks, collect = self._ranks, self._collect
+        if place is not None and place[1] == len(ranks) and self._parts_are_pieces(place[2]):
+            ranks, collect, place = [ranks[place[0]]], "first", None
+        begin = len(refs)
+        refs += [(self._pending.refs[rank], kept[rank]) for rank in ranks]
+        return "joined", (begin, len(refs)), collect, place, self._pending.group.name
 
-    def _of_rows(self, deep):
-        """Whether a worker's own part is the piece of the whole that it would be cut."""
+    def _parts_are_pieces(self, deep):
+        """True: each worker's part is the piece of the whole that would be cut."""
         lengths = self._lengths()
         if lengths is None:
             return deep and getattr(self._collect, "of_rows", False)
         total, count = sum(lengths), len(lengths)
-        each, more = divmod(total, count)
-        return lengths == [each + (i < more) for i in range(count)]
+        cuts = [bounds(total, index, count) for index in range(count)]
+        return lengths == [end - begin for begin, end in cuts]
 
 
-class _Piece:
+class _Piece(Handle):
     def __init__(self, lazy, place):
         self._lazy, self._place = lazy, place
 
-    def __reduce__(self):
-        return self._lazy._reduced(self._place)
+    def _ticket(self, group, refs):
+        return self._lazy._ticket(group, refs, self._place)
+
+
+# ---- rows
+
+
+def bounds(length, piece, pieces):
+    """Where a piece of `length` rows begins and ends: the first ones have one more."""
+    each, more = divmod(length, pieces)
+    start = piece * each + min(piece, more)
+    return start, start + each + (piece < more)
+
+
+def num_rows(value, deep=True):
+    """Rows of what is cut: a list, a tuple, an array or a tensor with a first dimension, and, of a
+    dict, its first entry that has some; None: it goes to every worker whole, or, if it is a
+    LazyResult, the workers know. deep: False: lists and tuples alone are cut."""
+    if isinstance(value, LazyResult):
+        return value._num_rows()
+    if isinstance(value, (list, tuple)):
+        return len(value)
+    if isinstance(value, Mapping):
+        found = (num_rows(entry) for entry in value.values()) if deep else ()
+        return next((rows for rows in found if rows is not None), None)
+    shape = getattr(value, "shape", None) if deep else None
+    return int(shape[0]) if shape is not None and len(shape) > 0 else None
+
+
+def cut(value, piece, pieces, deep=True):
+    """One piece of a value; of a dict, of each of its entries. deep: as of num_rows."""
+    if isinstance(value, LazyResult):
+        return _Piece(value, (piece, pieces, deep))
+    if isinstance(value, Mapping) and deep:
+        made = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
+        for name, entry in value.items():
+            made[name] = cut(entry, piece, pieces)
+        return made
+    rows = num_rows(value, deep)
+    return value if rows is None else value[slice(*bounds(rows, piece, pieces))]

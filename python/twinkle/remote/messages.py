@@ -1,35 +1,83 @@
-"""What a driver and the workers of a group say to each other."""
+"""Messages between a driver and the workers of a group, and how values are pickled for them."""
 
+import io
 import pickle
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from twinkle.errors import InternalError, TwinkleError
+from twinkle.errors import InternalError, InvalidError, TwinkleError
 
-# What a worker does with a result; REFER: it sends a reference, by which others fetch it.
-SEND, REFER, KEEP, DROP = "send", "refer", "keep", "drop"
+
+class Handle:
+    """Base of what stands for an object or a result in workers. In the arguments of a remote call
+    it arrives as that; nothing else can pickle it."""
+
+    def _ticket(self, group, refs):
+        """The arguments of the worker's `find`, which gives what this stands for. group: whose
+        workers get it; refs: a list, to which it adds the references that travel along. Raises what
+        the call behind it has raised."""
+        raise NotImplementedError
+
+    def __reduce__(self):
+        """InvalidError: it is pickled for nobody."""
+        raise InvalidError(
+            "infra: what lives in workers can only be sent to workers, as an argument of a remote "
+            "call"
+        )
+
+
+def arrived(*ticket):
+    """Stands in a pickled value for a Handle: Packed.value() calls its `find` in place of this.
+    InternalError: the value is unpickled otherwise."""
+    raise InternalError(f"infra: {ticket} was not unpickled by a worker")
 
 
 @dataclass
-class Call:
-    """What a worker is to do. kind: 'make', 'call', 'iterate', 'next' or 'fetch'. key: of the
-    object, under which it is or will be held. what: the class of 'make', the method of 'call'.
-    answer: SEND, REFER, KEEP under keep_as, or DROP. first_row: place of the worker's rows in the
-    whole; None: nobody has cut it. cut: as cut_arguments gives it.
-    forget: keys that nobody has any more. failures: how many of this worker's errors the driver has
-    seen: a worker that has had more does nothing until they are equal."""
+class Packed:
+    """A pickled value: the memory of its arrays and references to results lie beside it."""
 
-    kind: str
-    key: int
-    what: object = None
-    args: tuple = ()
-    kwargs: dict = field(default_factory=dict)
-    answer: str = SEND
-    keep_as: int = 0
-    first_row: int | None = None
-    cut: dict | None = None
-    forget: tuple = ()
-    failures: int = 0
+    data: bytes
+    buffers: list
+    refs: list
+
+    def value(self, find=arrived):
+        """The value. find: called as find(refs, *ticket) for each Handle that was in it."""
+        return _Unpickler(self, find).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, packed, find):
+        super().__init__(io.BytesIO(packed.data), buffers=packed.buffers)
+        self._refs, self._find = packed.refs, find
+
+    def find_class(self, module, name):
+        if (module, name) == (__name__, arrived.__name__):
+            return lambda *ticket: self._find(self._refs, *ticket)
+        return super().find_class(module, name)
+
+
+def pack(value, group=None):
+    """(Packed, errors of Handles in it, of which any is to be raised). group: for whose workers;
+    None: for the driver, and a Handle cannot be in it. Raises what pickling does."""
+    from ray import cloudpickle
+
+    file, packed, errors = io.BytesIO(), Packed(b"", [], []), []
+    pickler = cloudpickle.Pickler(file, protocol=5, buffer_callback=packed.buffers.append)
+    by_cloudpickle = pickler.reducer_override
+
+    def reduced(each):
+        if group is None or not issubclass(type(each), Handle):
+            return by_cloudpickle(each)
+        try:
+            return arrived, each._ticket(group, packed.refs)
+        except Exception as error:
+            errors.append(error)
+            return arrived, ()
+
+    pickler.reducer_override = reduced
+    pickler.dump(value)
+    packed.data = file.getvalue()
+    return packed, errors
 
 
 @dataclass
@@ -42,13 +90,13 @@ class Failure:
 
     @classmethod
     def of(cls, error):
-        """Of an exception that has just been caught."""
+        """The Failure of an exception that has just been caught."""
         from ray import cloudpickle
 
         trace = "".join(traceback.format_exception(error))
         text = type(error).__name__
         try:
-            text += f": {error}"  # which is the user's
+            text += f": {error}"  # by the user's class
             pickled = cloudpickle.dumps(error)
             pickle.loads(pickled)
         except Exception:  # its class may take other arguments than it keeps
@@ -77,22 +125,9 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """What came of a Call. length: of a kept value, where it has one. stopped: an iterator has
-    ended. skipped: it was not done, since an earlier call had failed. counted: whether the worker
-    counts its failure, and does nothing until the driver has seen it."""
+    """The end of a Call. length: of its result, where that has one. stopped: an iterator has
+    ended."""
 
-    value: object = None
     length: int | None = None
     stopped: bool = False
-    skipped: bool = False
     failure: Failure | None = None
-    counted: bool = True
-
-    def check(self, group):
-        """InternalError: the call to the group was not done, or has failed."""
-        if self.failure is not None:
-            raise InternalError(f"infra: group {group} has not made a result: {self.failure.text}")
-        if self.skipped:
-            raise InternalError(
-                f"infra: group {group} has not made a result: an earlier call of it has failed"
-            )

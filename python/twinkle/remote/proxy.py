@@ -1,29 +1,27 @@
-"""Proxy: what the driver has of an object that lives in the workers of a group."""
+"""Proxy: an object in the workers of a group, as the driver sees it."""
 
 import functools
 
 from twinkle import checks
 from twinkle.errors import InternalError
-from twinkle.remote import held
-from twinkle.remote.collect import join, ranks_of
-from twinkle.remote.dispatch import shares
+from twinkle.remote.collect import ranks_of
+from twinkle.remote.dispatch import Share, shares
 from twinkle.remote.how import ASKED_OF_ONE, ITERATED, how_of, remote_names
-from twinkle.remote.lazy import LazyResult, destination
-from twinkle.remote.messages import DROP, KEEP, SEND, Call
+from twinkle.remote.lazy import LazyResult
+from twinkle.remote.messages import Handle
 
 
-class Proxy:
+class Proxy(Handle):
     """Has the remote methods of its class; isinstance() takes it for one of them.
 
     _lazy_collect: whether results stay in the workers (None: as initialize() says);
     _ray_get_timeout: seconds that a call may take (None: any)."""
 
     def __init__(self, cls, group, mesh, lazy):
-        self._class, self._key = cls, group.new_key()
-        self.group, self.device_mesh = group, mesh
+        self._class, self.group, self.device_mesh = cls, group, mesh
+        self._key = group.new_key(self)
         self._lazy_collect, self._ray_get_timeout = None, None
         self._lazy_of_run = lazy
-        group.forget_with(self, self._key, range(group.size))
 
     @property
     def __class__(self):
@@ -52,82 +50,52 @@ class Proxy:
             f"cannot be read; its remote methods are {', '.join(remote_names(self._class))}"
         )
 
-    def __reduce__(self):
-        """The object in the worker that it is sent to. InvalidError: that is of another group, or
-        it is sent to nobody."""
-        self.group.check_run(self, destination())
-        if destination() is not self.group:
+    def _ticket(self, group, refs):
+        del refs
+        self.group.check_run(self)
+        if group is not self.group:
             checks.refuse(
-                f"infra: an argument sent to group {destination().name}",
+                f"infra: an argument sent to group {group.name}",
                 self,
                 "an object of the same group",
             )
-        return held.own, (self._key,)
+        return "object", self._key
 
     # ---- calls
 
     def make(self, args, kwargs):
         """Makes the object in every worker."""
-        calls = {
-            rank: Call("make", self._key, self._class, args, kwargs, answer=DROP)
-            for rank in range(self.group.size)
-        }
-        self.group.outcomes(self.group.send(calls, str(self)))
+        _make(self, str(self), self._class, Share(args, kwargs))
 
     def _invoke(self, name, how, /, *args, **kwargs):
         ranks = [0] if how.execute == "first" else range(self.group.size)
         given = shares(how, self, args, kwargs)
+        return self._result(self._key, name, how, {rank: given[rank] for rank in ranks})
 
-        def call(rank, **answer):
-            share = given[rank]
-            return Call(
-                "call",
-                self._key,
-                name,
-                share.args,
-                share.kwargs,
-                first_row=share.first_row,
-                cut=share.cut,
-                **answer,
-            )
+    def _result(self, key, name, how, given):
+        """Calls the method of the object behind the key with {rank: Share}; the result, lazy or
+        not."""
+        asked = ranks_of(how, self.group.size, self.device_mesh)
+        pending = self.group.send(f"{self}.{name}", key, name, given, asked)
+        timeout = how.timeout if self._ray_get_timeout is None else self._ray_get_timeout
+        result = LazyResult(pending, asked, how.collect, timeout)
+        if how.sync or name == "__next__":
+            self._check_loop(pending.result(timeout))
+        return result if self._is_lazy(how) else result()
 
-        return self._result(name, how, ranks, call)
-
-    def _result(self, name, how, ranks, call):
-        """Sends call(rank, answer=) to the ranks; their result, lazy or not."""
-        group = self.group
-        asked = ranks_of(how, group.size, self.device_mesh)
-        lazy, timeout = self._is_lazy(how), self._timeout(how)
-        key = group.new_key() if lazy else 0
-        keep = KEEP if lazy else SEND
-        calls = {
-            rank: call(rank, answer=keep if rank in asked else DROP, keep_as=key) for rank in ranks
-        }
-        pending = group.send(calls, f"{self}.{name}")
-        result = LazyResult(pending, key, asked, how.collect, timeout) if lazy else None
-        if lazy and not how.sync and name != "__next__":
-            return result
-        outcomes = group.outcomes(pending, timeout)
-        if any(outcome.stopped for outcome in outcomes.values()):
-            self._stop(outcomes)
-        return result if lazy else join(how.collect, [outcomes[rank].value for rank in asked])
-
-    def _stop(self, outcomes):
+    def _check_loop(self, outcomes):
+        """StopIteration: a loop has ended in all workers. InternalError: in some."""
         going = [rank for rank, outcome in outcomes.items() if not outcome.stopped]
-        if going:
+        if not going:
+            raise StopIteration
+        if len(going) < len(outcomes):
             raise InternalError(
                 f"infra: the loop over {self} has ended in some workers, but not in {going}"
             )
-        raise StopIteration
 
     def _is_lazy(self, how):
-        for lazy in (how.lazy_collect, self._lazy_collect, self._lazy_of_run):
-            if lazy is not None:
-                return lazy
-        return True
-
-    def _timeout(self, how):
-        return how.timeout if self._ray_get_timeout is None else self._ray_get_timeout
+        words = (how.lazy_collect, self._lazy_collect, self._lazy_of_run)
+        return next((lazy for lazy in words if lazy is not None), True)
 
     # ---- what Python calls
 
@@ -160,23 +128,20 @@ class _Loop:
     """An iterator that lives in the workers."""
 
     def __init__(self, proxy, how):
-        self._proxy, self._how, group = proxy, how, proxy.group
-        self._key = group.new_key()
-        calls = {
-            rank: Call("iterate", proxy._key, answer=DROP, keep_as=self._key)
-            for rank in range(group.size)
-        }
-        group.outcomes(group.send(calls, f"{proxy}.__iter__"))
-        group.forget_with(self, self._key, range(group.size))
+        self._proxy, self._how, self.group = proxy, how, proxy.group
+        self._key = self.group.new_key(self)
+        _make(self, f"{proxy}.__iter__", iter, Share((proxy,), {}))
 
     def __iter__(self):
         return self
 
     def __next__(self):
         """The next item, of all workers. InternalError: only some have one."""
+        given = dict.fromkeys(range(self.group.size), Share((), {}))
+        return self._proxy._result(self._key, "__next__", self._how, given)
 
-        def call(_, **answer):
-            return Call("next", self._key, **answer)
 
-        group = self._proxy.group
-        return self._proxy._result("__next__", self._how, range(group.size), call)
+def _make(owner, what, maker, share):
+    """Keeps the maker's result in every worker, behind the owner's key."""
+    group = owner.group
+    group.send(what, owner._key, maker, dict.fromkeys(range(group.size), share)).result()

@@ -1,4 +1,4 @@
-"""Which rows of a larger batch a process has got, where a call cut it, and which arguments."""
+"""The place of a process's rows in a larger batch, where a call cut it, and the arguments cut."""
 
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,7 +20,7 @@ def rows_from(first, cut=None):
 
 
 def first_row():
-    """Which row of the whole batch is the first of this process; None: nobody has cut it."""
+    """The place of this process's first row in the whole batch; None: nobody has cut it."""
     return _first.get()
 
 

@@ -3,10 +3,10 @@ that have ended, has nothing to tell. A small process next to each looks for tha
 that is busy, whatever with, is not stopped. Run as a script: PID SECONDS."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 _LOOKS = 8  # in the timeout, all of which have to find it stopped: who looks may be stopped, too
@@ -19,24 +19,15 @@ def end_when_stopped(seconds):
 
 
 def _state(pid):
-    """Whether the process is stopped, and the time on processors that it has had."""
+    """(True where the process is stopped, the time on processors that it has had)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return fields[0] == "T", fields[11:13]
 
 
-def _is_gone_after(pid, seconds):
-    end = time.monotonic() + seconds
-    while os.getppid() == pid:
-        if (left := end - time.monotonic()) <= 0:
-            return False
-        time.sleep(min(left, 1.0))
-    return True
-
-
 def _look_after(pid, seconds):
-    found, before = 0, None
+    found, before, end = 0, None, os.pidfd_open(pid)
     while found < _LOOKS:
-        if _is_gone_after(pid, seconds / (_LOOKS - 1)):
+        if select.select([end], [], [], seconds / (_LOOKS - 1))[0]:
             return
         is_stopped, used = _state(pid)
         # One that was let go on in between, as by a limiter of its share, has used time.

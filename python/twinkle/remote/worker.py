@@ -3,12 +3,17 @@ that was made with remote_group=, and is to that object what a process of torchr
 
 import gc
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
+from twinkle import infra
+from twinkle.errors import InternalError, InvalidError, TwinkleError, require
 from twinkle.logger import get_logger
-from twinkle.platform import find_free_port
-from twinkle.remote import held
-from twinkle.remote.messages import DROP, KEEP, REFER, Failure, Outcome
+from twinkle.platform import find_free_port, timeout_seconds
+from twinkle.remote.collect import join
+from twinkle.remote.gone import why_gone
+from twinkle.remote.lazy import cut, num_rows
+from twinkle.remote.messages import Failure, Outcome, pack
 from twinkle.remote.rows import rows_from
 from twinkle.remote.stopped import end_when_stopped
 
@@ -17,15 +22,7 @@ class Worker:
     """The actor's class. Calls run one after the other, in the order in which they were sent."""
 
     def __init__(self):
-        self._failures = 0
-        self._made = set()  # keys of objects, not of results
-        self._actions = {
-            "make": self._make,
-            "call": self._call,
-            "iterate": self._iterate,
-            "next": self._next,
-            "fetch": self._fetch,
-        }
+        self._objects = {}  # by key
 
     def address(self):
         """(IP address of this machine in the cluster, a free port of it)."""
@@ -38,57 +35,82 @@ class Worker:
         driver's, to which relative paths belong, where this machine has it."""
         os.environ.update(environment)
         go_to(folder, environment["WORKER_NAME"])
-        from twinkle import infra
-        from twinkle.engine.group import timeout_seconds
-
         infra.initialize(mode="local", **settings)
         infra.current_run().worker_of = environment["CLUSTER_NAME"]
         end_when_stopped(timeout_seconds())
         return os.getpid()
 
-    def run(self, call):
-        """Does what a Call says; its Outcome."""
-        import ray
-
-        for key in call.forget:
-            held.table.pop(key, None)
-        if not self._made.isdisjoint(call.forget):
-            # What cycles keep is freed here, on all ranks: an engine's end waits for the others'.
-            self._made.difference_update(call.forget)
+    def run(self, name, key, packed, is_asked, dropped):
+        """Does a call: (its Outcome, the packed result or None). name: for errors; key: of the
+        object; packed: (task, Share): the name of its method, or a function or class that makes it;
+        is_asked: whether the result is; dropped: keys of objects that nobody has any more."""
+        for each in dropped:
+            self._objects.pop(each, None)
+        if dropped:  # frees cycles here, on all ranks: an engine's end waits for all
             gc.collect()
-        if self._failures > call.failures:
-            return Outcome(skipped=True)
+        task = result = None
         try:
-            with rows_from(call.first_row, call.cut):
-                value = self._actions[call.kind](call)
+            with _named(f"an argument of {name} cannot be read in the worker"):
+                task, share = packed.value(self._find)
+            with rows_from(share.first_row, share.cut):
+                if isinstance(task, str):
+                    value = getattr(self._objects[key], task)(*share.args, **share.kwargs)
+                else:
+                    value = self._objects[key] = task(*share.args, **share.kwargs)
+            if is_asked:
+                with _named(f"what {name} returns cannot be sent"):
+                    result, _ = pack(value)
         except Exception as error:
-            if call.kind == "next" and isinstance(error, StopIteration):
-                return Outcome(stopped=True)
-            self._failures += 1
-            return Outcome(failure=Failure.of(error))
-        if call.answer == KEEP:
-            held.table[call.keep_as] = value
-            return Outcome(length=len(value) if isinstance(value, (list, tuple)) else None)
-        if call.answer == REFER:
-            value = ray.put(value)
-        return Outcome() if call.answer == DROP else Outcome(value)
+            if task == "__next__" and isinstance(error, StopIteration):
+                return Outcome(stopped=True), None
+            return Outcome(failure=Failure.of(error)), None
+        return Outcome(len(value) if isinstance(value, (list, tuple)) else None), result
 
-    def _make(self, call):
-        self._made.add(call.key)
-        held.table[call.key] = call.what(*call.args, **call.kwargs)
+    def _find(self, refs, kind, *ticket):
+        """The object or result behind the ticket of a Handle."""
+        if kind == "object":
+            return self._objects[ticket[0]]
+        value, place = ticket if kind == "given" else _joined(refs, *ticket)
+        if place is None:
+            return value
+        rows = num_rows(value, place[2])
+        require(
+            rows is None or rows >= place[1],
+            f"infra: a result that is passed on has {rows} entries for {place[1]} ranks, each must "
+            "get one at least",
+        )
+        return cut(value, *place)
 
-    def _call(self, call):
-        return getattr(held.table[call.key], call.what)(*call.args, **call.kwargs)
 
-    def _iterate(self, call):
-        held.table[call.keep_as] = iter(held.table[call.key])
-        call.answer = DROP
+@contextmanager
+def _named(what):
+    """In its block: InvalidError that says what, of errors that are not Twinkle's."""
+    try:
+        yield
+    except TwinkleError:
+        raise
+    except Exception as error:
+        raise InvalidError(f"infra: {what}: {error}") from error
 
-    def _next(self, call):
-        return next(held.table[call.key])
 
-    def _fetch(self, call):
-        return held.table[call.key]
+def _joined(refs, span, collect, place, group):
+    """(the whole of the parts of a group's workers, place). InternalError: one of them is gone, or
+    has not made its part."""
+    import ray
+
+    parts = refs[slice(*span)]
+    try:
+        for outcome in ray.get([ended for ended, _ in parts]):
+            if outcome.failure is not None:
+                raise InternalError(
+                    f"infra: group {group} has not made a result: {outcome.failure.text}"
+                )
+        values = [each.value() for each in ray.get([kept for _, kept in parts])]
+    except ray.exceptions.RayError as error:
+        raise InternalError(
+            f"infra: a worker of group {group}, whose result was asked for, {why_gone(error)}"
+        ) from None
+    return join(collect, values), place
 
 
 def go_to(folder, worker):
