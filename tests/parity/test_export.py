@@ -124,18 +124,18 @@ def test_bfloat16_weights_are_rounded_as_peft_rounds_them(tokenizer, tmp_path):
 
 
 def gguf_name(name):
-    layer = name.split(".")[2]
-    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     stem, kind = name.rsplit(".", 1)
+    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     if stem in names:
         return f"{names[stem]}.{kind}"
+    _, _, layer, part = stem.split(".", 3)
     part = {
         "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
         "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
         "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
         "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
         "mlp.down_proj": "ffn_down",
-    }[stem.split(".", 3)[3]]  # fmt: skip
+    }[part]  # fmt: skip
     return f"blk.{layer}.{part}.{kind}"
 
 

@@ -155,16 +155,15 @@ TEST(Program, HelpExplainsMODELWhereOneIsTakenAlone) {
     EXPECT_EQ(run_words(arguments), std::pair(0, std::string()));
     return testing::internal::GetCapturedStdout();
   };
-  for (const std::vector<const char*>& takes :
-       {std::vector<const char*>{},
-        {"chat"},
-        {"eval"},
-        {"export"},
-        {"info"},
-        {"merge"},
-        {"sample"},
-        {"serve"},
-        {"train"}})
+  for (const std::vector<const char*>& takes : {std::vector<const char*>{},
+                                                {"chat"},
+                                                {"eval"},
+                                                {"export"},
+                                                {"info"},
+                                                {"merge"},
+                                                {"sample"},
+                                                {"serve"},
+                                                {"train"}})
     EXPECT_NE(help(takes).find("MODEL is 'smollm2'"), std::string::npos) << help(takes);
   for (const std::vector<const char*>& takes_none :
        {std::vector{"backup"}, {"restore"}, {"keys"}, {"keys", "create"}})

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <cstdio>
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -21,8 +21,7 @@ namespace twinkle::cli {
 
 class TinyChat {
  public:
-  explicit TinyChat(const JsonObject& changes = {}, const std::string& family = "llama")
-      : scratch_() {
+  explicit TinyChat(const JsonObject& changes = {}, const std::string& family = "llama") {
     JsonObject config = model::tiny_config(family);
     config["vocab_size"] = 300;
     config["eos_token_id"] = 259;
@@ -45,9 +44,8 @@ class TinyChat {
     for (const std::string& weight : base.names()) {
       const std::string path = weight.substr(0, weight.rfind('.'));
       const std::string last = path.substr(path.rfind('.') + 1);
-      if (std::ranges::count(modules, last) == 0) continue;
-      const auto shape = base.at(weight).shape;
-      add(path, shape, held, entries);
+      if (std::ranges::count(modules, last) == 0 || !weight.ends_with(".weight")) continue;
+      add(path, base.at(weight).shape, held, entries);
     }
     if (std::ranges::count(modules, "lm_head") > 0 && !base.contains("lm_head.weight"))
       add("lm_head", base.at("model.embed_tokens.weight").shape, held, entries);

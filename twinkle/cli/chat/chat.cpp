@@ -60,7 +60,7 @@ std::vector<NamedAdapter> named_adapters(const std::vector<std::string>& given) 
     const auto same = [&](const NamedAdapter& other) { return other.name == one.name; };
     require(one.name != kBase && !one.name.empty() && std::ranges::none_of(out, same),
             Code::kInvalid, "cli: --adapter ", text, ": the name '", one.name, "' is ",
-            one.name.empty()  ? "empty"
+            one.name.empty()    ? "empty"
             : one.name == kBase ? "the model's own"
                                 : "that of another adapter",
             "; give it as NAME=", one.folder);
@@ -172,13 +172,12 @@ class Chat {
   }
 
   void answer(const std::string& question) {
-    const Listener listener{
-        .show =
-            [](std::string_view piece) {
-              std::fwrite(piece.data(), 1, piece.size(), stdout);
-              std::fflush(stdout);
-            },
-        .stopped = [this] { return ctrl_c_ && ctrl_c_->pressed(); }};
+    const Listener listener{.show =
+                                [](std::string_view piece) {
+                                  std::fwrite(piece.data(), 1, piece.size(), stdout);
+                                  std::fflush(stdout);
+                                },
+                            .stopped = [this] { return ctrl_c_ && ctrl_c_->pressed(); }};
     const Answer answer = conversation_.ask(question, listener);
     std::puts("");
     std::fflush(stdout);

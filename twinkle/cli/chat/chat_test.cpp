@@ -92,15 +92,16 @@ TEST_F(ChatTest, AChatBeyondTheContextIsRefusedAndStaysAsItWas) {
   EXPECT_EQ(chat.messages().size(), 2U);
   Conversation small(engine, tmpl, {.max_tokens = 5, .temperature = 0}, 8);
   small.use("base");
-  expect_error(" tokens, --kv-tokens is 8; /reset begins a new chat, or start with more --kv-tokens",
-               [&] { small.ask("a"); });
+  expect_error(
+      " tokens, --kv-tokens is 8; /reset begins a new chat, or start with more --kv-tokens",
+      [&] { small.ask("a"); });
 }
 
 TEST_F(ChatTest, APipesLinesAreQuestionsAndCommandsOfAdapters) {
   const std::string one = tiny_.adapter("one", {"q_proj", "down_proj"}, 1),
                     two = tiny_.adapter("two", {"v_proj"}, 2);
-  const std::vector<std::string> chat{"chat", tiny_.model(), "--max-tokens", "4",
-                                      "--mixed-precision", "no"};
+  const std::vector<std::string> chat{"chat", tiny_.model(),       "--max-tokens",
+                                      "4",    "--mixed-precision", "no"};
   const auto with = [&](std::vector<std::string> more, const std::string& input) {
     more.insert(more.begin(), chat.begin(), chat.end());
     const Ran got = ran(more, input);
@@ -111,9 +112,9 @@ TEST_F(ChatTest, APipesLinesAreQuestionsAndCommandsOfAdapters) {
                     by_two = with({"--adapter", two}, "a\n");
   EXPECT_NE(base, by_one);
   EXPECT_NE(by_one, by_two);
-  EXPECT_EQ(with({"--adapter", one, "x=" + two},
-                 "a\n/reset\n/adapter x\n\na\n/reset\n/adapter base\na"),
-            by_one + by_two + base);
+  EXPECT_EQ(
+      with({"--adapter", one, "x=" + two}, "a\n/reset\n/adapter x\n\na\n/reset\n/adapter base\na"),
+      by_one + by_two + base);
   EXPECT_EQ(with({}, "a\n/exit\na\n"), base);
 }
 
@@ -136,8 +137,10 @@ TEST_F(ChatTest, AnErrorEndsAPipesChatWith1) {
                 "to\n");
   const std::string one = tiny_.adapter("one", {"q_proj"});
   EXPECT_EQ(error("", {"--adapter", one, one + "/"}),
-            "twinkle: cli: --adapter " + one + "/: the name 'one' is that of another adapter; give "
-            "it as NAME=" + one + "/\n");
+            "twinkle: cli: --adapter " + one +
+                "/: the name 'one' is that of another adapter; give "
+                "it as NAME=" +
+                one + "/\n");
 }
 
 TEST(ChatLines, EndAtTheirEndAndWhereTheyAreWoken) {

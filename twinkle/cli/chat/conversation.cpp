@@ -65,8 +65,7 @@ Conversation::Conversation(engine::Engine& engine, const text::Template& tmpl,
 engine::Sample Conversation::sample_of(const std::string& question) const {
   JsonArray messages = messages_;
   messages.push_back(message_of("user", question));
-  const auto feature =
-      template_.encode(JsonObject{{"messages", std::move(messages)}}, true).at(0);
+  const auto feature = template_.encode(JsonObject{{"messages", std::move(messages)}}, true).at(0);
   const int64_t length = feature.length();
   require(length < limit_, Code::kInvalid, "cli: the chat has ", length, " tokens, ",
           limit_is_cache_ ? "--kv-tokens is " : "the model's context is ", limit_,
@@ -101,8 +100,7 @@ Answer Conversation::ask(const std::string& question, const Listener& listener) 
   listener.show(decoding.rest());
   answer.text = decoding.text();
   answer.num_tokens = decoding.num_tokens();
-  answer.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  answer.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (cancelled && answer.text.empty()) return answer;
   messages_.push_back(message_of("user", question));
   messages_.push_back(message_of("assistant", answer.text));

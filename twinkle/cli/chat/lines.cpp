@@ -30,8 +30,8 @@ std::optional<std::string> Lines::next() {
     std::array<char, 4096> chunk{};
     const ssize_t count = ::read(fd_, chunk.data(), chunk.size());
     if (count < 0 && errno == EINTR) continue;
-    require(count >= 0, Code::kInvalid, "cli: standard input cannot be read: ",
-            std::strerror(errno));
+    require(count >= 0, Code::kInvalid,
+            "cli: standard input cannot be read: ", std::strerror(errno));
     ended_ = count == 0;
     held_.append(chunk.data(), static_cast<size_t>(count));
   }

@@ -72,8 +72,8 @@ void evaluate(const EvalOptions& o) {
   if (!f.json.empty()) const AtomicFile writable(f.json);
   const std::string path = model_path(o.model);
   engine::Engine engine(engine_for(o, path));
-  engine.run<engine::Done>(engine::Create{
-      .tenant = kMeasured, .directory = f.adapter, .frozen = f.adapter.empty()});
+  engine.run<engine::Done>(
+      engine::Create{.tenant = kMeasured, .directory = f.adapter, .frozen = f.adapter.empty()});
   const EvaluationInput input{path, f.data, f.system, f.limit, f.max_tokens, f.max_length};
   const bool gsm8k = f.task == "gsm8k";
   const auto begin = std::chrono::steady_clock::now();
@@ -81,8 +81,11 @@ void evaluate(const EvalOptions& o) {
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   say_result(result, gsm8k);
   if (f.json.empty()) return;
-  JsonObject all{{"task", f.task},       {"model", o.model},         {"adapter", f.adapter},
-                 {"data", f.data},       {"seconds", took.count()}};
+  JsonObject all{{"task", f.task},
+                 {"model", o.model},
+                 {"adapter", f.adapter},
+                 {"data", f.data},
+                 {"seconds", took.count()}};
   for (auto& entry : result) all[entry.key()] = std::move(entry.value());
   write_file_atomically(f.json, pretty(all));
 }

@@ -11,14 +11,14 @@ namespace twinkle::cli {
 namespace {
 
 TEST(Evaluation, AGsm8kAnswerIsBehindTheLastMarkOrInTheLastBox) {
-  for (const auto& [reply, answer] : std::vector<std::pair<std::string, std::string>>{
-           {"#### 1\nso #### 1,234.\nmore", "1234"},
-           {"it is \\boxed{3} or \\boxed{$42$}", "42"},
-           {"#### 7%", "7"},
-           {"#### **-5**", "-5"},
-           {"the answer is 12", ""},
-           {"####", ""},
-           {"", ""}})
+  for (const auto& [reply, answer] :
+       std::vector<std::pair<std::string, std::string>>{{"#### 1\nso #### 1,234.\nmore", "1234"},
+                                                        {"it is \\boxed{3} or \\boxed{$42$}", "42"},
+                                                        {"#### 7%", "7"},
+                                                        {"#### **-5**", "-5"},
+                                                        {"the answer is 12", ""},
+                                                        {"####", ""},
+                                                        {"", ""}})
     EXPECT_EQ(gsm8k_answer(reply), answer) << reply;
   EXPECT_TRUE(same_number("18.00", "18"));
   EXPECT_TRUE(same_number("x", "x"));
@@ -84,7 +84,7 @@ TEST_F(Evaluations, OfAChatTheTrainedLabelsAreScored) {
       engine_, input("rows.jsonl", R"({"messages": [{"role": "user", "content": "q"}, )"
                                    R"({"role": "assistant", "content": "bb"}]})"
                                    "\n"));
-  EXPECT_EQ(get<int64_t>(result, "num_tokens"), 3);  // b, b, </s>
+  EXPECT_EQ(get<int64_t>(result, "num_tokens"), 4);  // b, b, </s>, the line's end
 }
 
 TEST_F(Evaluations, BadRowsAreNamedWithTheirPlace) {
@@ -112,12 +112,15 @@ TEST_F(Evaluations, BadRowsAreNamedWithTheirPlace) {
 
 TEST(EvalCommand, WritesItsResultAsJson) {
   const TinyChat tiny;
-  write_text(tiny.path("rows.jsonl"), "{\"question\": \"a\", \"answer\": \"#### 1\"}\n"
-                                      "{\"question\": \"b\", \"answer\": \"#### 2\"}\n");
-  const std::vector<std::string> eval{"eval", tiny.model(), "--task", "gsm8k", "--max-tokens", "3",
-                                      "--data", tiny.path("rows.jsonl"), "--json",
-                                      tiny.path("result.json"), "--adapter",
-                                      tiny.adapter("one", {"q_proj"})};
+  write_text(tiny.path("rows.jsonl"),
+             "{\"question\": \"a\", \"answer\": \"#### 1\"}\n"
+             "{\"question\": \"b\", \"answer\": \"#### 2\"}\n");
+  const std::vector<std::string> eval{"eval",         tiny.model(),
+                                      "--task",       "gsm8k",
+                                      "--max-tokens", "3",
+                                      "--data",       tiny.path("rows.jsonl"),
+                                      "--json",       tiny.path("result.json"),
+                                      "--adapter",    tiny.adapter("one", {"q_proj"})};
   const Ran got = ran(eval);
   EXPECT_EQ(got.status, 0) << got.error;
   EXPECT_EQ(got.out, "accuracy 0.0000 +- 0.0000 (0 of 2 right, 0 with an answer)\n");
@@ -128,8 +131,8 @@ TEST(EvalCommand, WritesItsResultAsJson) {
   EXPECT_EQ(result.at("rows").as_array().size(), 2U);
   const Ran wrong = ran({"eval", tiny.model(), "--task", "gsm8k", "--data", tiny.path("none")});
   EXPECT_EQ(wrong.status, 1);
-  EXPECT_EQ(wrong.error, "twinkle: cli: --data " + tiny.path("none") +
-                             " does not exist; name a file of rows\n");
+  EXPECT_EQ(wrong.error,
+            "twinkle: cli: --data " + tiny.path("none") + " does not exist; name a file of rows\n");
   EXPECT_EQ(ran({"eval", tiny.model(), "--task", "mmlu", "--data", "x"}).status, 2);
 }
 

@@ -51,8 +51,7 @@ std::vector<Question> questions_of(const data::Dataset& rows, const text::Templa
         JsonObject{{"role", "system"}, {"content", input.system.empty() ? kOrder : input.system}},
         JsonObject{{"role", "user"}, {"content", text("question")}}};
     const auto feature = tmpl.encode(JsonObject{{"messages", std::move(messages)}}, true).at(0);
-    out.push_back(
-        {gsm8k_answer(answer), {feature.input_ids.begin(), feature.input_ids.end()}});
+    out.push_back({gsm8k_answer(answer), {feature.input_ids.begin(), feature.input_ids.end()}});
   }
   require(!out.empty(), Code::kInvalid, "cli: --data ", input.data, " has no rows");
   return out;
@@ -114,18 +113,16 @@ JsonObject measure_gsm8k(engine::Engine& engine, const EvaluationInput& input) {
     correct += right;
     answered += !answer.empty();
     num_tokens += std::ssize(tokens);
-    rows.push_back(JsonObject{
-        {"truth", truth}, {"answer", answer}, {"correct", right}, {"reply", reply}});
+    rows.push_back(
+        JsonObject{{"truth", truth}, {"answer", answer}, {"correct", right}, {"reply", reply}});
     bar.show(static_cast<double>(rows.size()), share_of(correct, std::ssize(rows)));
   }
   const double n = static_cast<double>(total), share = static_cast<double>(correct) / n;
-  return {{"accuracy", share},
-          {"stderr", std::sqrt(share * (1 - share) / std::max(n - 1, 1.0))},
-          {"correct", correct},
-          {"answered", answered},
-          {"num_rows", total},
-          {"num_tokens", num_tokens},
-          {"rows", std::move(rows)}};
+  return {
+      {"accuracy", share},      {"stderr", std::sqrt(share * (1 - share) / std::max(n - 1, 1.0))},
+      {"correct", correct},     {"answered", answered},
+      {"num_rows", total},      {"num_tokens", num_tokens},
+      {"rows", std::move(rows)}};
 }
 
 }  // namespace twinkle::cli

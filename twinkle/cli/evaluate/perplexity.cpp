@@ -12,7 +12,7 @@
 namespace twinkle::cli {
 namespace {
 
-constexpr int32_t kUnscored = -100;    // the label of a token that is not scored
+constexpr int32_t kUnscored = -100;     // the label of a token that is not scored
 constexpr int64_t kBatchTokens = 4096;  // of one operation
 
 // Pieces of the text, each beginning with the last token of the one before, so that every token

@@ -139,14 +139,14 @@ std::string output_of(const ExportFiles& files) {
 void say_exported(const ExportFiles& files, const std::string& program) {
   const std::string output = output_of(files);
   if (files.to == "merged") {
-    std::printf("saved %s\ntry it:  %s chat %s\n", output.c_str(), program.c_str(),
-                output.c_str());
+    std::printf("saved %s\ntry it:  %s chat %s\n", output.c_str(), program.c_str(), output.c_str());
     return;
   }
-  std::printf("saved %s/model-%s.gguf and %s/Modelfile\ntry it:  llama-cli -m "
-              "%s/model-%s.gguf\n     or:  ollama create mine -f %s/Modelfile && ollama run mine\n",
-              output.c_str(), files.type.c_str(), output.c_str(), output.c_str(),
-              files.type.c_str(), output.c_str());
+  std::printf(
+      "saved %s/model-%s.gguf and %s/Modelfile\ntry it:  llama-cli -m "
+      "%s/model-%s.gguf\n     or:  ollama create mine -f %s/Modelfile && ollama run mine\n",
+      output.c_str(), files.type.c_str(), output.c_str(), output.c_str(), files.type.c_str(),
+      output.c_str());
 }
 
 }  // namespace

@@ -17,9 +17,10 @@ struct ExportFiles {
   static constexpr auto fields() {
     using F = ExportFiles;
     return std::tuple{
-        option("to", &F::to, one_of("merged", "gguf"),
-               "merged: a folder that transformers and vLLM read; gguf: a file for llama.cpp, and a "
-               "Modelfile for ollama"),
+        option(
+            "to", &F::to, one_of("merged", "gguf"),
+            "merged: a folder that transformers and vLLM read; gguf: a file for llama.cpp, and a "
+            "Modelfile for ollama"),
         option("type", &F::type, one_of("f16", "q8_0"), "of the matrices of a GGUF file"),
         option("model", &F::model, any(), "the base model [as the adapter's config names it]"),
         option("output", &F::output, any(), "directory to write [outputs/merged or outputs/gguf]"),

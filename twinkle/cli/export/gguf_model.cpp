@@ -52,15 +52,16 @@ StoredTensor llama3_factors(const nn::RopeSpec& rope) {
   const int64_t count = rope.rotary_dim / 2;
   std::vector<float> factors;
   for (int64_t i = 0; i < count; ++i)
-    factors.push_back(static_cast<float>(scaling.of(
-        std::pow(rope.theta, -static_cast<double>(i) / static_cast<double>(count)))));
+    factors.push_back(static_cast<float>(
+        scaling.of(std::pow(rope.theta, -static_cast<double>(i) / static_cast<double>(count)))));
   return {.name = "rope_freqs.weight",
           .dtype = Dtype::kF32,
           .shape = {count},
           .reader = [factors = std::move(factors)](int64_t offset, std::span<std::byte> out) {
-            std::memcpy(out.data(),
-                        std::as_bytes(std::span(factors)).subspan(static_cast<size_t>(offset)).data(),
-                        out.size());
+            std::memcpy(
+                out.data(),
+                std::as_bytes(std::span(factors)).subspan(static_cast<size_t>(offset)).data(),
+                out.size());
           }};
 }
 

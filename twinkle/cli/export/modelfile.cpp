@@ -72,12 +72,11 @@ std::optional<Turns> turns_of(const text::Template& tmpl) {
   std::string head = all[0];
   out.system = {with_system[0], with_system[1]};
   out.generation = rendered(tmpl, {user}, true);
-  const bool fits = take_front(out.assistant.before, out.user.after) &&
-                    take_front(out.user.before, out.assistant.after) &&
-                    take_back(head, out.user.before) &&
-                    take_back(out.system.after, out.user.before) &&
-                    with_system[2] == out.user.after &&
-                    take_front(out.generation, rendered(tmpl, {user}));
+  const bool fits =
+      take_front(out.assistant.before, out.user.after) &&
+      take_front(out.user.before, out.assistant.after) && take_back(head, out.user.before) &&
+      take_back(out.system.after, out.user.before) && with_system[2] == out.user.after &&
+      take_front(out.generation, rendered(tmpl, {user}));
   if (!fits) return {};
   // The BOS token, which llama.cpp puts there.
   const auto bos = tmpl.tokenizer().special_tokens().find("bos_token");
@@ -113,9 +112,9 @@ std::string modelfile(const std::string& gguf, const text::Template& tmpl,
   const std::optional<Turns> turns = turns_of(tmpl);
   bool plain = turns.has_value();
   if (turns)
-    for (const std::string& text : {turns->system.with(""), turns->user.with(""),
-                                    turns->assistant.with(""), turns->default_system,
-                                    turns->generation})
+    for (const std::string& text :
+         {turns->system.with(""), turns->user.with(""), turns->assistant.with(""),
+          turns->default_system, turns->generation})
       plain = plain && is_plain(text);
   out += plain ? template_of(*turns)
                : "# The chat template is that of the GGUF file, where ollama knows it.\n";

@@ -10,8 +10,8 @@
 namespace twinkle::cli {
 namespace {
 
-constexpr int kWidth = 20;                             // characters of the bar
-constexpr std::chrono::milliseconds kRefresh{100};     // between two lines of a terminal
+constexpr int kWidth = 20;                          // characters of the bar
+constexpr std::chrono::milliseconds kRefresh{100};  // between two lines of a terminal
 
 }  // namespace
 

@@ -16,8 +16,7 @@ namespace fs = std::filesystem;
 enum TokenType : int32_t { kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5 };
 
 constexpr std::string_view kWords = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|";
-constexpr std::string_view kRest =
-    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+constexpr std::string_view kRest = "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
 std::string expression(std::string_view numbers) {
   return std::string(kWords).append(numbers).append(kRest);
@@ -102,8 +101,7 @@ std::vector<std::string> merges_of(const Json& model) {
       continue;
     }
     const JsonArray& pair = merge.as_array();
-    out.push_back(std::string(pair.at(0).as_string()) + " " +
-                  std::string(pair.at(1).as_string()));
+    out.push_back(std::string(pair.at(0).as_string()) + " " + std::string(pair.at(1).as_string()));
   }
   return out;
 }
@@ -121,8 +119,7 @@ bool adds(const Json* processor, const std::string& token, bool at_end) {
   const auto type = get_or<std::string>(*processor, "type", "");
   if (type == "Sequence") {
     const JsonArray& all = processor->at("processors").as_array();
-    return std::ranges::any_of(all,
-                               [&](const Json& one) { return adds(&one, token, at_end); });
+    return std::ranges::any_of(all, [&](const Json& one) { return adds(&one, token, at_end); });
   }
   if (type != "TemplateProcessing") return false;
   const JsonArray& single = processor->at("single").as_array();
@@ -138,8 +135,7 @@ std::string chat_template_of(const fs::path& folder, const Json& config) {
   if (value->is_string()) return std::string(value->get_string());
   if (!value->is_array()) return "";
   for (const Json& one : value->get_array())
-    if (get_or<std::string>(one, "name", "") == "default")
-      return get<std::string>(one, "template");
+    if (get_or<std::string>(one, "name", "") == "default") return get<std::string>(one, "template");
   return "";
 }
 
@@ -162,8 +158,8 @@ GgufMetadata gguf_tokenizer(const fs::path& folder, int64_t vocab_size) {
   Vocabulary vocabulary = vocabulary_of(tokenizer, config, vocab_size, file);
   GgufMetadata out{{"tokenizer.ggml.model", std::string("gpt2")}, {"tokenizer.ggml.pre", split}};
   out.emplace_back("tokenizer.ggml.add_space_prefix", false);
-  for (const auto& [ours, theirs] : {std::pair{"bos", "bos"}, {"eos", "eos"}, {"pad", "padding"},
-                                     {"unk", "unknown"}}) {
+  for (const auto& [ours, theirs] :
+       {std::pair{"bos", "bos"}, {"eos", "eos"}, {"pad", "padding"}, {"unk", "unknown"}}) {
     const std::string token = special(config, std::string(ours) + "_token");
     const auto found = vocabulary.ids.find(token);
     if (!token.empty() && found != vocabulary.ids.end())

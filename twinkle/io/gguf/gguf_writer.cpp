@@ -128,7 +128,8 @@ void write_tensor(AtomicFile& out, const GgufOutput& tensor) {
     tensor.values.read(raw, at * size);
     dequantize(from, raw, values);
     require(quantize(tensor.type, values, blocks), Code::kInvalid, "io: tensor '",
-            tensor.values.name, "' holds a number that is not finite, or beyond 65504, F16's "
+            tensor.values.name,
+            "' holds a number that is not finite, or beyond 65504, F16's "
             "largest");
     out.write(blocks);
   }

@@ -51,9 +51,8 @@ TEST(GgufWriter, ItsFilesAreReadBack) {
                                         {f32_tensor("c", {3, 64}, values), GgufType::kQ8_0}};
   write_gguf(dir / "x.gguf", metadata, tensors);
   const GgufFile file(dir / "x.gguf");
-  const JsonObject expected{{"u", 7},        {"f", 1e-5},
-                            {"yes", true},   {"text", "é"},
-                            {"ids", {1, -2}}, {"words", {"a", "Ġb"}}};
+  const JsonObject expected{{"u", 7},      {"f", 1e-5},      {"yes", true},
+                            {"text", "é"}, {"ids", {1, -2}}, {"words", {"a", "Ġb"}}};
   EXPECT_EQ(file.metadata(), expected) << pretty(file.metadata());
   EXPECT_EQ(read_back(file, "a"), (std::vector<float>{1, 2, 3}));
   EXPECT_EQ(file.find("b")->shape, (std::vector<int64_t>{3, 64}));

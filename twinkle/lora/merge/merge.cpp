@@ -23,8 +23,10 @@ std::vector<LinearShape> linears_of(const Checkpoint& base) {
   std::vector<LinearShape> out;
   for (const std::string& name : base.names()) {
     const StoredTensor& stored = base.at(name);
-    if (!name.ends_with(kDotWeight) || stored.shape.size() != 2 || name == kEmbeddingWeight) continue;
-    out.push_back({name.substr(0, name.size() - kDotWeight.size()), stored.shape[1], stored.shape[0]});
+    if (!name.ends_with(kDotWeight) || stored.shape.size() != 2 || name == kEmbeddingWeight)
+      continue;
+    out.push_back(
+        {name.substr(0, name.size() - kDotWeight.size()), stored.shape[1], stored.shape[0]});
   }
   if (!base.contains(std::string(kHeadPath).append(kDotWeight))) {
     const StoredTensor& embedding = base.at(kEmbeddingWeight);

@@ -87,8 +87,7 @@ TEST_F(Merge, RoundsOnceToTheTypeOfTheBase) {
   const std::string path = "model.layers.0.self_attn.q_proj", name = path + ".weight";
   const StoredTensor got = by_name(merged(base, adapter_.path(), MergedType::kStored)).at(name);
   EXPECT_EQ(got.dtype, Dtype::kBF16);
-  const at::Tensor exact =
-      weights.at(name).to(at::kFloat) + 2 * at::mm(b_[path], a_[path]);
+  const at::Tensor exact = weights.at(name).to(at::kFloat) + 2 * at::mm(b_[path], a_[path]);
   const at::Tensor error = (model::to_float32(got) - exact).abs() / exact.abs();
   EXPECT_LE(error.max().item<float>(), 0x1p-8);
 }
@@ -99,8 +98,8 @@ TEST_F(Merge, ATiedHeadThatIsTargetedBecomesATensorOfItsOwn) {
   const auto tensors = by_name(merged(base, adapter_.path(), MergedType::kStored));
   const at::Tensor expected = sum("lm_head", "model.embed_tokens.weight");
   EXPECT_TRUE(at::allclose(model::to_float32(tensors.at("lm_head.weight")), expected, 1e-5, 1e-5));
-  EXPECT_TRUE(equal_bytes(tensors.at("model.embed_tokens.weight"),
-                          base.at("model.embed_tokens.weight")));
+  EXPECT_TRUE(
+      equal_bytes(tensors.at("model.embed_tokens.weight"), base.at("model.embed_tokens.weight")));
 }
 
 TEST_F(Merge, AnAdapterOfAnotherBaseIsNamed) {
@@ -108,9 +107,10 @@ TEST_F(Merge, AnAdapterOfAnotherBaseIsNamed) {
   JsonObject config = model::tiny_config();
   config["hidden_size"] = 64;
   const model::TinyModel other(config);
-  expect_error(": lora_A of model.layers.0.self_attn.q_proj has shape [3, 48], this model's is "
-               "[3, 64]",
-               [&] { merged(Checkpoint::open(other.path()), adapter_.path(), MergedType::kStored); });
+  expect_error(
+      ": lora_A of model.layers.0.self_attn.q_proj has shape [3, 48], this model's is "
+      "[3, 64]",
+      [&] { merged(Checkpoint::open(other.path()), adapter_.path(), MergedType::kStored); });
 }
 
 TEST_F(Merge, AMergedWeightBeyondItsTypeIsNamed) {
@@ -125,9 +125,10 @@ TEST_F(Merge, AMergedWeightBeyondItsTypeIsNamed) {
   write_peft(adapter_.path(), config, entries);
   const auto tensors =
       by_name(merged(Checkpoint::open(base_.path()), adapter_.path(), MergedType::kStored));
-  expect_error("lora: the merged model.layers.0.self_attn.q_proj.weight holds a number that is not "
-               "finite in F32",
-               [&] { tensors.at("model.layers.0.self_attn.q_proj.weight").load(); });
+  expect_error(
+      "lora: the merged model.layers.0.self_attn.q_proj.weight holds a number that is not "
+      "finite in F32",
+      [&] { tensors.at("model.layers.0.self_attn.q_proj.weight").load(); });
 }
 
 }  // namespace
