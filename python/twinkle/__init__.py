@@ -48,8 +48,8 @@ _EXPORTS = {
     "Template": "template",
     "TransformersModel": "model",
     "TorchSampler": "sampler",
-    "remote_class": "remote",
-    "remote_function": "remote",
+    "remote_class": "remote.decorate",
+    "remote_function": "remote.decorate",
     "__version__": "version",
     "__release_datetime__": "version",
 }

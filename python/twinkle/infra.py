@@ -14,6 +14,7 @@ from twinkle.logger import get_logger
 from twinkle.notifier import Notifier
 from twinkle.notifier.base import FatalHook
 from twinkle.platform import GPU, Platform
+from twinkle.remote.cluster import Cluster, check_groups, ray_package
 from twinkle.seeding import seed_everything
 from twinkle.service import Service
 
@@ -320,8 +321,6 @@ def _warn_of_ranks(groups):
 
 
 def _check_workers(groups, mesh):
-    from twinkle.remote.cluster import check_groups, ray_package
-
     check_groups(groups, mesh)
     if mesh is not None:
         check_axes(mesh, "global_device_mesh")
@@ -339,14 +338,18 @@ def _meet(mode, mesh):
 
 def _start_workers(per_node, placement_seconds=30):
     global _run  # noqa: PLW0603
-    from twinkle.remote.cluster import Cluster
-
     try:
-        _run.cluster = Cluster(_run, per_node, placement_seconds)
+        _run.cluster = Cluster(begin_worker, _run, per_node, placement_seconds)
     except BaseException:  # nothing that is for workers may be made in this process
         _run.end()
         _run = _Run()
         raise
+
+
+def begin_worker(group, settings):
+    """Makes this process a worker of a group: initialize with these settings."""
+    initialize(mode="local", **settings)
+    _run.worker_of = group
 
 
 def _hook(notifier, name):

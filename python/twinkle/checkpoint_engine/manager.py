@@ -9,7 +9,7 @@ from twinkle.core import core
 from twinkle.engine.group import timeout_seconds
 from twinkle.errors import NotAvailableError
 from twinkle.infra import current_run
-from twinkle.remote import remote_class, remote_function
+from twinkle.remote.decorate import remote_class, remote_function
 from twinkle.remote.group import locked, raise_of, together
 from twinkle.remote.proxy import Proxy
 

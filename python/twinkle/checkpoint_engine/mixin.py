@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from twinkle import checks
 from twinkle.checkpoint_engine.base import CheckpointEngineRegistry
 from twinkle.errors import require
-from twinkle.remote import remote_function
+from twinkle.remote.decorate import remote_function
 
 
 def _each_its_rank(workers, index, args, kwargs, device_mesh=None):

@@ -9,7 +9,7 @@ from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import check_world, current_run, group_of
 from twinkle.logger import get_logger
 from twinkle.plugin import construct_class
-from twinkle.remote import remote_class
+from twinkle.remote.decorate import remote_class
 from twinkle.remote.how import at_once
 
 _INT64_MAX = 2**63 - 1

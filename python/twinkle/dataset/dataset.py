@@ -10,7 +10,7 @@ from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, requ
 from twinkle.plugin import construct_class
 from twinkle.preprocessor import DataFilter, Preprocessor
 from twinkle.preprocessor.base import map_row_to_col
-from twinkle.remote import remote_class
+from twinkle.remote.decorate import remote_class
 from twinkle.remote.how import at_once, of_one
 
 _LOADER = ("streaming", "num_proc", "revision", "features", "trust_remote_code", "token")

@@ -9,7 +9,7 @@ from twinkle.errors import InvalidError, NotFoundError, refuse_unknown, require
 from twinkle.hub_operation import HubOperation
 from twinkle.model.group import STATE_VERSION
 from twinkle.model.settings import Settings
-from twinkle.remote import remote_function
+from twinkle.remote.decorate import remote_function
 from twinkle.remote.how import at_once
 
 # What save() keeps of the loop in trainer_state.json: name, least value.

@@ -40,7 +40,7 @@ from twinkle.model.router_replay import padded_routes
 from twinkle.model.sharing import sharing_options
 from twinkle.model.steps import Steps
 from twinkle.model.together import Together, asked, model_output, own
-from twinkle.remote import remote_class
+from twinkle.remote.decorate import remote_class
 
 _numbers = itertools.count()  # counts this process's models, which all ranks make in one order
 

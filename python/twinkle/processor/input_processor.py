@@ -2,7 +2,7 @@
 
 from twinkle import checks
 from twinkle.errors import refuse_unknown, require
-from twinkle.remote import remote_class
+from twinkle.remote.decorate import remote_class
 from twinkle.remote.how import of_one
 
 

@@ -82,14 +82,16 @@ def _kind_of(group):
 class Cluster:
     """Starts or joins a Ray cluster and starts the workers of all groups in it.
 
-    run: seed, full_determinism and mesh of initialize(). per_node: most CPUs that a cluster which
-    is started here has. seconds: how long the cluster may take to give a group its place.
+    begin_worker: a function of a group's name and the settings below, called in each worker. run:
+    seed, full_determinism, groups, name and mesh of initialize(). per_node: most CPUs that a
+    cluster which is started here has. seconds: how long it may take to give a group its place.
     InvalidError: the cluster has no place for a group; NotAvailableError: no such cluster, or no
     package ray.
     """
 
-    def __init__(self, run, per_node, seconds):
+    def __init__(self, begin_worker, run, per_node, seconds):
         self.groups, self._placed, self._run = {}, [], run
+        self._begin_worker = begin_worker
         self._ray, self._variables = ray_package(), ()
         self._connect(per_node)
         atexit.register(self.stop)
@@ -170,8 +172,9 @@ class Cluster:
         settings = {name: getattr(self._run, name) for name in names}
         settings["global_device_mesh"] = self.mesh_of(group)
         (address,) = self._answers(group, [actors[0].address.remote()], "the start of a process")
+        same = str(Path.cwd()), settings, self._begin_worker
         begun = [
-            actor.begin.remote(_environment(group, rank, address), str(Path.cwd()), settings)
+            actor.begin.remote(_environment(group, rank, address), *same)
             for rank, actor in enumerate(actors)
         ]
         self._answers(group, begun, "the start of a process, and initialize() in it,")

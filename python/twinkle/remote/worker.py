@@ -6,7 +6,6 @@ import os
 from contextlib import contextmanager
 from pathlib import Path
 
-from twinkle import infra
 from twinkle.errors import InternalError, InvalidError, TwinkleError, require
 from twinkle.logger import get_logger
 from twinkle.platform import find_free_port, timeout_seconds
@@ -30,13 +29,13 @@ class Worker:
 
         return ray.util.get_node_ip_address(), find_free_port()
 
-    def begin(self, environment, folder, settings):
-        """Makes this process a rank: sets its environment, and what initialize() would. folder: the
-        driver's, to which relative paths belong, where this machine has it."""
+    def begin(self, environment, folder, settings, begin_worker):
+        """Makes this process a rank: sets its environment, and what initialize() would, by
+        infra.begin_worker. folder: the driver's, to which relative paths belong, where this machine
+        has it."""
         os.environ.update(environment)
         go_to(folder, environment["WORKER_NAME"])
-        infra.initialize(mode="local", **settings)
-        infra.current_run().worker_of = environment["CLUSTER_NAME"]
+        begin_worker(environment["CLUSTER_NAME"], settings)
         end_when_stopped(timeout_seconds())
         return os.getpid()
 

@@ -20,7 +20,7 @@ from twinkle.ledger import Ledger
 from twinkle.model import TransformersModel
 from twinkle.model.adapters import frozen_tenant
 from twinkle.model.batch import as_list
-from twinkle.remote import remote_class
+from twinkle.remote.decorate import remote_class
 from twinkle.remote.dispatch import Rows
 from twinkle.remote.how import How, at_once, mark
 from twinkle.remote.rows import first_row

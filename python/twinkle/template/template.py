@@ -6,7 +6,7 @@ from twinkle import checks
 from twinkle.core import core
 from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown
 from twinkle.preprocessor.base import map_col_to_row, map_row_to_col
-from twinkle.remote import remote_class
+from twinkle.remote.decorate import remote_class
 from twinkle.remote.how import of_one
 from twinkle.template.messages import standard
 from twinkle.template.tools import FORMATS
