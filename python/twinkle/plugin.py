@@ -4,12 +4,18 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import itertools
+import operator
 import os
 import re
 import sys
 from pathlib import Path
 
-from twinkle.errors import InvalidError, NotAvailableError, NotFoundError
+from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, require
+from twinkle.hub_models import get
+
+_RELATIONS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operator.gt,
+              "<": operator.lt, "!=": operator.ne}  # fmt: skip
 
 
 def trust_remote_code():
@@ -50,14 +56,12 @@ class Plugin:
         that it holds: one that it defines, before those that it imports. InvalidError:
         TWINKLE_TRUST_REMOTE_CODE is not set, or it holds none; NotFoundError: it has no
         __init__.py; and what hub.get raises."""
-        if not trust_remote_code():
-            raise InvalidError(
-                f"plugin: {plugin_id} is code from a hub, which runs only with "
-                "TWINKLE_TRUST_REMOTE_CODE=1"
-            )
-        from twinkle import hub
-
-        file = Path(hub.get(plugin_id)) / "__init__.py"
+        require(
+            trust_remote_code(),
+            f"plugin: {plugin_id} is code from a hub, which runs only with "
+            "TWINKLE_TRUST_REMOTE_CODE=1",
+        )
+        file = Path(get(plugin_id)) / "__init__.py"
         if not file.is_file():
             raise NotFoundError(f"plugin: {plugin_id} has no __init__.py at {file}")
         name = "twinkle_plugin_" + re.sub(r"\W", "_", plugin_id)
@@ -65,13 +69,9 @@ class Plugin:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         spec.loader.exec_module(module)
-        found = [
-            value
-            for value in vars(module).values()
-            if inspect.isclass(value) and issubclass(value, base) and value is not base
-        ]
-        if not found:
-            raise InvalidError(f"plugin: {plugin_id} defines no subclass of {base.__name__}")
+        values = vars(module).values()
+        found = [v for v in values if _is_subclass(v, base) and v is not base]
+        require(found, f"plugin: {plugin_id} defines no subclass of {base.__name__}")
         return next((v for v in found if f"{v.__module__}.".startswith(f"{name}.")), found[0])
 
 
@@ -83,27 +83,31 @@ def construct_class(value, base, modules=(), **init):
     class does not take, or any for an instance; of a plugin id as Plugin.load_plugin.
     """
     if isinstance(value, base):
-        if init:
-            raise InvalidError(
-                f"plugin: {type(value).__name__} is an instance already, it cannot take "
-                f"{', '.join(sorted(init))}"
-            )
+        require(
+            not init,
+            f"plugin: {type(value).__name__} is an instance already, it cannot take "
+            f"{', '.join(sorted(init))}",
+        )
         return value
     if isinstance(value, str):
         value = _find_class(value, base, modules)
-    if not inspect.isclass(value) or not issubclass(value, base):
-        raise InvalidError(
-            f"plugin: {value!r} must be a {base.__name__}, a subclass of it, or its name"
-        )
+    require(
+        _is_subclass(value, base),
+        f"plugin: {value!r} must be a {base.__name__}, a subclass of it, or its name",
+    )
     parameters = inspect.signature(value).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         unknown = sorted(set(init) - set(parameters))
-        if unknown:
-            raise InvalidError(
-                f"plugin: {value.__name__} has no argument {', '.join(map(repr, unknown))}; "
-                f"it takes {', '.join(parameters) or 'none'}"
-            )
+        require(
+            not unknown,
+            f"plugin: {value.__name__} has no argument {', '.join(map(repr, unknown))}; "
+            f"it takes {', '.join(parameters) or 'none'}",
+        )
     return value(**init)
+
+
+def _is_subclass(value, base):
+    return inspect.isclass(value) and issubclass(value, base)
 
 
 def _find_class(name, base, modules):
@@ -111,14 +115,10 @@ def _find_class(name, base, modules):
         return Plugin.load_plugin(name, base)
     modules = modules if isinstance(modules, (list, tuple)) else (modules,)
     for module in modules:
-        value = getattr(module, name, None)
-        if inspect.isclass(value) and issubclass(value, base):
-            return value
+        if _is_subclass(getattr(module, name, None), base):
+            return getattr(module, name)
     known = sorted(
-        key
-        for module in modules
-        for key in dir(module)
-        if inspect.isclass(getattr(module, key)) and issubclass(getattr(module, key), base)
+        key for module in modules for key in dir(module) if _is_subclass(getattr(module, key), base)
     )
     raise InvalidError(
         f"plugin: there is no {base.__name__} named {name!r}; there are {', '.join(known)}"
@@ -146,18 +146,9 @@ def exists(requirement):
     def numbers(version):
         return [int(part) for part in re.findall(r"\d+", version.split("+")[0])]
 
-    left, right = numbers(installed), numbers(wanted)
-    width = max(len(left), len(right))
-    left += [0] * (width - len(left))
-    right += [0] * (width - len(right))
-    return {
-        ">=": left >= right,
-        "<=": left <= right,
-        "==": left == right,
-        ">": left > right,
-        "<": left < right,
-        "!=": left != right,
-    }[relation]
+    pairs = itertools.zip_longest(numbers(installed), numbers(wanted), fillvalue=0)
+    left, right = zip(*pairs, strict=True)
+    return _RELATIONS[relation](left, right)
 
 
 def requires(requirement, why=""):

