@@ -10,7 +10,7 @@ import pytest
 from twinkle import InvalidError, LoraConfig
 from twinkle.data_format import SamplingParams
 from twinkle.model import TransformersModel
-from twinkle.sampler import Sampler, TorchSampler, vLLMSampler
+from twinkle.sampler import INERT, Sampler, TorchSampler, vLLMSampler
 
 ROW = {"messages": [{"role": "user", "content": "abc"}, {"role": "user", "content": "ab"}]}
 
@@ -77,11 +77,14 @@ def test_prompts_are_scored_without_sampling(make):
     sampler = make()
     (response,) = sampler.sample({"input_ids": [1, 2]}, {"max_tokens": 0, "prompt_logprobs": 1})
     expected = sampler.engine.base[1].log_softmax(-1)[2]
-    assert response.sequences == [] and response.prompt_logprobs[0] is None
+    (sequence,) = response.sequences
+    assert (sequence.tokens, sequence.logprobs, sequence.decoded) == ([], None, None)
+    assert sequence.new_input_feature == {"input_ids": [1, 2]}
+    assert response.prompt_logprobs[0] is None
     assert response.prompt_logprobs[1] == pytest.approx(float(expected), rel=1e-5)
     assert response.topk_prompt_logprobs is None
     (response,) = sampler.sample({"input_ids": [1, 2]}, {"max_tokens": 0})
-    assert response.sequences == [] and response.prompt_logprobs is None
+    assert response.prompt_logprobs is None
     long = make(engine_args={"max_model_len": 3})
     (response,) = long.sample({"input_ids": [1, 2, 3]}, {"max_tokens": 0, "prompt_logprobs": 3})
     rows = sampler.engine.base.log_softmax(-1)
@@ -91,6 +94,21 @@ def test_prompts_are_scored_without_sampling(make):
         values, tokens = rows[token].topk(3)
         assert own == pytest.approx(float(rows[token, token + 1]))
         assert top == list(zip(tokens.tolist(), values.tolist(), strict=True))
+
+
+def test_a_scored_conversation_comes_back_as_it_was_encoded_ready_to_be_trained_on(make):
+    """As a teacher's in ModelScope's cookbook, rl/gkd/gkd_off_policy.py."""
+    sampler = make(engine_args={"logprobs_mode": "raw_logprobs", "max_logprobs": 64})
+    sampler.set_template("Template")
+    row = {"messages": [*ROW["messages"], {"role": "assistant", "content": "ba"}]}
+    params = SamplingParams(max_tokens=0, temperature=1.0, prompt_logprobs=2, num_samples=1)
+    (response,) = sampler.sample([row], params)
+    (sequence,) = response.sequences
+    expected = sampler.template.encode(row)
+    assert set(sequence.new_input_feature) == set(expected)
+    for name in ("input_ids", "labels"):
+        assert list(sequence.new_input_feature[name]) == list(expected[name])
+    assert len(response.topk_prompt_logprobs) == len(expected["input_ids"])
 
 
 def test_more_than_one_logprob_is_the_likeliest_and_the_tokens_own(make, monkeypatch):
@@ -223,8 +241,8 @@ def test_vllms_names_reach_the_engine_under_its_own(make, logged):
         "prefix_cache": False,
     }  # fmt: skip
     assert make(engine_args={"kv_tokens": 4096}).engine.options == {"kv_tokens": 4096}
-    make(engine_args={"disable_log_stats": True, "enable_chunked_prefill": True})
-    make(engine_args={"enable_tower_connector_lora": False, "enable_lora": True, "swap_space": 0})
+    make(engine_args={"enable_tower_connector_lora": False, "enable_lora": True})
+    assert make(engine_args=dict.fromkeys(INERT, 4)).engine.options == {}
     assert logged == []
     make(engine_args={"enable_tower_connector_lora": True, "enable_lora": True})
     (told,) = logged  # it asks for nothing that there is, and an adapter that it is for is refused
@@ -255,8 +273,7 @@ def test_an_adapter_is_refused_where_engine_args_says_that_there_is_none(make, t
         ({"gpu_memory_utilization": "lots"}, "gpu_memory_utilization is 'lots', it must be a num"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization is 1.5, it must be .* at most 1"),
         ({"enforce_eager": "maybe"}, "enforce_eager is 'maybe', it must be True or False"),
-        ({"enable_sleep_mode": True}, "enable_sleep_mode is True, it must be False, since the eng"),
-        ({"trust_remote_code": True}, "trust_remote_code is True, it must be False, since no code"),
+        ({"max_logprobs": 129}, "max_logprobs is 129, it must be an integer .*, at most 128"),
         ({"enable_prefix_caching": 1}, "enable_prefix_caching is 1, it must be True or False"),
         ({"max_num_seqs": 5, "max_sequences": 5}, "max_num_seqs and max_sequences are the same"),
         ({"num_gpu_blocks_override": 9}, "num_gpu_blocks_override .* use kv_tokens, in tokens"),
@@ -265,7 +282,7 @@ def test_an_adapter_is_refused_where_engine_args_says_that_there_is_none(make, t
         ({"model": "other/model"}, "model of engine_args is 'other/model', but model_id is"),
         ({"max_lora_rank": -1}, "max_lora_rank is -1, it must be an integer of at least 1"),
         ({"seed": 2**70}, "seed is .*, it must be an integer of at least 0, at most"),
-        ({"swap_space": 4}, "swap_space is 4, it must be 0, since sequences are never swapped"),
+        ({"cpu_offload_gb": 4}, "cpu_offload_gb is 4, it must be 0, since weights are in the dev"),
         ({"logprobs_mode": "raw_logits"}, "logprobs_mode is 'raw_logits', this version gives log"),
         ({"logprobs_mode": "best"}, "logprobs_mode is 'best', it must be 'raw_logprobs' or 'pro"),
     ],

@@ -9,7 +9,7 @@ import numpy as np
 from twinkle import checks
 from twinkle.checkpoint_engine.mixin import ReceivesWeights
 from twinkle.core import core
-from twinkle.data_format import LoraConfig
+from twinkle.data_format import LoraConfig, SampledSequence
 from twinkle.data_format.lora import warn_of_another_base
 from twinkle.engine.ranks import Ranks, ranks_of
 from twinkle.engine.sampling import engine_params, response_of, routes_shape
@@ -77,8 +77,8 @@ class TorchSampler(ReceivesWeights, Sampler):
     logprobs_mode; max_num_seqs is max_sequences, max_num_batched_tokens prefill_tokens,
     enable_prefix_caching prefix_cache, enforce_eager no decode_graphs, gpu_memory_utilization
     memory_share; enable_return_routed_experts is SamplingParams.routed_experts of every call.
-    vLLM's other names are refused, with what to use instead, as are options of the
-    engine where that is model='s.
+    Those in twinkle.sampler.INERT have no effect. vLLM's other names are refused, with what to use
+    instead, as are options of the engine where that is model='s.
     InvalidError: neither model_id nor model, a wrong type of one of them, an unknown argument or
     one of engine_args, a value outside its limits, a quantization, a tensor_parallel_size other
     than 1, another dtype, which with model= is one that is not the model's, a max_model_len above
@@ -279,11 +279,13 @@ class TorchSampler(ReceivesWeights, Sampler):
 
         inputs: Trajectory or InputFeature, or a list of them. sampling_params: SamplingParams or a
         dict; in their place their fields may be given by name, as max_tokens=64. max_tokens=0 only
-        scores the prompts. Without a seed every prompt of every call draws its own from the run's
-        seed; over several processes, which then all call it, by its place among the prompts of all,
-        so that the samples are those of one process with all prompts. adapter_path: a PEFT
-        directory to sample with. return_encoded: every sequence has its new_input_feature and text
-        even where the inputs are tokens and no template was set; the model's own is used then.
+        scores the prompts, of trajectories without a generation prompt: a response's sequences have
+        no tokens then, and new_input_feature is the prompt's own. Without a seed every prompt of
+        every call draws its own from the run's seed; over several processes, which then all call
+        it, by its place among the prompts of all, so that the samples are those of one process with
+        all prompts. adapter_path: a PEFT directory to sample with. return_encoded: every sequence
+        has its new_input_feature and text even where the inputs are tokens and no template was set;
+        the model's own is used then.
         InvalidError: a token outside the vocabulary, a prompt that with max_tokens is longer than
         max_model_len, an adapter of another model; NotFoundError: adapter_path has no adapter.
         """
@@ -305,10 +307,17 @@ class TorchSampler(ReceivesWeights, Sampler):
         if future is not None:
             completions = future.result()
         shape = routes_shape(self.engine, params.routed_experts)
-        return [
+        responses = [
             response_of(feature, prompt, samples, params, self.template, shape)
             for feature, prompt, samples in zip(features, prompts, completions, strict=True)
         ]
+        if params.max_tokens == 0:
+            for response, feature in zip(responses, features, strict=True):
+                response.sequences = [
+                    SampledSequence("length", [], new_input_feature=dict(feature))
+                    for _ in range(params.num_samples)
+                ]
+        return responses
 
     def sample_stream(
         self,
@@ -339,10 +348,7 @@ class TorchSampler(ReceivesWeights, Sampler):
             request = self._request(prompts, params, weights, first_row() or 0)
             stream = self.engine.sample_stream(**request)
         template = self.template
-        tokens = TokenStream(
-            stream,
-            lambda ids: template.decode(ids, skip_special_tokens=True),
-        )
+        tokens = TokenStream(stream, lambda ids: template.decode(ids, skip_special_tokens=True))
         return _deltas(tokens)
 
     def sample_stream_to_queue(self, queue, inputs, sampling_params=None, **kwargs):
@@ -414,10 +420,9 @@ class TorchSampler(ReceivesWeights, Sampler):
             or any("input_ids" not in feature for feature in features)
         ):
             self.template = Template(self.model_id)
-        return [
-            feature if "input_ids" in feature else self.encode_trajectory(feature)
-            for feature in features
-        ]
+        scores = params.max_tokens == 0  # a whole conversation, which no reply follows
+        encode = self.template.encode if scores and self.template else self.encode_trajectory
+        return [feature if "input_ids" in feature else encode(feature) for feature in features]
 
     def _check_room(self, params, index, prompt_length):
         room = self.max_model_len - prompt_length
