@@ -1,6 +1,7 @@
 """initialize(mode='http'): the service as a child of a Python process."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from tests.service.wire import wait_until
 from twinkle import DeviceGroup, DeviceMesh, program
 from twinkle.errors import InvalidError, NotAvailableError
 from twinkle.logger import get_logger
-from twinkle.service import _arguments
+from twinkle.service import _arguments, _completed
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +154,51 @@ def test_true_false_and_numbers_are_told_as_the_command_line_takes_them(tmp_path
 def test_options_are_of_mode_http_alone():
     with pytest.raises(InvalidError, match="initialize has no port in mode 'local'"):
         twinkle.initialize(port=3)
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_a_script_that_names_no_model_stays_up_until_it_is_stopped(end, tiny_llama_dir, tmp_path):
+    """As the documents' server.py, but for the port, which others may have."""
+    script = """
+import signal; signal.signal(signal.SIGINT, signal.default_int_handler)
+import twinkle
+from twinkle import DeviceGroup
+groups = [DeviceGroup(name="model", ranks=4, device_type="cuda"),
+          DeviceGroup(name="sampler", ranks=4, device_type="cuda")]
+twinkle.initialize(mode="http", groups=groups, port=0)
+"""
+    variables = {**os.environ, "TWINKLE_SERVER_MODEL": str(tiny_llama_dir)}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=variables, cwd=tmp_path, stdout=subprocess.PIPE,
+        text=True,
+    ) as server:  # fmt: skip
+        try:
+            said = server.stdout.readline()
+            found = re.fullmatch(
+                rf"twinkle serves {tiny_llama_dir} at (\S+); Ctrl-C stops it\n", said
+            )
+            assert found, said
+            url = found[1]
+            assert answers(url)
+            server.send_signal(end)
+            assert server.wait(60) == (0 if end is signal.SIGINT else -end)
+        finally:
+            server.kill()
+    wait_until(lambda: not answers(url))
+
+
+def test_a_script_that_fails_does_not_stay_up(tiny_llama_dir, tmp_path):
+    script = "import twinkle; twinkle.initialize(mode='http', port=0); raise SystemError"
+    variables = {**os.environ, "TWINKLE_SERVER_MODEL": str(tiny_llama_dir)}
+    run = subprocess.run([sys.executable, "-c", script], env=variables, cwd=tmp_path, timeout=120)
+    assert run.returncode == 1
+
+
+def test_the_port_is_8000_where_no_model_is_named(monkeypatch):
+    monkeypatch.delenv("TWINKLE_SERVER_MODEL", raising=False)
+    assert _completed({"names": None}) == ({"port": 8000}, True)
+    assert _completed({"model": "a"}) == ({"model": "a", "port": 0}, False)
+    assert _completed({"config": "a.yaml"}) == ({"config": "a.yaml"}, False)
 
 
 @pytest.mark.parametrize("end", [None, signal.SIGKILL])

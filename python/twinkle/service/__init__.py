@@ -1,6 +1,7 @@
 """The service as a child of this process: what initialize(mode='http') starts."""
 
 import atexit
+import contextlib
 import os
 import re
 import subprocess
@@ -24,7 +25,10 @@ class Service:
     options: those of the command line, with '_' for '-': model, names (a text or a list), port,
     state and so on; port is 0, a free one, unless it or config is given, and state is the folder
     twinkle-state where this process runs, unless that or config says another: it is made, or
-    goes on. InvalidError: what the program refuses, in its own words but for the names of options;
+    goes on. Without model and config it is a server of its own: its model is that of the variable
+    TWINKLE_SERVER_MODEL, or else the program's default, its port 8000, it says on standard output
+    what it serves, and this process, when it has done all else, waits until it is stopped.
+    InvalidError: what the program refuses, in its own words but for the names of options;
     a state that has keys, of which this process has none, unless auth or config is given.
     NotAvailableError: it is not built.
     """
@@ -32,8 +36,8 @@ class Service:
     def __init__(self, options):
         if program.path() is None:
             raise NotAvailableError("service: bin/twinkle is not in the installed package")
-        options = {name: value for name, value in options.items() if value is not None}
-        arguments = list(_arguments(options if "config" in options else {"port": 0, **options}))
+        options, self._stays = _completed(options)
+        arguments = list(_arguments(options))
         _require_key(options)
         self._owner = os.getpid()
         self._told = deque(maxlen=20)  # the program's own lines on standard error
@@ -61,7 +65,9 @@ class Service:
         self.url = found[0]
         for name in _ADDRESSES:
             os.environ[name] = self.url
-        atexit.register(self.stop)
+        if self._stays:
+            print(f"{line.strip()}; Ctrl-C stops it", flush=True)
+        atexit.register(self._at_exit)
 
     def _read_log(self):
         for line in self._process.stderr:
@@ -78,9 +84,16 @@ class Service:
             self._is_up = True
             sys.stderr.writelines(self._told)
 
+    def _at_exit(self):
+        failed_or_prompted = hasattr(sys, "last_value") or hasattr(sys, "ps1")
+        if self._stays and self._owner == os.getpid() and not failed_or_prompted:
+            with contextlib.suppress(KeyboardInterrupt):
+                self._process.wait()
+        self.stop()
+
     def stop(self):
         """Lets it answer what it has begun, and ends it. Nothing in a fork of this process."""
-        atexit.unregister(self.stop)
+        atexit.unregister(self._at_exit)
         if self._owner != os.getpid():
             return
         self._process.stdin.close()
@@ -98,6 +111,16 @@ class Service:
         self._log.join()
         for end in (self._process.stdin, self._process.stdout, self._process.stderr):
             end.close()
+
+
+def _completed(options):
+    """(the options that are given, with defaults; whether the service is a server of its own)."""
+    options = {name: value for name, value in options.items() if value is not None}
+    stays = not {"model", "config"} & set(options)
+    if stays:
+        model = os.environ.get("TWINKLE_SERVER_MODEL")
+        return {**({"model": model} if model else {}), "port": 8000, **options}, True
+    return options if "config" in options else {"port": 0, **options}, False
 
 
 def _arguments(options):
