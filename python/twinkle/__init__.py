@@ -48,6 +48,7 @@ _EXPORTS = {
     "Template": "template",
     "TransformersModel": "model",
     "TorchSampler": "sampler",
+    "init_tinker_client": "server.tinker",
     "remote_class": "remote.decorate",
     "remote_function": "remote.decorate",
     "__version__": "version",
@@ -65,11 +66,7 @@ _PACKAGES = (
 )  # fmt: skip
 
 # name of the specification: what it needs, which this version does not have yet
-_LATER = {
-    "init_tinker_client": "a patch of the tinker SDK (leave the call out: the SDK reaches `twinkle "
-    "serve` as it is, by ServiceClient(base_url=...) or TINKER_BASE_URL)",
-    "init_twinkle_client": "Twinkle's own client of `twinkle serve` (the tinker SDK is one)",
-}
+_LATER = {"init_twinkle_client": "Twinkle's own client of `twinkle serve` (the tinker SDK is one)"}
 
 __all__ = [
     "BusyError",

@@ -1,9 +1,26 @@
-"""Twinkle's own clients of `twinkle serve`: importing the package says that there are none yet."""
+"""Clients of `twinkle serve`: those of the tinker SDK. Twinkle's own ones are not there yet."""
 
-from twinkle.errors import NotAvailableError
+import sys
 
-raise NotAvailableError(
-    "twinkle_client: this package needs routes of its own in `twinkle serve`, which this version "
-    "does not have: use the tinker SDK (docs/coming-from-tinker.md), or the classes of `twinkle`, "
-    "which work in this process"
-)
+from twinkle.errors import NotAvailableError, later
+from twinkle.server.tinker import init_tinker_client, init_tinker_compat_client
+
+__all__ = ["init_tinker_client", "init_tinker_compat_client"]
+_NEEDED = "routes of its own in `twinkle serve` (use the tinker SDK: docs/coming-from-tinker.md)"
+
+__getattr__ = later(__name__, {"init_twinkle_client": _NEEDED})
+
+
+class _Missing:
+    """The last of the finders of modules: says why this package has no others."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        del path, target
+        if name.startswith(__name__ + "."):
+            raise NotAvailableError(
+                f"{name}: this module needs {_NEEDED}, which this version does not have"
+            )
+
+
+sys.meta_path.append(_Missing)

@@ -1,5 +1,7 @@
 #include "twinkle/server/owners.h"
 
+#include <utility>
+
 #include "twinkle/base/error.h"
 #include "twinkle/server/replay/brief.h"
 #include "twinkle/server/routes.h"
@@ -33,6 +35,18 @@ auto own(const Call& call, const std::string& field, const Find& find,
   return found;
 }
 
+// The same with tinker:// for twinkle://, which is how ModelScope's Twinkle writes it.
+void name_as_tinker(Call& call, const std::string& field) {
+  constexpr std::string_view kTwinkle = "twinkle://";
+  std::string path = named(call, field);
+  if (!path.starts_with(kTwinkle)) return;
+  path.replace(0, kTwinkle.size(), "tinker://");
+  if (const auto it = call.path.find(field); it != call.path.end())
+    it->second = path;
+  else
+    call.body.as_object()[field] = path;
+}
+
 template <class T>
 auto in(std::map<std::string, T>& all) {
   return [&all](const std::string& id) {
@@ -61,9 +75,13 @@ std::optional<Response> touch(Call& call, unsigned touches, const Caller& caller
   if (out.run) s.silence.heard(out.run->id);
   if (out.sampler) s.silence.heard(out.sampler->id);
   if (!out.promise.empty()) s.silence.heard(out.promise);
-  if (touches & kCheckpoint) out.checkpoint = own(call, "path", in(s.checkpoints), kPaths);
-  if (touches & kTinkerPath) out.checkpoint = own(call, "tinker_path", in(s.checkpoints), kPaths);
-  if (touches & kModelPath) out.checkpoint = own(call, "model_path", in(s.checkpoints), kPaths);
+  constexpr std::pair<Touches, const char*> kCheckpoints[] = {
+      {kCheckpoint, "path"}, {kTinkerPath, "tinker_path"}, {kModelPath, "model_path"}};
+  for (const auto& [flag, field] : kCheckpoints) {
+    if (!(touches & flag)) continue;
+    name_as_tinker(call, field);
+    out.checkpoint = own(call, field, in(s.checkpoints), kPaths);
+  }
   return std::nullopt;
 }
 

@@ -1,8 +1,13 @@
-"""Helpers of the server of ModelScope's Twinkle: importing the package says that there are none."""
+"""The modules of ModelScope's server that clients import; the server itself is `twinkle serve`."""
 
-from twinkle.errors import NotAvailableError
+from twinkle.errors import later
 
-raise NotAvailableError(
-    "twinkle.server: this package needs the server of ModelScope's Twinkle, which this version "
-    "does not have: start `twinkle serve`, or call twinkle.initialize(mode='http')"
+__all__ = []
+
+__getattr__ = later(
+    __name__,
+    {
+        "launch_server": "the server of ModelScope's Twinkle (start `twinkle serve`, or call "
+        "twinkle.initialize(mode='http'))"
+    },
 )

@@ -44,6 +44,19 @@ class RestClientTest : public TruncationTest {
   }
 };
 
+TEST_F(RestClientTest, ACheckpointIsFoundByModelScopesSchemeAndToldByTinkers) {
+  const std::string id = run();
+  const std::string path = saved(id, 1);
+  const std::string other = "twinkle://" + path.substr(std::string("tinker://").size());
+  EXPECT_EQ(checkpoint_of(other), checkpoint_of(path));
+  const std::string session = text(post("/api/v1/create_session", JsonObject{}), "session_id");
+  const Json load = {{"session_id", session}, {"model_seq_id", 0}, {"path", other}};
+  EXPECT_EQ(text(result(post("/api/v1/load_weights", load)), "path"), path);
+  const Response none =
+      post("/api/v1/weights_info", {{"tinker_path", "twinkle://" + id + "/weights/b"}});
+  EXPECT_EQ(none.status, 404) << none.body;
+}
+
 TEST_F(RestClientTest, ARunTellsWhenItsLastRequestWasAcceptedAlsoFromAState) {
   const std::string id = run();
   step_at(id, 1, 4102444800999);
