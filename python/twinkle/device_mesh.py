@@ -9,7 +9,7 @@ import numpy as np
 
 from twinkle import checks
 from twinkle.errors import InvalidError, require
-from twinkle.platform import Platform
+from twinkle.platform import Platform, timeout_seconds
 
 _AXES = ("fsdp", "pp", "dp", "cp", "tp")  # in the order of from_sizes, outermost first
 _ALLOWED = ("dp", "fsdp", "tp", "pp", "cp", "ep", "ep_fsdp")
@@ -67,34 +67,22 @@ class DeviceMesh:
         except ValueError:
             checks.refuse("mesh: mesh", self.mesh, "an array of ranks, with rows of one length")
         self.mesh_dim_names = tuple(self.mesh_dim_names or ())
-        require(
-            np.issubdtype(self.mesh.dtype, np.integer),
-            "mesh: ranks must be integers, they are ",
-            self.mesh.dtype,
-        )
-        require(
-            self.mesh.ndim == len(self.mesh_dim_names),
-            f"mesh: {self.mesh.ndim} dimensions have {len(self.mesh_dim_names)} names "
-            f"{self.mesh_dim_names}, there must be one each",
-        )
-        for name in self.mesh_dim_names:
-            require(
-                name in _ALLOWED,
-                f"mesh: axis {name!r} is unknown, it must be one of {', '.join(_ALLOWED)}",
-            )
-        require(
-            len(set(self.mesh_dim_names)) == len(self.mesh_dim_names),
-            f"mesh: axes {self.mesh_dim_names} must differ",
-        )
+        names, kind = self.mesh_dim_names, self.mesh.dtype
+        require(np.issubdtype(kind, np.integer), "mesh: ranks must be integers, they are ", kind)
         ranks = self.mesh.flatten().tolist()
-        require(
-            0 < len(ranks) == len(set(ranks)),
-            f"mesh: ranks are {checks.short(ranks)}, there must be one at least, and each once",
-        )
-        require(
-            min(ranks) >= 0,
-            f"mesh: ranks are {checks.short(ranks)}, but {min(ranks)} is none: ranks count from 0",
-        )
+        told, least = f"ranks are {checks.short(ranks)}", min(ranks, default=0)
+        unknown = [name for name in names if name not in _ALLOWED]
+        for right, text in (
+            (self.mesh.ndim == len(names), f"{self.mesh.ndim} dimensions have {len(names)} names "
+             f"{names}, there must be one each"),
+            (not unknown, f"axis {next(iter(unknown), None)!r} is unknown, it must be one of "
+             + ", ".join(_ALLOWED)),
+            (len(set(names)) == len(names), f"axes {names} must differ"),
+            (0 < len(ranks) == len(set(ranks)),
+             f"{told}, there must be one at least, and each once"),
+            (least >= 0, f"{told}, but {least} is none: ranks count from 0"),
+        ):  # fmt: skip
+            require(right, "mesh: ", text)
         self._check_overlays()
         if self.device_type is not None:
             self.device_type = Platform.of(self.device_type).device_prefix()
@@ -131,13 +119,7 @@ class DeviceMesh:
         world_size 1 means the product of the sizes; any other must equal it. InvalidError: it does
         not, a size is no integer of at least 1, an unknown device_type, or as the class.
         """
-        sizes = {
-            "fsdp": fsdp_size,
-            "pp": pp_size,
-            "dp": dp_size,
-            "cp": cp_size,
-            "tp": tp_size,
-        }
+        sizes = {"fsdp": fsdp_size, "pp": pp_size, "dp": dp_size, "cp": cp_size, "tp": tp_size}
         sizes = {k: _size(f"{k}_size", v) for k, v in sizes.items() if v is not None}
         world_size = _size("world_size", world_size)
         product = math.prod(sizes.values())
@@ -344,8 +326,6 @@ class DeviceMesh:
         TWINKLE_DIST_TIMEOUT_SECONDS. Every rank must call it. InvalidError: no such axis, or
         torch.distributed is not initialised."""
         import torch.distributed as dist
-
-        from twinkle.engine.group import timeout_seconds
 
         dims = (dims,) if isinstance(dims, str) else tuple(dims)
         for name in dims:

@@ -208,7 +208,8 @@ def test_drawn_nonsense_ends_raises_nothing_and_equals_no_other(monkeypatch):
     monkeypatch.setattr(equality, "LIMIT_S", 0.2)
     rng = random.Random(SEED)
     pieces = [r"\frac", r"\sqrt", r"\text{", r"\left(", r"\pi", r"\cup", r"\{", r"\}", r"\sin",
-              r"\log_", "9^", "**", "1e9", *"0123456789xyzabc(){}[]^_+-*/=,.|!<>± \\$%&~∪∈°"]  # fmt: skip
+              r"\log_", "9^", "**", "1e9",
+              *"0123456789xyzabc(){}[]^_+-*/=,.|!<>± \\$%&~∪∈°"]  # fmt: skip
     for _ in range(40):
         text = "".join(rng.choice(pieces) for _ in range(rng.randint(1, 200)))
         with ends():

@@ -8,8 +8,8 @@ from twinkle.cli.table import GROUPS, Field
 from twinkle.errors import InvalidError, NotFoundError
 
 _MISSING = object()
-_WORDS = {word: True for word in ("true", "yes", "on", "1")}
-_WORDS |= {word: False for word in ("false", "no", "off", "0")}
+_WORDS = dict.fromkeys(("true", "yes", "on", "1"), True)
+_WORDS |= dict.fromkeys(("false", "no", "off", "0"), False)
 _NONE = ("none", "null", "~")
 
 

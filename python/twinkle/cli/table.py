@@ -5,6 +5,7 @@ A field's entry is its default, whose type is the field's; or, where there is no
 str, int, float, list or dict, and None is allowed; or a Field.
 """
 
+# ruff: noqa: C408 (as keywords the names are read as they are written in a call)
 from collections import namedtuple
 
 # choices: all values that are allowed; none: None is one, too; infinite: inf is one, too.
@@ -16,8 +17,9 @@ GROUPS = {
         mixed_precision=Field("bf16", ("no", "fp8", "fp16", "bf16")),
         strategy=Field("accelerate", ("accelerate", "native_fsdp")), memory_efficient_init=False,
         gradient_checkpointing=True, trust_remote_code=True, load_weights=True,
-        recompute_granularity=Field("full", none=True), recompute_method=Field("uniform", none=True),
-        recompute_num_layers=Field(1, none=True), recompute_modules=list,
+        recompute_granularity=Field("full", none=True),
+        recompute_method=Field("uniform", none=True), recompute_modules=list,
+        recompute_num_layers=Field(1, none=True),
         use_distributed_optimizer=True, variable_seq_lengths=True, ddp_config=dict,
         fsdp_config=dict, grad_scaler_config=dict, enable_liger=False, enable_fused_ce=True,
     ),

@@ -29,10 +29,10 @@ def compared(reply, truth):
     """(True if two answers are equal, |reply / truth - 1| of real numbers or None): texts, LaTeX or
     plain, judged by math-verify.
 
-    Dollar, percent and degree signs and units in \\text at the end are left out first; 3 1/2 is 7/2.
-    Words are equal in any case.
-    Numbers with a relative error of 1e-5 or more differ. An answer of more than 1000 characters
-    is compared as it is; one that takes more than LIMIT_S is not equal, with a warning once.
+    Dollar, percent and degree signs and units in \\text at the end are left out first; 3 1/2 is
+    7/2. Words are equal in any case. Numbers with a relative error of 1e-5 or more differ. An
+    answer of more than 1000 characters is compared as it is; one that takes more than LIMIT_S is
+    not equal, with a warning once.
     NotAvailableError: math-verify is not installed.
     """
     reply, truth = _plain(reply), _plain(truth)
