@@ -14,9 +14,10 @@ os.environ.setdefault("TWINKLE_DEVICE", "cpu")
 # Where most tests start programs and wait for them: `make test-fast` leaves these out, and of the
 # others each that starts one.
 PROCESSES = (
-    *("bench", "fuzz", "parallel", "ray", "service", "test_demo.py", "test_finetune_example.py"),
-    *("test_gpu_stages.py", "test_guarded.py", "test_lint.py", "test_make.py", "test_operating.py"),
-    *("test_package.py", "test_presets.py", "test_readme.py", "test_rebuild.py", "test_soak.py"),
+    *("bench", "export", "fuzz", "parallel", "ray", "service", "test_demo.py"),
+    *("test_finetune_example.py", "test_gpu_stages.py", "test_guarded.py", "test_lint.py"),
+    *("test_make.py", "test_operating.py", "test_package.py", "test_presets.py", "test_readme.py"),
+    *("test_rebuild.py", "test_soak.py"),
 )
 PROCESSES_OF_PYTHON = ("refusals/test_killed_while_saving.py", "scripts")
 

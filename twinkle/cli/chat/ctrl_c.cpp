@@ -37,7 +37,7 @@ CtrlC::~CtrlC() {
 }
 
 bool CtrlC::pressed() const {
-  uint64_t count = 0;  // what is read is put back: only forget() takes it
+  uint64_t count = 0;  // read, and put back: only forget() takes it
   if (::read(woken, &count, sizeof count) < 0) return false;
   on_ctrl_c(SIGINT);
   return true;

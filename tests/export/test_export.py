@@ -8,13 +8,16 @@ import subprocess
 import sys
 
 import numpy as np
-import peft
 import pytest
-import torch
-import transformers
-from parity import models
 
-from twinkle import hub, program
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+pytest.importorskip("twinkle._core", reason="the extension is not built: make build")
+
+from parity import models  # noqa: E402
+
+from twinkle import hub, program  # noqa: E402
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -26,7 +29,7 @@ PROMPTS = [
 
 
 def twinkle(*words):
-    """What the program prints."""
+    """The program's standard output."""
     if program.path() is None:
         pytest.skip("bin/twinkle is not built")
     done = subprocess.run(
