@@ -107,11 +107,11 @@ class Cluster:
     # ---- start and end
 
     def _connect(self, per_node):
-        """Joins a cluster, or starts one. True: it is another's, and stays when this run ends."""
+        """Joins a cluster, which stays when this run ends, or starts one, which does not."""
         ray = self._ray
         if ray.is_initialized():
             self._connected = False
-            return True
+            return
         self._connected = True
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -123,12 +123,11 @@ class Cluster:
                 self._variables = _agree_on_token(explicit=address is not None)
                 ray.init(logging_level="warning")
                 _warn_without_token(found)
-                return True
-            self._variables = _agree_on_token(own=True)
-            cpus = max(os.cpu_count() or 1, per_node)
-            options = {"include_dashboard": False, "logging_level": "warning"}
-            ray.init(address="local", num_cpus=cpus, **options)
-            return False
+            else:
+                self._variables = _agree_on_token(own=True)
+                cpus = max(os.cpu_count() or 1, per_node)
+                options = {"include_dashboard": False, "logging_level": "warning"}
+                ray.init(address="local", num_cpus=cpus, **options)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self._forget_token()
             where = f"the Ray cluster at {found}" if found else "a Ray cluster"

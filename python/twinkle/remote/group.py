@@ -102,13 +102,14 @@ class Pending:
                     f"infra: {self.what} of group {self.group.name} has not ended in {timeout} s "
                     f"(at {self.site}); it goes on"
                 )
-            self._take(min((each for each in (end, enough) if each), default=None), now)
+            ends = [each - now for each in (end, enough) if each is not None]
+            self._take(min(ends, default=None))
 
-    def _take(self, until=None, now=0.0):
-        """Notes an answer that has come until then (None: ever). False: none has."""
+    def _take(self, seconds):
+        """Notes an answer that comes within so many seconds (None: ever). False: none has."""
         import ray
 
-        left, seconds = self.left(), None if until is None else max(0.0, until - now)
+        left = self.left()
         ready, _ = ray.wait(list(left), num_returns=1, timeout=seconds)
         for ref in ready:
             self.outcomes[left[ref]] = outcome = self._get(left[ref], ref)
@@ -192,17 +193,18 @@ class WorkerGroup:
             count = len(self._dropped) if len(shares) == self.size else 0
             dropped = [self._dropped.popleft() for _ in range(count)]
             self._last = pending = Pending(self, what)
-            for rank, each in packed.items():
-                try:
+            try:
+                for rank, each in packed.items():
                     run = self._actors[rank].run.options(num_returns=2)
                     refs = run.remote(what, key, each, rank in asked, dropped)
-                except RayActorError as error:
-                    raise self.end_with(rank, why_gone(error), pending) from None
-                except KeyboardInterrupt:  # others have the call, and would wait for this one
+                    pending.refs[rank], pending.kept[rank] = refs
+            except RayActorError as error:
+                raise self.end_with(rank, why_gone(error), pending) from None
+            except KeyboardInterrupt:  # others may have the call, and would wait for this one
+                for rank in sorted(packed.keys() - pending.refs.keys()):
                     why = f"may not have got {what}, which was interrupted; {ANEW}"
                     self.end_with(rank, why, pending)
-                    raise
-                pending.refs[rank], pending.kept[rank] = refs
+                raise
             return pending
 
     def _packed(self, what, task, share):
