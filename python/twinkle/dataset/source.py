@@ -11,7 +11,7 @@ from twinkle.core import core
 from twinkle.dataset import columnar
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.errors import InvalidError, NotFoundError, require
-from twinkle.hub_operation import HubOperation
+from twinkle.hub import HubOperation
 from twinkle.preprocessor.base import map_col_to_row
 
 _EXTENSIONS = (".jsonl", ".json", ".csv", *columnar.EXTENSIONS)

@@ -6,7 +6,7 @@ from pathlib import Path
 from twinkle import checks
 from twinkle.data_format.lora import warn_of_another_base
 from twinkle.errors import InvalidError, NotFoundError, refuse_unknown, require
-from twinkle.hub_operation import HubOperation
+from twinkle.hub import HubOperation
 from twinkle.model.group import STATE_VERSION
 from twinkle.model.settings import Settings
 from twinkle.remote.decorate import remote_function

@@ -44,7 +44,7 @@ def main():
         signal.setitimer(signal.ITIMER_PROF, limit)  # its signal ends the process
         try:
             answer = _compared(reply, truth)
-        except Exception:  # what math-verify cannot take is not equal
+        except Exception:  # math-verify cannot take it: not equal
             answer = [False, None]
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(answer), flush=True)

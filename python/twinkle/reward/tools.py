@@ -62,13 +62,9 @@ class ToolExploreReward(F1Reward):
 
 
 def _compiled(pattern):
-    if pattern is None or isinstance(pattern, re.Pattern):
-        return pattern
-    if not isinstance(pattern, str):
-        checks.refuse("reward: answer_pattern", pattern, "a regular expression")
     try:
-        return re.compile(pattern)
-    except re.error as error:
+        return pattern if pattern is None else re.compile(pattern)
+    except (re.error, TypeError) as error:
         checks.refuse("reward: answer_pattern", pattern, f"a regular expression: {error}")
 
 

@@ -44,7 +44,7 @@ def _one_of(*choices):
     return check
 
 
-# What each value must be; of the engine's own names the engine says it.
+# Checks of values, by name; those of the engine's own names are the engine's.
 _COUNT = partial(checks.integer, least=1, most=2**31 - 1)
 _CHECKS = {
     "max_model_len": _COUNT, "max_loras": _COUNT, "max_lora_rank": _COUNT, "max_num_seqs": _COUNT,

@@ -13,7 +13,7 @@ constexpr std::string_view kBegin = "<!-- Written by Twinkle, which replaces it 
 constexpr std::string_view kEnd = " -->\n";
 constexpr int64_t kMaxBytes = int64_t{1} << 20;
 
-// The name of the built-in model (twinkle/hub.py).
+// The name of the built-in model (python/twinkle/hub/models.py).
 constexpr std::string_view kRounded = "smollm2-q4_1";
 constexpr std::string_view kOfRounded =
     "`smollm2-q4_1` is Twinkle's built-in model `smollm2`: HuggingFaceTB/SmolLM2-135M-Instruct, "

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from twinkle import checks
 from twinkle.errors import NotFoundError, require
-from twinkle.hub_clients import fetched, hub_of, snapshot, split, told
-from twinkle.hub_models import WEIGHT_PATTERNS, get, local
+from twinkle.hub.clients import fetched, hub_of, snapshot, split, told
+from twinkle.hub.models import WEIGHT_PATTERNS, get, local
 
 _UPLOADS = 8  # at a time
 

@@ -14,7 +14,8 @@ from twinkle.logger import get_logger
 
 def snapshot(repo_id, **options):
     """The local directory of a repository. options, of which None is none: ignored and allowed
-    (patterns of files), kind, revision, token. Errors are those of fetched."""
+    (patterns of files), kind, revision, token. InvalidError: a repo_id that is no text; and the
+    errors of fetched."""
     checks.text("hub: repo_id", repo_id)
     options = {key: value for key, value in options.items() if value is not None}
     fetch = lambda hub, name: hub.snapshot(name, options)  # noqa: E731
@@ -22,7 +23,8 @@ def snapshot(repo_id, **options):
 
 
 def split(name):
-    """('hf' | 'ms', id without the prefix)."""
+    """('hf' | 'ms', id without the prefix). InvalidError: another prefix; hf:// while
+    TWINKLE_FORBID_HF is set."""
     source, mark, rest = name.partition("://")
     if not mark:
         source, rest = "ms", name

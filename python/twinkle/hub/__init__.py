@@ -11,15 +11,17 @@ import contextlib
 import sys
 
 from twinkle.errors import TwinkleError
-from twinkle.hub_models import SMOLLM2, SMOLLM2_COPY, get, local, name_of
-from twinkle.hub_operation import HubOperation
+from twinkle.hub.models import SMOLLM2, SMOLLM2_COPY, aliases_of, get, local, name_of
+from twinkle.hub.operation import HubOperation
 
-__all__ = ["SMOLLM2", "SMOLLM2_COPY", "HubOperation", "get", "local", "main", "name_of"]
+__all__ = [
+    "SMOLLM2", "SMOLLM2_COPY", "HubOperation", "aliases_of", "get", "local", "main", "name_of",
+]  # fmt: skip
 
 
-def main(arguments=None):
+def main(arguments=None, find=get):
     """The command line; returns the exit status: 0, or 1 with the error's text on stderr, or
-    on stdout with --errors-on-stdout."""
+    on stdout with --errors-on-stdout. find: what finds the id's path, of a model or of data."""
     parser = argparse.ArgumentParser(
         prog="python -m twinkle.hub",
         description="Finds a model: a directory, an alias, smollm2, hf://owner/name, ms://owner/name.",
@@ -39,17 +41,12 @@ def main(arguments=None):
     try:
         # Whatever the hubs' clients print must not come between the caller and the path.
         with contextlib.redirect_stdout(sys.stderr):
-            path = get(options.id, weights=not options.no_weights)
+            path = find(options.id, weights=not options.no_weights)
     except TwinkleError as error:
-        on_stdout = options.errors_on_stdout
-        print(
-            error if on_stdout else f"twinkle: {error}",
-            file=sys.stdout if on_stdout else sys.stderr,
-        )
+        if options.errors_on_stdout:
+            print(error)
+        else:
+            print(f"twinkle: {error}", file=sys.stderr)
         return 1
     print(path)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

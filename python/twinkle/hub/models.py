@@ -14,7 +14,7 @@ from pathlib import Path
 from twinkle import checks
 from twinkle.core import core
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError
-from twinkle.hub_clients import snapshot
+from twinkle.hub.clients import snapshot
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"  # on the hubs, as it was published
 SMOLLM2_COPY = "smollm2-q4_1"  # the built-in model's name in an adapter's files
@@ -52,7 +52,7 @@ def local(model_id):
     TWINKLE_MODEL_ID_ALIASES holds something else than id=path.
     """
     model_id = checks.path("hub: model_id", model_id)
-    aliases = _aliases()
+    aliases = aliases_of("TWINKLE_MODEL_ID_ALIASES", "hub")
     if model_id in aliases:
         return _existing(aliases[model_id], f"the alias of {model_id!r}")
     path = Path(model_id).expanduser()
@@ -105,15 +105,14 @@ def _split(model_id):
     return source, name
 
 
-def _aliases():
-    text = os.environ.get("TWINKLE_MODEL_ID_ALIASES", "")
+def aliases_of(variable, folder):
+    """{id: path} of an environment variable's id=path,id=path. folder: opens errors. InvalidError:
+    another form."""
     aliases = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in filter(None, (part.strip() for part in os.environ.get(variable, "").split(","))):
         name, mark, path = (piece.strip() for piece in part.partition("="))
         if not (name and mark and path):
-            raise InvalidError(
-                f"hub: TWINKLE_MODEL_ID_ALIASES has {part!r}, it must have the form id=path"
-            )
+            raise InvalidError(f"{folder}: {variable} has {part!r}, it must have the form id=path")
         aliases[name] = path
     return aliases
 

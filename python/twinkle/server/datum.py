@@ -5,13 +5,6 @@ import numpy as np
 from twinkle import checks
 from twinkle.errors import InvalidError, NotAvailableError, require
 
-try:
-    from tinker import types
-except ImportError:
-    raise NotAvailableError(
-        "twinkle.server.common: this module needs the package tinker: pip install tinker"
-    ) from None
-
 __all__ = ["datum_to_input_feature", "input_feature_to_datum"]
 _PICTURES = ("pixel_values", "image_grid_thw")
 
@@ -19,7 +12,14 @@ _PICTURES = ("pixel_values", "image_grid_thw")
 def input_feature_to_datum(input_feature):
     """A types.Datum of a row with input_ids [L] and, if it has them, labels [L], which are shifted
     already: target_tokens are the labels, weights are 1 where a label is, else 0. InvalidError: no
-    input_ids; labels of another length; pictures, which no model of this version reads."""
+    input_ids; labels of another length; pictures, which no model of this version reads.
+    NotAvailableError: the package tinker is not installed."""
+    try:
+        from tinker import types
+    except ImportError:
+        raise NotAvailableError(
+            "server: a Datum needs the package tinker: pip install tinker"
+        ) from None
     pictures = [name for name in _PICTURES if input_feature.get(name) is not None]
     require(not pictures, f"server: a row has {', '.join(pictures)}, but models read text alone")
     require("input_ids" in input_feature, "server: a row has no input_ids: encode() makes them")
