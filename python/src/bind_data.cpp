@@ -79,8 +79,9 @@ Dataset check(const Dataset& self, const text::Template& tmpl) {
 void bind_dataset(py::module_& m) {
   py::class_<Dataset>(m, "Dataset",
                       "Rows that know their file and line; every operation gives a new one.")
-      .def_static("read", &Dataset::read, py::arg("file"), NoGil(),
-                  "Reads a .jsonl, .json or .csv file.")
+      .def_static("read", &Dataset::read, py::arg("file"), py::arg("columns") = data::Renames(),
+                  NoGil(),
+                  "Reads a .jsonl, .json, .csv, .tsv or .txt file.")
       .def_static(
           "of",
           [](const py::iterable& rows, const std::string& name) {

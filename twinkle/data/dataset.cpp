@@ -7,6 +7,7 @@
 #include "twinkle/base/parallel.h"
 #include "twinkle/data/rows/csv.h"
 #include "twinkle/data/rows/json_rows.h"
+#include "twinkle/data/rows/text_rows.h"
 #include "twinkle/text/rows.h"
 
 namespace twinkle::data {
@@ -30,24 +31,41 @@ std::vector<Result> each(const Dataset& dataset, const Work& work) {
   return results;
 }
 
+std::string extension_of(const std::filesystem::path& file) {
+  std::string out = file.extension().string();
+  for (char& c : out) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return out;
+}
+
+Table read_table(const std::filesystem::path& file, const Renames& columns) {
+  const std::string extension = extension_of(file);
+  if (extension == ".csv" || extension == ".tsv") return read_csv_rows(file, columns);
+  Table table;
+  if (extension == ".jsonl")
+    table = read_jsonl_rows(file);
+  else if (extension == ".json")
+    table = read_json_rows(file);
+  else if (extension == ".txt")
+    table = read_text_rows(file);
+  else
+    fail(Code::kInvalid, "data: ", file.string(), " has extension '", file.extension().string(),
+         "', it must be .jsonl, .json, .csv, .tsv or .txt");
+  rename(table, columns);
+  return table;
+}
+
 }  // namespace
 
-Dataset::Dataset(Table table) : sources_{{table.name, table.unit}}, rows_(std::move(table.rows)) {
+Dataset::Dataset(Table table)
+    : sources_{{table.name, table.unit, table.note}}, rows_(std::move(table.rows)) {
   for (const int64_t place : table.places) origins_.push_back({0, place});
   for (size_t i = 0; i < table.lines.size(); ++i) origins_[i].line = table.lines[i];
   for (int64_t i = std::ssize(origins_); i < size(); ++i) origins_.push_back({0, i});
 }
 
-Dataset Dataset::read(const std::filesystem::path& file) {
+Dataset Dataset::read(const std::filesystem::path& file, const Renames& columns) {
   require(is_there(file), Code::kNotFound, "data: no file ", file.string());
-  const std::string given = file.extension().string();
-  std::string extension = given;
-  for (char& c : extension) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  if (extension == ".jsonl") return Dataset(read_jsonl_rows(file));
-  if (extension == ".json") return Dataset(read_json_rows(file));
-  if (extension == ".csv") return Dataset(read_csv_rows(file));
-  fail(Code::kInvalid, "data: ", file.string(), " has extension '", given,
-       "', it must be .jsonl, .json or .csv");
+  return Dataset(read_table(file, columns));
 }
 
 const Row& Dataset::row(int64_t index) const {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "twinkle/data/rows/renames.h"
 #include "twinkle/data/rows/row.h"
 
 namespace twinkle::data {
@@ -20,11 +21,16 @@ using Encoder = std::function<Rows(const Row&)>;
 
 class Dataset {
  public:
+  struct Source {
+    std::string name, unit, note;  // as Table has them
+  };
+
   Dataset() = default;
   explicit Dataset(Table table);
-  // By the file's extension, in any case: .json, .jsonl, .csv. Error kNotFound: no such file;
-  // kInvalid: another extension, a bad row with its line.
-  static Dataset read(const std::filesystem::path& file);
+  // By the file's extension, in any case: .json, .jsonl, .csv, .tsv, .txt (a row {"text": line} for
+  // every line). Error kNotFound: no such file; kInvalid: another extension, a bad row with its
+  // line; names of columns that the file does not have.
+  static Dataset read(const std::filesystem::path& file, const Renames& columns = {});
 
   int64_t size() const { return std::ssize(rows_); }
   const Rows& rows() const { return rows_; }
@@ -32,6 +38,8 @@ class Dataset {
   const Row& row(int64_t index) const;
   // "data.jsonl line 7", "data.json line 7, row 3" or "memory row 3", for errors.
   std::string where(int64_t index) const;
+  // The file or the memory that a row comes from; its address is that of all of its rows.
+  const Source& source(int64_t index) const { return sources_[origins_.at(index).source]; }
 
   // The rows at `indices`, modulo the size, so that a slice longer than the data repeats it. Error
   // kInvalid: negative index, or an empty dataset.
@@ -49,9 +57,6 @@ class Dataset {
   static Dataset interleave(const std::vector<Dataset>& parts);
 
  private:
-  struct Source {
-    std::string name, unit;
-  };
   struct Origin {
     int64_t source, place;
     int64_t line = 0;  // the file's line, where `place` is none; 0: not known

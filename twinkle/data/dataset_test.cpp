@@ -41,9 +41,12 @@ TEST(Dataset, ReadsByExtensionAndRefusesOthers) {
   EXPECT_EQ(Dataset::read(write("b.JSONL", "{\"i\": 1}\n")).size(), 1);
   EXPECT_EQ(Dataset::read(write("b.Json", "[{\"i\": 1}, {\"i\": 2}]")).size(), 2);
   EXPECT_EQ(Dataset::read(write("b.CSV", "i\n1\n2\n3\n")).size(), 3);
-  const auto text = write("a.TXT", "x");
+  EXPECT_EQ(Dataset::read(write("b.tsv", "i\n1\n2\n3\n")).size(), 3);
+  EXPECT_EQ(Dataset::read(write("b.TXT", "a\nb\n")).row(1), (Row{{"text", "b"}}));
+  const auto text = write("a.XLS", "x");
   EXPECT_EQ(error_of([&] { Dataset::read(text); }),
-            "data: " + text.string() + " has extension '.TXT', it must be .jsonl, .json or .csv");
+            "data: " + text.string() +
+                " has extension '.XLS', it must be .jsonl, .json, .csv, .tsv or .txt");
   EXPECT_EQ(error_of([] { Dataset::read("/nowhere.csv"); }), "data: no file /nowhere.csv");
 }
 

@@ -179,8 +179,8 @@ def test_another_extension_is_refused_with_all_that_are_read(tmp_path):
     (tmp_path / "a.xml").touch()
     with pytest.raises(
         InvalidError,
-        match=r"a\.xml has extension '\.xml', it must be one of \.jsonl, \.json, \.csv, \.txt, "
-        r"\.parquet, \.pq, \.arrow, \.lance$",
+        match=r"a\.xml has extension '\.xml', it must be one of \.jsonl, \.json, \.csv, \.tsv, "
+        r"\.txt, \.parquet, \.pq, \.arrow, \.lance$",
     ):
         dataset(tmp_path / "a.xml")
 
@@ -227,7 +227,9 @@ def test_ids_come_from_aliases_local_paths_and_then_hubs(tmp_path, monkeypatch):
     with pytest.raises(InvalidError, match="begins with 'ftp://', it must be hf:// or ms://"):
         dataset("ftp://o/x")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(NotFoundError, match=r"holds no file of \.jsonl, \.json, \.csv, \.txt"):
+    with pytest.raises(
+        NotFoundError, match=r"holds no file of \.jsonl, \.json, \.csv, \.tsv, \.txt"
+    ):
         dataset(tmp_path / "empty")
     monkeypatch.setenv("TWINKLE_DATASET_ID_ALIASES", "x")
     with pytest.raises(InvalidError, match="has 'x', it must have the form id=path"):

@@ -95,7 +95,7 @@ def test_what_rows_cannot_hold_is_named(arrow, tmp_path):
     with pytest.raises(InvalidError, match=r"row 0.*image.*bytes"):
         dataset(tmp_path / "b.parquet")
     (tmp_path / "a.txt").write_bytes(b"ok\n\xff\xfe")
-    with pytest.raises(InvalidError, match=r"a\.txt line 2: it is not UTF-8"):
+    with pytest.raises(InvalidError, match=r"a\.txt line 2, byte 1: invalid UTF-8"):
         dataset(tmp_path / "a.txt")
     rows = iter(IterableDataset(DatasetMeta(str(tmp_path / "a.txt"))))
     assert next(rows) == {"text": "ok"}

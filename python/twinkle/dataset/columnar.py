@@ -13,7 +13,6 @@ from twinkle.errors import InvalidError, NotAvailableError, require
 from twinkle.preprocessor.base import map_row_to_col
 
 TABLES = (".parquet", ".pq", ".arrow", ".lance")
-EXTENSIONS = (".txt", *TABLES)
 
 
 def extension(path):
@@ -54,14 +53,10 @@ def lines(path):
 
 
 def read(path):
-    """The rows of a file, as dicts: a .txt has one of {'text': line} for every line; a table one of
-    its columns for each of its rows.
+    """The rows of a table, as dicts of its columns.
 
-    InvalidError: a damaged file, bytes that are no UTF-8; and as opened. NotAvailableError: a
-    missing package.
+    InvalidError: a damaged file; and as opened. NotAvailableError: a missing package.
     """
-    if extension(path) == ".txt":
-        return list(lines(path))
     if extension(path) != ".lance":  # Lance's data set is a folder
         opened(path).close()
     table = _lance(path) if extension(path) == ".lance" else _arrow(path)

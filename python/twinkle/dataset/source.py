@@ -14,7 +14,8 @@ from twinkle.errors import InvalidError, NotFoundError, require
 from twinkle.hub import HubOperation
 from twinkle.preprocessor.base import map_col_to_row
 
-_EXTENSIONS = (".jsonl", ".json", ".csv", *columnar.EXTENSIONS)
+CORE_EXTENSIONS = (".jsonl", ".json", ".csv", ".tsv", ".txt")  # of files that the core reads
+_EXTENSIONS = (*CORE_EXTENSIONS, *columnar.TABLES)
 
 
 def load(meta, **kwargs):
@@ -126,7 +127,7 @@ def _read(file):
         f"dataset: {file} has extension {file.suffix!r}, it must be one of "
         + ", ".join(_EXTENSIONS),
     )
-    if kind in columnar.EXTENSIONS:
+    if kind in columnar.TABLES:
         return core().Dataset.of(columnar.read(file), str(file))
     return core().Dataset.read(file)
 

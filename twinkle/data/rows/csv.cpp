@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "twinkle/base/encoding/text_fault.h"
-#include "twinkle/base/encoding/utf8.h"
 #include "twinkle/base/file.h"
 #include "twinkle/base/parallel.h"
+#include "twinkle/data/rows/text_rows.h"
 
 namespace twinkle::data {
 namespace {
@@ -25,9 +25,29 @@ struct Record {
   int64_t line = 0;  // line of its first character
 };
 
+// By the header, which begins `text` after blank lines.
+char separator_of(std::string_view text, const std::string& name) {
+  const std::filesystem::path file(name);
+  const std::string extension = file.extension().string();
+  if (extension == ".tsv" || extension == ".TSV") return '\t';
+  std::array<int64_t, 256> counts{};
+  bool quoted = false;
+  text.remove_prefix(std::min(text.size(), text.find_first_not_of("\r\n")));
+  for (const char c : text) {
+    if (c == '\n' && !quoted) break;
+    if (c == '"') quoted = !quoted;
+    if (!quoted) ++counts[static_cast<unsigned char>(c)];
+  }
+  char best = ',';
+  for (const char c : {';', '\t'})
+    if (counts[static_cast<unsigned char>(c)] > counts[static_cast<unsigned char>(best)]) best = c;
+  return best;
+}
+
 class Scanner {
  public:
-  Scanner(std::string_view text, const std::string& name) : rest_(text), name_(name) {}
+  Scanner(std::string_view text, const std::string& name, char separator)
+      : rest_(text), name_(name), separator_(separator), ends_({separator, '\n'}) {}
 
   // The next record that is not a blank line.
   std::optional<Record> next() {
@@ -36,7 +56,7 @@ class Scanner {
     if (rest_.empty()) return std::nullopt;
     Record record{.line = line_};
     do record.cells.push_back(cell());
-    while (take(','));
+    while (take(separator_));
     require(end_of_line() || rest_.empty(), Code::kInvalid, "data: ", name_, " line ", line_,
             ": text after a closing quote; inside a quoted cell a quote is written twice");
     return record;
@@ -62,7 +82,7 @@ class Scanner {
 
   Cell cell() {
     if (take('"')) return {.text = quoted(), .quoted = true};
-    size_t size = std::min(rest_.size(), rest_.find_first_of(",\n"));
+    size_t size = std::min(rest_.size(), rest_.find_first_of(ends_));
     const bool crlf =
         size > 0 && size < rest_.size() && rest_[size] == '\n' && rest_[size - 1] == '\r';
     if (crlf) --size;
@@ -90,6 +110,8 @@ class Scanner {
 
   std::string_view rest_;
   const std::string& name_;
+  const char separator_;
+  const std::string ends_;  // of a cell that is not quoted
   int64_t line_ = 1;
 };
 
@@ -172,19 +194,15 @@ std::vector<std::string> column_names(const Record& header, const std::string& n
 
 }  // namespace
 
-Table parse_csv(std::string_view text, const std::string& name) {
+Table parse_csv(std::string_view text, const std::string& name, const Renames& renames) {
   text = without_mark(text);
-  require(!is_lfs_pointer(text), Code::kInvalid, "data: ", name, " is ", kLfsPointer);
-  if (const std::string fault = encoding_fault(text); !fault.empty()) {
-    const std::string_view before = text.substr(0, std::min(invalid_utf8(text), text.find('\0')));
-    fail(Code::kInvalid, "data: ", name, " line ", 1 + std::ranges::count(before, '\n'), ", byte ",
-         before.size() - before.rfind('\n'), ": ", fault);  // npos is -1
-  }
-  Scanner scanner(text, name);
+  refuse_no_text(text, name);
+  const char separator = separator_of(text, name);
+  Scanner scanner(text, name, separator);
   const auto header = scanner.next();
   require(header.has_value(), Code::kInvalid, "data: ", name,
           " is empty, its first line must name the columns");
-  const auto columns = column_names(*header, name);
+  const auto columns = renamed(column_names(*header, name), renames, name);
   std::vector<Record> records;
   while (auto record = scanner.next()) {
     require(record->cells.size() == columns.size(), Code::kInvalid, "data: ", name, " line ",
@@ -197,6 +215,7 @@ Table parse_csv(std::string_view text, const std::string& name) {
       kinds[c] = is_text(columns[c]) ? Kind::kString : column_kind(records, c);
   });
   Table table{.name = name, .unit = "line", .rows = Rows(records.size())};
+  if (separator != ',') table.note = separator == ';' ? "separated by ';'" : "separated by tabs";
   parallel_ranges(std::ssize(records), 256, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       for (size_t c = 0; c < columns.size(); ++c) {
@@ -208,9 +227,9 @@ Table parse_csv(std::string_view text, const std::string& name) {
   return table;
 }
 
-Table read_csv_rows(const std::filesystem::path& file) {
+Table read_csv_rows(const std::filesystem::path& file, const Renames& renames) {
   require(is_there(file), Code::kNotFound, "data: cannot open ", file.string());
-  return parse_csv(read_file(file, "data"), file.string());
+  return parse_csv(read_file(file, "data"), file.string(), renames);
 }
 
 }  // namespace twinkle::data

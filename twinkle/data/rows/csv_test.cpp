@@ -65,6 +65,26 @@ TEST(Csv, ErrorsNameTheLineAndTheCause) {
   EXPECT_THROW(read_csv_rows("/nowhere.csv"), Error);
 }
 
+TEST(Csv, FindsTheSeparatorInTheHeader) {
+  const Row row = {{"prompt", "a, b"}, {"completion", "c\td"}};
+  const Table semicolons = parse_csv(
+      "\xEF\xBB\xBF"
+      "prompt;completion\r\na, b;\"c\td\"\r\n",
+      "f.csv");
+  EXPECT_EQ(semicolons.rows.at(0), row);
+  EXPECT_EQ(semicolons.note, "separated by ';'");
+  const Table quoted = parse_csv("\"prompt\";\"completion, if any\"\n1;2\n", "f.csv");
+  EXPECT_EQ(quoted.rows.at(0), (Row{{"prompt", "1"}, {"completion, if any", 2}}));
+  const Table tabs = parse_csv("\nprompt\tcompletion\na, b\t\"c\td\"\n", "f.csv");
+  EXPECT_EQ(tabs.rows.at(0), row);
+  EXPECT_EQ(tabs.note, "separated by tabs");
+  const Table named = parse_csv("prompt, short\tn\na\t7\n", "f.tsv");
+  EXPECT_EQ(named.rows.at(0), (Row{{"prompt, short", "a"}, {"n", 7}}));
+  const Table commas = parse_csv("prompt,n;m\na;b,7\n", "f.csv");
+  EXPECT_EQ(commas.rows.at(0), (Row{{"prompt", "a;b"}, {"n;m", 7}}));
+  EXPECT_EQ(commas.note, "");
+}
+
 TEST(Csv, RefusesMalformedUtf8AndTakesTheRest) {
   for (const char* bad : {"\x80", "\xC0\x80", "\xE0\x80\x80", "\xED\xA0\x80", "\xF4\x90\x80\x80",
                           "\xF5", "\xE2\x82"}) {

@@ -19,6 +19,7 @@ struct Table {
   std::vector<int64_t> places;  // one per row
   std::vector<int64_t> lines;   // that rows begin in, from 1, where `places` does not count these;
                                 // empty: not known
+  std::string note = {};  // how the file was read, where that was a choice: "separated by ';'"
 };
 
 }  // namespace twinkle::data
