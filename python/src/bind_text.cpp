@@ -16,6 +16,7 @@
 #include "python/src/json_caster.h"
 #include "python/src/released_gil.h"
 #include "twinkle/text/columns.h"
+#include "twinkle/text/forms.h"
 #include "twinkle/text/messages.h"
 #include "twinkle/text/template.h"
 

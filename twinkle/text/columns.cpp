@@ -45,16 +45,22 @@ bool begins_with_system(const JsonArray& messages) {
 }
 
 std::string system_column(const Json& row, const JsonArray& messages) {
-  const Json* column = find(row, "system");
-  if (says_nothing(column)) return "";
-  require(column->is_string(), Code::kInvalid, "text: field 'system' is ", brief(*column),
-          ", expected a string");
-  if (!begins_with_system(messages)) return std::string(column->get_string());
-  const Json* first = find(messages[0], "content");
-  require(first && *first == *column, Code::kInvalid, "text: field 'system' is ", brief(*column),
-          ", and messages begin with another system message, ", first ? brief(*first) : "null",
-          "; leave one of the two out");
-  return "";
+  const Json* given = nullptr;
+  for (const char* name : {"system", "system_prompt"}) {
+    const Json* column = find(row, name);
+    if (says_nothing(column)) continue;
+    require(column->is_string(), Code::kInvalid, "text: field '", name, "' is ", brief(*column),
+            ", expected a string");
+    const Json* first = begins_with_system(messages) ? find(messages[0], "content") : given;
+    const bool is_alone = !given && !begins_with_system(messages);
+    require(is_alone || (first && *first == *column), Code::kInvalid, "text: field '", name,
+            "' is ", brief(*column),
+            given ? ", and field 'system' is another, "
+                  : ", and messages begin with another system message, ",
+            first ? brief(*first) : "null", "; leave one of the two out");
+    given = column;
+  }
+  return given && !begins_with_system(messages) ? std::string(given->get_string()) : "";
 }
 
 JsonArray history_messages(const Json& row) {

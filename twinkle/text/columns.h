@@ -15,17 +15,17 @@ namespace twinkle::text {
 inline constexpr std::array<std::string_view, 6> kChatColumns = {"messages", "tools",  "user_data",
                                                                  "images",   "videos", "audios"};
 // These, too, where they hold JSON; a row of a loop of one's own may have tensors of such names.
-inline constexpr std::array<std::string_view, 8> kMoreColumns = {
-    "system", "history", "functions", "function_call", "chat_template_kwargs",
-    "weight", "loss",    "train"};
+inline constexpr std::array<std::string_view, 9> kMoreColumns = {
+    "system", "system_prompt", "history", "functions", "function_call", "chat_template_kwargs",
+    "weight", "loss",          "train"};
 
 // Null, or an empty text, list or object, or no value at all.
 bool says_nothing(const Json* value);
 
 bool begins_with_system(const JsonArray& messages);
 
-// The text of the column `system`; empty: none, or `messages` begin with it. Error kInvalid: it is
-// no string, or they begin with another system message.
+// The text of the column `system`, or `system_prompt`; empty: none, or `messages` begin with it.
+// Error kInvalid: it is no string, the two differ, or the messages begin with another.
 std::string system_column(const Json& row, const JsonArray& messages);
 
 // The messages of the column `history`, a list of [question, answer]; empty: there is none. Error

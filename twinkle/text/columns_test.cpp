@@ -43,6 +43,16 @@ TEST(Columns, OneSystemMessageIsNotTakenForAnother) {
             "text: field 'system' is 5, expected a string");
 }
 
+TEST(Columns, ASystemPromptIsASystemColumn) {
+  EXPECT_EQ(prepare(row_of(R"("system_prompt": "s")"), {}).messages.at(0).at("content"), "s");
+  EXPECT_EQ(
+      prepare(row_of(R"("system_prompt": "s", "system": "s")"), {}).messages.at(0).at("content"),
+      "s");
+  EXPECT_EQ(columns_error(row_of(R"("system_prompt": "s", "system": "t")")),
+            "text: field 'system_prompt' is \"s\", and field 'system' is another, \"t\"; leave one "
+            "of the two out");
+}
+
 TEST(Columns, HistoryMustBeAmongTheMessages) {
   EXPECT_EQ(columns_error(row_of(R"("history": [["q", "a"]])")), "no error");
   EXPECT_EQ(columns_error(row_of(R"("history": [["p", "o"]])")),

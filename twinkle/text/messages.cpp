@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "twinkle/text/columns.h"
+#include "twinkle/text/forms.h"
 
 namespace twinkle::text {
 namespace {
@@ -105,6 +106,18 @@ void normalise_tool_calls(JsonObject& message, bool takes_argument_text) {
   }
 }
 
+// The calls of a message that has no content, as its content: what they call, a line for each.
+void write_calls(JsonObject& message) {
+  const Json* calls = message.if_contains("tool_calls");
+  if (!calls || !calls->is_array() || !says_nothing(message.if_contains("content"))) return;
+  std::string text;
+  for (const Json& call : calls->get_array()) {
+    const Json* function = find(call, "function");
+    text += (text.empty() ? "" : "\n") + boost::json::serialize(function ? *function : call);
+  }
+  if (!text.empty()) message["content"] = text;
+}
+
 // Fields of other forms of chats that would be lost, and what to write in their place.
 constexpr std::array<std::array<std::string_view, 2>, 4> kLost = {
     {{"function_call",
@@ -123,8 +136,8 @@ void refuse_lost(const Json& message, const std::string& path) {
   }
 }
 
-constexpr std::array<std::string_view, 5> kWeights = {"weight", "loss", "loss_weight", "train",
-                                                      "training"};
+constexpr std::array<std::string_view, 8> kWeights = {
+    "weight", "loss", "loss_weight", "loss_mask", "train", "training", "trainable", "do_train"};
 
 // False: a field of the assistant's message says that it is not to be trained.
 bool is_wanted(const JsonObject& message, size_t index) {
@@ -174,6 +187,7 @@ JsonObject message_of(const Json& given, size_t index, const MessageOptions& opt
     if (options.absent_content && message.contains("tool_calls") && !message.contains("content"))
       message["content"] = *options.absent_content;
     normalise_tool_calls(message, options.takes_argument_text);
+    if (!options.writes_calls) write_calls(message);
     normalise_reasoning(message, options.reads_reasoning);
   }
   return message;
@@ -226,38 +240,6 @@ std::optional<std::vector<size_t>> key_rounds(const Json& trajectory, size_t num
 }
 
 }  // namespace
-
-std::string in_place_of_messages(const std::vector<std::string>& fields) {
-  static constexpr std::array<std::array<std::string_view, 3>, 6> kForms = {
-      {{"instruction", "output", "AlpacaProcessor"},
-       {"conversations", "conversations", "ShareGPTProcessor"},
-       {"prompt", "completion", "PromptCompletionProcessor"},
-       {"prompt", "response", "PromptCompletionProcessor"},
-       {"query", "response", "PromptCompletionProcessor"},
-       {"question", "answer", "PromptCompletionProcessor"}}};
-  constexpr size_t kMaxFields = 12, kMaxName = 40;
-  if (fields.empty()) return "";
-  std::string has;
-  for (size_t i = 0; i < std::min(fields.size(), kMaxFields); ++i)
-    has += (i == 0 ? "; the row has " : ", ") + fields[i].substr(0, kMaxName);
-  has += fields.size() > kMaxFields ? ", ...: " : ": ";
-  const auto contains = [&fields](std::string_view name) {
-    return std::find(fields.begin(), fields.end(), name) != fields.end();
-  };
-  if (contains("role") && contains("content"))
-    return "; this is one chat's list of messages: pass [{\"messages\": [...]}]";
-  if (contains("chosen") && contains("rejected"))
-    return has + "pairs are for preference optimization, see docs/preferences.md";
-  for (const auto& [first, second, name] : kForms)
-    if (contains(first) && contains(second))
-      return has + std::string(name) + " makes messages of them, dataset.map('" +
-             std::string(name) + "') or twinkle train --preprocessor " + std::string(name);
-  has += "make messages of it, [{\"role\": \"user\", \"content\": ...}, ...]";
-  if (fields.size() == 1) return has;
-  return has +
-         "; if they are two of its columns, with dataset.map('PromptCompletionProcessor', "
-         "init_args={'prompt': NAME, 'completion': NAME})";
-}
 
 std::string plain_text(const Json& content, size_t message_index) {
   if (content.is_string()) return std::string(content.get_string());

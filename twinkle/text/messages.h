@@ -21,14 +21,17 @@ struct MessageOptions {
   // The content of a message with tool calls whose own is missing or null; nothing: it stays
   // missing.
   std::optional<Json> absent_content;
+  bool writes_calls = true;  // the template writes tool calls; else a message of nothing else has
+                             // them as its content, in JSON
 };
 
 struct Prepared {
   Json messages, tools;
   JsonObject variables;  // the row's chat_template_kwargs
   // Indices into `messages` of the assistant messages to train: all but those whose own weight (or
-  // loss, loss_weight, train, training) is 0 or false, and but those that user_data's key_rounds
-  // leaves out, which counts the messages of the row as it was given.
+  // loss, loss_weight, loss_mask, train, training, trainable, do_train) is 0 or false, and but
+  // those that user_data's key_rounds leaves out, which counts the messages of the row as it was
+  // given.
   std::vector<size_t> trained;
   bool is_limited = false;  // `trained` is not all of them
   size_t num_added = 0;     // messages that were put before those of the row
@@ -51,11 +54,6 @@ Prepared prepare(const Json& trajectory, const MessageOptions& options);
 
 // The text of a content that is a string or a list of text parts. Error kInvalid: other parts.
 std::string plain_text(const Json& content, size_t message_index);
-
-// Ends the error about a row without messages that has these fields: "; the row has instruction,
-// output: ", and the preprocessor of data that makes messages of them, or what else to do. Of a
-// message in a row's place it says so. Empty without fields.
-std::string in_place_of_messages(const std::vector<std::string>& fields);
 
 // user_data's value of `key`: user_data is a list of [key, value] pairs, or an object; a text that
 // is JSON is parsed.

@@ -85,6 +85,23 @@ TEST(Prepare, LeavesAContentAsItIsBesideToolCalls) {
   EXPECT_EQ(messages(row(calls), {.absent_content = ""}), list(calls + R"(,"content":"")"));
 }
 
+TEST(Prepare, WritesCallsAsAContentForATemplateThatKnowsNone) {
+  const MessageOptions options{.writes_calls = false};
+  const std::string calls =
+      R"("tool_calls":[{"type":"function","function":{"name":"f","arguments":"{\"x\": 1}"}},)"
+      R"({"name":"g"}])";
+  const auto content = [&](const std::string& fields) {
+    const std::string row = R"({"messages":[{"role":"assistant",)" + fields + calls + "}]}";
+    return prepare_text(row, options).messages.at(0).at("content");
+  };
+  const char* written = R"({"name":"f","arguments":{"x":1}})"
+                        "\n"
+                        R"({"name":"g"})";
+  EXPECT_EQ(content(""), written);
+  EXPECT_EQ(content(R"("content":null,)"), written);
+  EXPECT_EQ(content(R"("content":"a",)"), "a");
+}
+
 TEST(Prepare, ChoosesTheTurnsToTrain) {
   const std::string list = R"("messages": [{"role":"user","content":"1"},
       {"role":"assistant","content":"2"}, {"role":"user","content":"3"},
@@ -111,7 +128,8 @@ TEST(Prepare, LeavesOutTheTurnsThatSayIt) {
   };
   using Indices = std::vector<size_t>;
   for (const char* no : {R"("weight":0)", R"("weight":0.0)", R"("loss":false)", R"("train":false)",
-                         R"("training":"False")", R"("loss_weight":"0")"}) {
+                         R"("training":"False")", R"("loss_weight":"0")", R"("trainable":false)",
+                         R"("do_train":false)", R"("loss_mask":0)"}) {
     const Prepared prepared = prepare_text(of(no, R"("weight":1,"loss":null)"));
     EXPECT_EQ(prepared.trained, (Indices{3})) << no;
     EXPECT_TRUE(prepared.is_limited) << no;
@@ -183,12 +201,14 @@ TEST(Prepare, RefusesBadRowsByFieldAndValue) {
             "text: field 'messages' is missing; this is one chat's list of messages: pass "
             "[{\"messages\": [...]}]");
   EXPECT_EQ(error(R"({"text": "a"})"),
-            "text: field 'messages' is missing; the row has text: make messages of it, "
+            "text: field 'messages' is missing; the row has text: texts are for pretraining, "
+            "twinkle train --loss pretrain; or make messages of it, "
             R"([{"role": "user", "content": ...}, ...])");
   EXPECT_TRUE(error(R"({"a": "b", "c": "d"})")
                   .ends_with("; if they are two of its columns, with "
                              "dataset.map('PromptCompletionProcessor', "
-                             "init_args={'prompt': NAME, 'completion': NAME})"));
+                             "init_args={'prompt': NAME, 'completion': NAME}) or twinkle train "
+                             "--columns NAME=prompt,NAME=completion"));
   EXPECT_EQ(error(R"({"prompt": "a", "chosen": "b", "rejected": "c"})"),
             "text: field 'messages' is missing; the row has prompt, chosen, rejected: pairs are "
             "for preference optimization, see docs/preferences.md");

@@ -76,6 +76,10 @@ class Template {
   // The text that encode tokenises. Error kInvalid: as encode; without a chat template.
   std::string render(const Json& trajectory, bool add_generation_prompt = false) const;
 
+  // False: tool calls are rendered as JSON in a reply's content, since the chat template knows
+  // none.
+  bool writes_calls() const { return !chat_ || chat_->writes_calls(); }
+
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const TemplateOptions& options() const { return options_; }
 

@@ -170,9 +170,9 @@ TEST(Template, EncodesABatchInOrderAndNamesABadRow) {
   ASSERT_EQ(features.size(), rows.size());
   for (size_t i = 0; i < rows.size(); ++i)
     EXPECT_EQ(features[i].at(0).input_ids, chat.encode(rows[i]).at(0).input_ids);
-  rows[150] = rows[120] = JsonObject{{"text", "no messages"}};
+  rows[150] = rows[120] = JsonObject{{"note", "no messages"}};
   EXPECT_EQ(error_of([&] { chat.batch_encode(rows); }),
-            "text: row 120: field 'messages' is missing; the row has text: make messages of it, "
+            "text: row 120: field 'messages' is missing; the row has note: make messages of it, "
             R"([{"role": "user", "content": ...}, ...])");
 }
 

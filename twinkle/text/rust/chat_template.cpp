@@ -120,8 +120,11 @@ ChatTemplate::ChatTemplate(Named sources) {
     absent_content_ = nullptr;
   else if (with_nothing.empty() && holds(with_text, "probe"))
     absent_content_ = "";
-  for (const std::string& text : {with_nothing, with_null, with_text})
+  for (const std::string& text : {with_nothing, with_null, with_text}) {
     takes_argument_text_ |= holds(text, R"({"probe":1})");
+    writes_calls_ |= holds(text, "probe");
+  }
+  for (const Source& source : sources_) writes_calls_ |= holds(source.text, "tool_calls");
 }
 
 // As in transformers: "tool_use" when there are tools and such a template, else "default".

@@ -68,6 +68,8 @@ class ChatTemplate {
   // True if a tool call's arguments that are JSON text are written as that text, as DeepSeek's and
   // Qwen3's templates do; others would write them as a JSON string within JSON.
   bool takes_argument_text() const { return takes_argument_text_; }
+  // False: no tool call is ever written.
+  bool writes_calls() const { return writes_calls_; }
   // The content to use in a message with tool calls and none of its own, if the template fails
   // without one: null (DeepSeek's) or an empty text (Qwen3's first). Else nothing.
   const std::optional<Json>& absent_content() const { return absent_content_; }
@@ -88,6 +90,7 @@ class ChatTemplate {
 
   std::vector<Source> sources_;
   bool takes_parts_ = false, takes_argument_text_ = false, reads_reasoning_ = false;
+  bool writes_calls_ = false;
   std::optional<Json> absent_content_;
 };
 
