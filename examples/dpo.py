@@ -1,6 +1,6 @@
 """Teaches a model which of two replies to prefer: direct preference optimization (DPO).
 
-Rows: {"prompt": "...", "chosen": "...", "rejected": "..."}
+Rows: {"prompt": "...", "chosen": "...", "rejected": "..."}, and the other forms of docs/training.md
 
 .venv/bin/python examples/dpo.py pairs.jsonl
 """
@@ -9,7 +9,6 @@ import argparse
 from itertools import chain, islice, repeat
 
 from twinkle import DataLoader, Dataset, DatasetMeta, LoraConfig, TransformersModel
-from twinkle.preprocessor import EmojiDPOProcessor
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("data")
@@ -20,7 +19,8 @@ parser.add_argument("--beta", type=float, default=0.1)
 args = parser.parse_args()
 
 dataset = Dataset(DatasetMeta(args.data))
-dataset.map(EmojiDPOProcessor(chosen_key="chosen", rejected_key="rejected"))
+dataset.set_template("Template", model_id=args.model)
+dataset.encode()
 batches = DataLoader(dataset=dataset, batch_size=4, shuffle=True)
 model = TransformersModel(model_id=args.model)
 model.add_adapter_to_model("default", LoraConfig(r=8, lora_alpha=16, target_modules="all-linear"))

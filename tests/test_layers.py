@@ -156,6 +156,7 @@ CATCHES = {
     "twinkle/cli/serve/yaml.cpp": "gets the file's name and the line of the option",
     # A trial save knows its folder alone; a signal must hide no error while the engine closes.
     "twinkle/cli/train/training.cpp": "gets the name --output; is what a later signal says, too",
+    "twinkle/data/encode.cpp": "is the answer of why_not(), which asks why a row cannot be encoded",
     "twinkle/data/dataset.cpp": "gets the row's place; the worker below knows the cause alone",
     "twinkle/server/auth/access.cpp": "is told to the operator; callers get 503 meanwhile",
     "twinkle/server/http/server.cpp": "is a dropped request: 500 on that one's connection",

@@ -15,6 +15,7 @@
 #include "python/src/released_gil.h"
 #include "twinkle/data/dataset.h"
 #include "twinkle/data/encode.h"
+#include "twinkle/data/forms.h"
 #include "twinkle/data/loader.h"
 #include "twinkle/data/preprocessors/preprocessor.h"
 #include "twinkle/data/rows/json_rows.h"
@@ -80,8 +81,7 @@ void bind_dataset(py::module_& m) {
   py::class_<Dataset>(m, "Dataset",
                       "Rows that know their file and line; every operation gives a new one.")
       .def_static("read", &Dataset::read, py::arg("file"), py::arg("columns") = data::Renames(),
-                  NoGil(),
-                  "Reads a .jsonl, .json, .csv, .tsv or .txt file.")
+                  NoGil(), "Reads a .jsonl, .json, .csv, .tsv or .txt file.")
       .def_static(
           "of",
           [](const py::iterable& rows, const std::string& name) {
@@ -112,6 +112,10 @@ void bind_dataset(py::module_& m) {
           py::arg("preprocessor"), py::arg("arguments"),
           "Runs a built-in preprocessor on all cores.")
       .def("encode", &encode, py::arg("template"), py::arg("add_generation_prompt") = false)
+      .def("readings", &data::readings, NoGil(),
+           "A line for each file that is read by the form of its rows.")
+      .def("remarks", &data::remarks, py::arg("template"), NoGil(),
+           "Lines about encoded rows that may teach something else than is meant.")
       .def("check", &check, py::arg("template"), "Without the rows that cannot be encoded.")
       .def("replaced", &replaced, py::arg("rows"), py::arg("origins"),
            "These rows, row i in the place of row origins[i].")

@@ -15,6 +15,7 @@
 #include "python/src/interruptible.h"
 #include "python/src/json_caster.h"
 #include "python/src/released_gil.h"
+#include "twinkle/data/forms.h"
 #include "twinkle/text/columns.h"
 #include "twinkle/text/forms.h"
 #include "twinkle/text/messages.h"
@@ -110,6 +111,60 @@ Json trajectory_json(const py::dict& row, const std::string& where = "text: ") {
   return out;
 }
 
+// The columns of a row that its form is known by, and their values.
+data::Row known_columns(const py::dict& row) {
+  data::Row out;
+  for (const auto& [key, value] : row) {
+    if (!py::isinstance<py::str>(key) || !is_plain(value)) continue;
+    const std::string name = key.attr("encode")("utf-8", "replace").cast<std::string>();
+    const bool is_chat = std::ranges::count(text::kChatColumns, name) > 0 ||
+                         std::ranges::count(text::kMoreColumns, name) > 0;
+    if (is_chat || data::is_read(name)) out[name] = to_json(value, "text: " + name);
+  }
+  return out;
+}
+
+// False for a row that is taken as it is: encoded, of trajectories, of messages with usual roles.
+bool may_have_form(const py::dict& row) {
+  if (row.contains("input_ids")) return false;
+  if (!row.contains("messages") || row["messages"].is_none())
+    return std::none_of(row.begin(), row.end(),
+                        [](const auto& field) { return is_trajectory(field.second); });
+  if (!py::isinstance<py::list>(row["messages"])) return false;
+  for (const py::handle turn : row["messages"]) {
+    if (!py::isinstance<py::dict>(turn)) return false;
+    const auto fields = turn.cast<py::dict>();
+    if (!fields.contains("role")) return fields.contains("from");
+    if (!py::isinstance<py::str>(fields["role"])) return false;
+    const std::string_view role = utf8(fields["role"], "text: role");
+    if (text::usual_role(role) != role) return true;
+  }
+  return false;
+}
+
+// "prompt, completion: read as PromptCompletionProcessor", or "" of a row that has no such form.
+std::string reading(const py::dict& row) {
+  if (!may_have_form(row)) return "";
+  const auto forms = data::forms_of(known_columns(row));
+  return forms.size() == 1 ? data::reading(forms.front()) : "";
+}
+
+bool is_read_as_chat(const py::dict& row) {
+  if (!may_have_form(row)) return false;
+  const auto forms = data::forms_of(known_columns(row));
+  return !forms.empty() && forms.front().preprocessor != "PreferenceProcessor";
+}
+
+// The row with the fields of its form's preprocessor, as data::encoder makes them.
+py::dict with_form(const py::dict& row) {
+  if (!may_have_form(row)) return row;
+  const data::Row fields = data::read_form(known_columns(row));
+  if (fields.empty()) return row;
+  const py::dict out = row.attr("copy")();
+  for (const auto& [key, value] : fields) out[py::str(std::string(key))] = from_json(value);
+  return out;
+}
+
 Features encode_all(const Template& self, const std::vector<py::dict>& rows, bool generation) {
   std::vector<Json> trajectories;
   trajectories.reserve(rows.size());
@@ -144,6 +199,8 @@ py::list encode_nested(const Template& self, std::vector<py::dict> rows,
 
 py::list batch_encode(const Template& self, const py::object& given, bool generation) {
   std::vector<py::dict> rows = rows_of(given);
+  if (!generation)
+    for (py::dict& row : rows) row = with_form(row);
   std::vector<std::string> nested;
   if (!rows.empty() && !is_trajectory(rows[0]))
     for (const auto& [name, value] : rows[0])
@@ -156,7 +213,8 @@ py::list batch_encode(const Template& self, const py::object& given, bool genera
   return out;
 }
 
-py::object encode(const Template& self, const py::dict& row, bool generation) {
+py::object encode(const Template& self, const py::dict& given, bool generation) {
+  const py::dict row = generation ? given : with_form(given);
   require(self.options().truncation != text::Truncation::kSplit, Code::kInvalid,
           "text: truncation_strategy is 'split', which can give several samples: use batch_encode");
   const Json trajectory = trajectory_json(row);
@@ -165,7 +223,7 @@ py::object encode(const Template& self, const py::dict& row, bool generation) {
 }
 
 std::optional<std::string> why_not(const Template& self, const py::dict& row) {
-  const Json trajectory = trajectory_json(row);
+  const Json trajectory = trajectory_json(with_form(row));
   return interruptible([&] { return self.check(trajectory); });
 }
 
@@ -297,6 +355,10 @@ void bind_template(py::module_& m) {
 void bind_text(py::module_& m) {
   twinkle::python::bind_tokenizer(m);
   twinkle::python::bind_template(m);
+  m.def("reading", &twinkle::python::reading, pybind11::arg("row"),
+        "By which columns a row without messages is read, and as what; '' of one that is not.");
+  m.def("is_read_as_chat", &twinkle::python::is_read_as_chat, pybind11::arg("row"),
+        "True if the columns of a row without messages are those of a chat.");
   m.def("in_place_of_messages", &twinkle::python::in_place_of_messages, pybind11::arg("row"),
         "The end of an error about a row without messages: its fields, and what makes messages.");
 }

@@ -16,6 +16,10 @@ from twinkle.errors import ConflictError, InvalidError
 VOCAB = 11
 
 
+def is_read_as_chat(row):
+    return False
+
+
 def in_place_of_messages(row):
     return f"; the row has {', '.join(row)}"
 

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 
+#include "twinkle/data/forms.h"
+#include "twinkle/data/preprocessors/preprocessor.h"
 #include "twinkle/text/columns.h"
+#include "twinkle/text/turns.h"
 
 namespace twinkle::data {
 namespace {
@@ -14,7 +17,8 @@ bool is_trajectory(const Json& value) {
 // The names of the fields that are trajectories; none for a row that is one itself.
 std::vector<std::string> nested_fields(const Row& row) {
   std::vector<std::string> out;
-  if (row.contains("messages")) return out;
+  if (const Json* messages = row.if_contains("messages"); messages && !messages->is_null())
+    return out;
   for (const auto& field : row) {
     if (is_trajectory(field.value())) out.emplace_back(field.key());
   }
@@ -51,6 +55,15 @@ Row with_feature(const Row& row, const text::InputFeature& feature) {
   return out;
 }
 
+// The row with the fields of its form's preprocessor; nothing for one that is taken as it is.
+std::optional<Row> with_form(const Row& row) {
+  Row fields = read_form(row);
+  if (fields.empty()) return std::nullopt;
+  Row out = row;
+  for (auto& field : fields) out[field.key()] = std::move(field.value());
+  return out;
+}
+
 Rows encode_row(const text::Template& tmpl, const Row& row, bool add_generation_prompt) {
   Rows out;
   const auto fields = nested_fields(row);
@@ -78,18 +91,60 @@ Rows encode_row(const text::Template& tmpl, const Row& row, bool add_generation_
 
 Encoder encoder(const text::Template& tmpl, bool add_generation_prompt) {
   return [&tmpl, add_generation_prompt](const Row& row) {
-    return encode_row(tmpl, row, add_generation_prompt);
+    const auto made = add_generation_prompt ? std::nullopt : with_form(row);
+    return encode_row(tmpl, made ? *made : row, add_generation_prompt);
   };
 }
 
-std::optional<std::string> why_not(const text::Template& tmpl, const Row& row) {
-  const auto fields = nested_fields(row);
-  if (fields.empty()) return tmpl.check(trajectory_of(row));
+std::optional<std::string> why_not(const text::Template& tmpl, const Row& row) try {
+  const auto made = with_form(row);
+  const Row& read = made ? *made : row;
+  const auto fields = nested_fields(read);
+  if (fields.empty()) return tmpl.check(trajectory_of(read));
   for (const std::string& field : fields) {
-    if (auto cause = tmpl.check(trajectory_of(row.at(field).get_object(), row)))
+    if (auto cause = tmpl.check(trajectory_of(read.at(field).get_object(), read)))
       return field + ": " + *cause;
   }
   return std::nullopt;
+} catch (const Error& error) {  // the cause is the answer that was asked for
+  return error.what();
+}
+
+Dataset encode_texts(const Dataset& rows, const text::Tokenizer& tokenizer, int64_t max_length) {
+  require(max_length >= 1, Code::kInvalid, "data: max_length is ", max_length,
+          ", it must be at least 1");
+  const std::optional<int64_t> eos = tokenizer.eos_id();
+  require(eos.has_value(), Code::kInvalid, "data: the tokenizer of ",
+          tokenizer.directory().string(),
+          " names no eos_token, which ends a text; add it to tokenizer_config.json");
+  const Dataset texts = rows.encode([&](const Row& row) -> Rows {
+    const std::string text = text_field(row, "text");
+    if (text.find_first_not_of(" \t\r\n") == text.npos) return {};
+    std::vector<int64_t> ids = tokenizer.encode(text, true);
+    if (ids.empty() || ids.back() != *eos) ids.push_back(*eos);
+    return {{{"input_ids", JsonArray(ids.begin(), ids.end())}}};
+  });
+  Rows out;
+  std::vector<int64_t> origins;
+  text::InputFeature piece;
+  const auto close = [&] {  // a label of the last token is that of the text behind it
+    if (piece.labels.size() < piece.input_ids.size()) piece.labels.push_back(text::kIgnored);
+    if (std::ranges::any_of(piece.labels, [](int64_t label) { return label != text::kIgnored; }))
+      out.push_back(with_feature({}, piece));
+    else
+      origins.pop_back();
+    piece = {};
+  };
+  for (int64_t i = 0; i < texts.size(); ++i) {
+    for (const Json& id : texts.row(i).at("input_ids").get_array()) {
+      if (!piece.input_ids.empty()) piece.labels.push_back(id.get_int64());
+      if (piece.length() == max_length) close();
+      if (piece.input_ids.empty()) origins.push_back(i);
+      piece.input_ids.push_back(id.get_int64());
+    }
+  }
+  if (!piece.input_ids.empty()) close();
+  return texts.replaced(std::move(out), origins);
 }
 
 std::vector<int32_t> integers(const Row& row, std::string_view field) {

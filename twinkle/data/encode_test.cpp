@@ -113,6 +113,41 @@ TEST(Encode, ARowWithoutMessagesIsNamedWithItsPlace) {
   EXPECT_TRUE(why_not(tmpl, {{"query", "q"}}));
 }
 
+TEST(EncodeTexts, JoinsTextsByTheEndTokenAndCutsThem) {
+  const TinyModel model;
+  const text::Tokenizer tokenizer(model.directory());
+  const Dataset texts =
+      dataset({{{"text", "ab"}}, {{"text", " \r\n"}}, {{"text", "c</s>"}}, {{"text", "de"}}});
+  const Dataset encoded = encode_texts(texts, tokenizer, 3);
+  const auto field = [&](int64_t row, const char* name) {
+    return integers(encoded.row(row), name);
+  };
+  using Ids = std::vector<int32_t>;
+  ASSERT_EQ(encoded.size(), 3);
+  EXPECT_EQ(field(0, "input_ids"), (Ids{'a', 'b', 259}));
+  EXPECT_EQ(field(0, "labels"), (Ids{'b', 259, 'c'}));
+  EXPECT_EQ(field(1, "input_ids"), (Ids{'c', 259, 'd'}));
+  EXPECT_EQ(field(2, "input_ids"), (Ids{'e', 259}));
+  EXPECT_EQ(field(2, "labels"), (Ids{259, -100}));
+  EXPECT_EQ(encoded.where(1), "memory row 2");
+  EXPECT_EQ(encode_texts(texts, tokenizer, 7).size(), 1) << "a last token of no label is left out";
+}
+
+TEST(EncodeTexts, RefusesRowsOfNoTextAndATokenizerWithoutAnEnd) {
+  const TinyModel model;
+  const auto error = [&](const Dataset& rows, int64_t max_length) {
+    const text::Tokenizer tokenizer(model.directory());
+    return twinkle::error_of([&] { encode_texts(rows, tokenizer, max_length); });
+  };
+  EXPECT_EQ(error(dataset({{{"text", "a"}}, {{"body", "b"}}}), 3),
+            "data: memory row 1: field 'text' is missing; the row has body");
+  EXPECT_EQ(error(dataset({}), 0), "data: max_length is 0, it must be at least 1");
+  model.write("tokenizer_config.json", "{}");
+  EXPECT_EQ(error(dataset({}), 3),
+            "data: the tokenizer of " + model.directory().string() +
+                " names no eos_token, which ends a text; add it to tokenizer_config.json");
+}
+
 TEST(Integers, AreReadFromAFieldAndAnythingElseIsNamed) {
   const Row row = {{"ids", {1, -100}}, {"mixed", {1, 2.5}}, {"far", {1ll << 40}}, {"text", "1"}};
   EXPECT_EQ(integers(row, "ids"), (std::vector<int32_t>{1, -100}));

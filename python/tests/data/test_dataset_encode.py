@@ -201,27 +201,50 @@ def test_a_dataset_without_tokens_is_not_encoded(tiny_llama_dir):
 
 
 @pytest.mark.parametrize(
-    ("row", "text"),
+    ("row", "columns", "processor"),
     [
-        ({"instruction": "a", "input": "", "output": "b"},
-         r"the row has instruction, input, output: AlpacaProcessor makes messages of them"),
+        ({"instruction": "a", "input": "", "output": "b"}, "instruction, output", "Alpaca"),
         ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
-         r"the row has conversations: ShareGPTProcessor makes messages of them"),
-        ({"prompt": "a", "completion": "b"}, r"dataset.map\('PromptCompletionProcessor'\)"),
-        ({"query": "a", "response": "b"}, r"dataset.map\('PromptCompletionProcessor'\)"),
-        ({"prompt": "a", "response": "b"}, r"dataset.map\('PromptCompletionProcessor'\)"),
-        ({"text": "a"}, r"the row has text: make messages of it, "),
+         "conversations", "ShareGPT"),
+        ({"messages": [{"role": "human", "content": "a"}, {"role": "gpt", "content": "b"}]},
+         "messages", "ShareGPT"),
+        ({"prompt": "a", "completion": "b"}, "prompt, completion", "PromptCompletion"),
+        ({"query": "a", "response": "b"}, "query, response", "PromptCompletion"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "chosen, rejected", "Preference"),
     ],
 )  # fmt: skip
-def test_a_row_without_messages_is_told_with_what_makes_them(row, text, tiny_llama_dir):
-    rows = dataset([row])
-    rows.set_template("Template", model_id=tiny_llama_dir)
-    with pytest.raises(InvalidError, match=text) as error:
-        rows.encode()
-    with pytest.raises(InvalidError, match=text):
-        rows.template.encode(row)
-    named = [word for word in str(error.value).split() if word.endswith("Processor")]
-    if named:
-        rows.map(named[0])
-        rows.encode()
-        assert [m["role"] for m in rows[0]["messages"]] == ["user", "assistant"]
+def test_a_row_of_a_known_form_is_read_as_its_preprocessor_does(
+    row, columns, processor, tiny_llama_dir, logged
+):
+    from twinkle.dataset import DatasetMeta, LazyDataset
+
+    rows, named = dataset([row] * 2), dataset([row] * 2)
+    lazy = LazyDataset(DatasetMeta(data=[row]))
+    named.map(f"{processor}Processor")
+    for encoded in (rows, named, lazy):
+        encoded.set_template("Template", model_id=tiny_llama_dir)
+        encoded.encode()
+    assert logged == [f"memory: {columns}: read as {processor}Processor"]
+    sides = ("positive", "negative") if processor == "Preference" else (None,)
+    for side in sides:
+        wanted, *others = (r[0][side] if side else r[0] for r in (named, rows, lazy))
+        for found in others:
+            assert found["messages"] == wanted["messages"]
+            assert list(found["input_ids"]) == list(wanted["input_ids"])
+            assert list(found["labels"]) == list(wanted["labels"])
+
+
+def test_a_row_of_no_form_or_of_two_is_refused_with_what_it_has(tiny_llama_dir):
+    for row, text in (
+        ({"text": "a"}, "the row has text: texts are for pretraining, "),
+        ({"prompt": "a", "completion": "b", "query": "c", "response": "d"},
+         "the row can be prompt, completion: read as PromptCompletionProcessor, or query, "),
+    ):  # fmt: skip
+        rows = dataset([row])
+        rows.set_template("Template", model_id=tiny_llama_dir)
+        with pytest.raises(InvalidError, match=text):
+            rows.encode()
+        with pytest.raises(InvalidError, match=text):
+            rows.template.encode(row)
+    with pytest.raises(InvalidError, match="makes messages of them"):  # the reply is to come
+        rows.template.encode({"prompt": "a", "completion": "b"}, add_generation_prompt=True)

@@ -109,8 +109,8 @@ def test_a_name_is_one_tenants(engine, tenant):
         (lambda t: t.forward(5), "engine: inputs is 5, it must be a list of InputFeatures"),
         (lambda t: t.forward([{}]), r"inputs\[0\] must be an InputFeature with input_ids"),
         (
-            lambda t: t.forward_backward([{"instruction": "a", "\ud800": 1, "output": "b"}]),
-            r"or a Trajectory with messages; the row has instruction, \?, output: AlpacaProcessor ",
+            lambda t: t.forward_backward([{"note": "a", "\ud800": 1, "output": "b"}]),
+            r"or a Trajectory with messages; the row has note, \?, output: make messages of it, ",
         ),
         (
             lambda t: t.forward_backward([{"prompt": "a", "chosen": "b", "rejected": "c"}]),

@@ -7,6 +7,7 @@ from twinkle.core import core
 from twinkle.dataset import recorder, rowwise, source
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, require
+from twinkle.logger import get_logger
 from twinkle.plugin import construct_class
 from twinkle.preprocessor import DataFilter, Preprocessor
 from twinkle.preprocessor.base import map_row_to_col
@@ -172,16 +173,23 @@ class Dataset:
     def encode(self, add_generation_prompt=False, **kwargs):
         """Adds input_ids, labels (already shifted), attention_mask, position_ids and length.
 
-        Rows that encode to nothing are dropped. kwargs: batched and batch_size are accepted without
-        effect, for calls written for map. InvalidError: a row that cannot be encoded, with
-        its file and line; no template, no row that encodes to something, several sources that are
-        not mixed, an unknown argument. The dataset then stays as it was.
+        Rows without messages whose columns are those of a known form (docs/training.md) get the
+        fields of its preprocessor first, unless add_generation_prompt is True; a line of the log
+        says as what they are read. Rows that encode to nothing are dropped. kwargs: batched and
+        batch_size are accepted without effect, for calls written for map. InvalidError: a row that
+        cannot be encoded, or be read in two ways, with its file and line; no template, no row that
+        encodes to something, several sources that are not mixed, an unknown argument. The dataset
+        then stays as it was.
         """
         refuse_unknown("dataset: encode", kwargs, ("batched", "batch_size", *_INERT))
         add_generation_prompt = checks.flag("dataset: add_generation_prompt", add_generation_prompt)
         rows, chosen = self._rows, self._require_template("encode")
+        for line in [] if add_generation_prompt else rows.readings():
+            get_logger().info(line)
         if _is_core_template(chosen):
             self._set_encoded(rows, rows.encode(chosen._template, add_generation_prompt))
+            for line in [] if add_generation_prompt else self._rows.remarks(chosen._template):
+                get_logger().info(line)
             return
         out, origins = [], []
         for index in range(len(rows)):

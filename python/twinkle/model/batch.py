@@ -40,7 +40,8 @@ def as_list(inputs):
         else:
             out.append(item)
     for index, item in enumerate(out):
-        if not isinstance(item, dict) or not ("input_ids" in item or "messages" in item):
+        known = isinstance(item, dict) and ("input_ids" in item or "messages" in item)
+        if not (known or (isinstance(item, dict) and core().is_read_as_chat(item))):
             row = item[0] if isinstance(item, list) and item else item  # a list of messages
             has = core().in_place_of_messages(row) if isinstance(row, dict) else ""
             raise InvalidError(

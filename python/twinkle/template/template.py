@@ -5,6 +5,7 @@ import numpy as np
 from twinkle import checks
 from twinkle.core import core
 from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown
+from twinkle.logger import get_logger
 from twinkle.preprocessor.base import map_col_to_row, map_row_to_col
 from twinkle.remote.decorate import remote_class
 from twinkle.remote.how import of_one
@@ -81,14 +82,16 @@ class Template:
         'delete'. InvalidError: a row without messages, a message of another form or role, one that
         the chat template refuses, more than max_length tokens where the strategy is 'raise'."""
         refuse_unknown("template: encode", kwargs)
-        return self._template.encode(_row(trajectory), _generation(add_generation_prompt))
+        row, generation = _row(trajectory), _generation(add_generation_prompt)
+        return self._template.encode(_read([row], generation)[0], generation)
 
     @of_one
     def batch_encode(self, trajectories, add_generation_prompt=False, **kwargs):
         """encode of a list of rows or a dict of columns, on all cores; a list, without those that
         are deleted. InvalidError: as encode's, with the row's number."""
         refuse_unknown("template: batch_encode", kwargs)
-        return self._template.batch_encode(_rows(trajectories), _generation(add_generation_prompt))
+        rows, generation = _rows(trajectories), _generation(add_generation_prompt)
+        return self._template.batch_encode(_read(rows, generation), generation)
 
     @of_one
     def check(self, trajectory):
@@ -232,6 +235,15 @@ def _rows(value):
     if isinstance(value, dict):
         return {key: list(_list(f"column {key}", column)) for key, column in value.items()}
     return [_row(row) for row in _list("trajectories", value)]
+
+
+def _read(rows, generation):
+    """The rows as they are; once in a process a line of the log says as what those of a form are
+    read."""
+    for row in rows if isinstance(rows, list) and not generation else ():
+        if said := core().reading(row):
+            get_logger().info_once(f"template: {said}")
+    return rows
 
 
 def _reply(value):

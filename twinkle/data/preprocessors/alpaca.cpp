@@ -6,13 +6,15 @@
 
 namespace twinkle::data {
 
+std::string instruction_of(const Row& row) {
+  const std::string input = text_field_or_empty(row, "input");
+  return text_field(row, "instruction") + (input.empty() ? "" : "\n" + input);
+}
+
 PreprocessorKind alpaca() {
   return {.name = "AlpacaProcessor", .defaults = {}, .make = [](const JsonObject&) -> Preprocessor {
             return [](const Row& row) -> Row {
-              const std::string input = text_field_or_empty(row, "input");
-              const std::string prompt =
-                  text_field(row, "instruction") + (input.empty() ? "" : "\n" + input);
-              JsonArray messages{message("user", prompt),
+              JsonArray messages{message("user", instruction_of(row)),
                                  message("assistant", text_field(row, "output"))};
               return {{"messages", with_earlier_messages(row, std::move(messages))}};
             };

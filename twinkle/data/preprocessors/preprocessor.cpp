@@ -71,9 +71,15 @@ JsonObject message(std::string_view role, std::string_view content) {
   return {{"role", role}, {"content", content}};
 }
 
+void leave_untrained(JsonArray& messages) {
+  for (Json& message : messages)
+    if (const Json* role = find(message, "role"); role && *role == "assistant")
+      message.as_object().emplace("weight", 0);
+}
+
 JsonArray with_earlier_messages(const Row& row, JsonArray own, const Json& system) {
   Json columns(JsonObject{});
-  for (const char* name : {"system", "history"})
+  for (const char* name : {"system", "system_prompt", "history"})
     if (const Json* column = row.if_contains(name)) columns.get_object()[name] = *column;
   const std::string column = text::system_column(columns, own);
   if (!text::begins_with_system(own)) {

@@ -31,6 +31,16 @@ std::string text_field(const Row& row, std::string_view field);
 // The same, with "" for a field that is missing or null.
 std::string text_field_or_empty(const Row& row, std::string_view field);
 JsonObject message(std::string_view role, std::string_view content);
+// The user's message of Alpaca's columns instruction and input.
+std::string instruction_of(const Row& row);
+// Messages of ShareGPT's turns, or of one. `field` names them in errors. Error kInvalid: another
+// value, an unknown 'from', a call that is none.
+JsonArray sharegpt_messages(const Json& turns, std::string_view field);
+// Sets out["tools"] to the row's column tools, each in the form {"type": "function", "function":
+// ...}; LLaMA-Factory's lack it, and are JSON text.
+void add_tools(const Row& row, Row& out);
+// The assistant's messages are context: they get the weight 0, unless they have one.
+void leave_untrained(JsonArray& messages);
 // A row's messages, `own` among them: its column `system`, else the argument of that name, null or
 // a string, unless `own` begins with it; the turns of its column `history`; the rest of `own`.
 // Error kInvalid: a column that is no text, or no list of pairs; a column `system` where `own`

@@ -95,7 +95,43 @@ TEST(Preprocessor, ShareGptTurnsBecomeMessages) {
   EXPECT_EQ(row_error("ShareGPTProcessor",
                       {{"conversations", parsed(R"([{"from": "judge", "value": "a"}])")}}),
             "data: field 'from' of a turn is 'judge', expected human, user, gpt, model, bot, "
-            "assistant, system or tool");
+            "assistant, system, tool, observation or function_call");
+}
+
+// LLaMA-Factory's form, data/README.md of its repository.
+TEST(Preprocessor, ShareGptTurnsOfToolsAreCallsAndResults) {
+  const Row row = run("ShareGPTProcessor", {{"conversations", parsed(R"([
+      {"from": "human", "value": "q"},
+      {"from": "function_call", "value": "{\"name\": \"f\", \"arguments\": {\"x\": 1}}"},
+      {"from": "observation", "value": "{\"y\": 2}"},
+      {"from": "function_call", "value": [{"name": "f"}, {"name": "g"}], "weight": 0},
+      {"from": "gpt", "value": "a"}])")},
+                                            {"tools", R"([{"name": "f", "parameters": {}}])"}});
+  EXPECT_EQ(Json(row), parsed(R"({
+    "messages": [
+      {"role": "user", "content": "q"},
+      {"role": "assistant", "tool_calls": [
+        {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]},
+      {"role": "tool", "content": "{\"y\": 2}"},
+      {"role": "assistant", "weight": 0, "tool_calls": [
+        {"type": "function", "function": {"name": "f"}},
+        {"type": "function", "function": {"name": "g"}}]},
+      {"role": "assistant", "content": "a"}],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]})"));
+  EXPECT_EQ(
+      row_error("ShareGPTProcessor",
+                {{"conversations", parsed(R"([{"from": "function_call", "value": "call f"}])")}}),
+      "data: field 'value' of a turn of function_call is \"call f\", expected {\"name\": ..., "
+      "\"arguments\": ...}, or a list of them, as JSON text");
+  const Json calls = parsed(R"([{"type": "function", "function": {"name": "f"}}])");
+  for (const char* who : {"from", "role"}) {
+    const Row turn{
+        {who, "gpt"}, {who[0] == 'f' ? "value" : "content", nullptr}, {"tool_calls", calls}};
+    const Json made =
+        run("ShareGPTProcessor", {{"conversations", JsonArray{turn}}}).at("messages").at(0);
+    EXPECT_EQ(made.at("tool_calls"), calls);
+    EXPECT_EQ(find(made, "content"), nullptr);
+  }
 }
 
 TEST(Preprocessor, ShareGptTurnsKeepWhatElseTheySay) {
@@ -184,6 +220,73 @@ TEST(Preprocessor, EmojiDpoMakesTwoTrajectories) {
                               {"role": "assistant", "content": "n"}]}})"));
 }
 
+// TRL's forms (docs, Dataset formats: preference, with and without an explicit prompt), and
+// LLaMA-Factory's (data/README.md: preference datasets of both its formats).
+TEST(Preprocessor, PreferencesOfEveryFormAreOnePair) {
+  const char* expected = R"({
+    "positive": {"messages": [{"role": "user", "content": "q"},
+                              {"role": "assistant", "content": "good"}]},
+    "negative": {"messages": [{"role": "user", "content": "q"},
+                              {"role": "assistant", "content": "bad"}]}})";
+  const char* q = R"({"role": "user", "content": "q"})";
+  const auto reply = [](const std::string& text) {
+    return R"({"role": "assistant", "content": ")" + text + "\"}";
+  };
+  const std::string good = reply("good"), bad = reply("bad"), user = q;
+  for (const std::string& row : std::vector<std::string>{
+           R"({"prompt": "q", "chosen": "good", "rejected": "bad"})",
+           R"({"prompt": [)" + user + R"(], "chosen": [)" + good + R"(], "rejected": [)" + bad +
+               "]}",
+           R"({"chosen": [)" + user + "," + good + R"(], "rejected": [)" + user + "," + bad + "]}",
+           R"({"prompt": "q", "chosen": [)" + user + "," + good + R"(], "rejected": [)" + user +
+               "," + bad + "]}",
+           R"({"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt",
+               "value": "good"}, "rejected": {"from": "gpt", "value": "bad"}})",
+           R"({"instruction": "q", "input": "", "chosen": "good", "rejected": "bad"})",
+           R"({"question": "q", "chosen": "good", "rejected": "bad"})"})
+    EXPECT_EQ(Json(run("PreferenceProcessor", parsed(row).as_object())), parsed(expected)) << row;
+}
+
+TEST(Preprocessor, ThePromptOfAPairIsNotTrained) {
+  const Json chosen = parsed(R"([{"role": "user", "content": "1"},
+      {"role": "assistant", "content": "2"}, {"role": "user", "content": "3"},
+      {"role": "assistant", "content": "4"}])");
+  Json rejected = chosen;
+  rejected.at(3).at("content") = "5";
+  const Row made =
+      run("PreferenceProcessor",
+          {{"chosen", chosen}, {"rejected", rejected}, {"tools", R"([{"name": "f"}])"}},
+          {{"system", "s"}});
+  EXPECT_EQ(made.at("negative").at("messages"), parsed(R"([
+      {"role": "system", "content": "s"}, {"role": "user", "content": "1"},
+      {"role": "assistant", "content": "2", "weight": 0}, {"role": "user", "content": "3"},
+      {"role": "assistant", "content": "5"}])"));
+  EXPECT_EQ(made.at("tools"), parsed(R"([{"type": "function", "function": {"name": "f"}}])"));
+  const Row exchange{{"prompt", JsonArray(chosen.as_array().begin(), chosen.as_array().end() - 1)},
+                     {"completion", JsonArray{chosen.at(3)}}};
+  const Json messages = run("PromptCompletionProcessor", exchange).at("messages");
+  EXPECT_EQ(messages.at(1).at("weight"), Json(0)) << "TRL trains the completion only";
+  EXPECT_EQ(find(messages.at(3), "weight"), nullptr);
+}
+
+TEST(Preprocessor, APairWithoutAPromptOrAReplyIsRefused) {
+  const auto error = [](const char* row) {
+    return row_error("PreferenceProcessor", parsed(row).as_object());
+  };
+  const std::string no_prompt =
+      "data: fields 'chosen' and 'rejected' have no prompt in common; they are two replies to the "
+      "field 'prompt', or chats with the same first messages";
+  EXPECT_EQ(error(R"({"chosen": "a", "rejected": "b"})"), no_prompt);
+  EXPECT_EQ(error(R"({"chosen": [{"role": "user", "content": "1"}],
+                      "rejected": [{"role": "user", "content": "2"}]})"),
+            no_prompt);
+  const char* same = R"({"chosen": [{"role": "user", "content": "1"},
+      {"role": "assistant", "content": "2"}], "rejected": [{"role": "user", "content": "1"}]})";
+  EXPECT_EQ(error(same), "data: field 'rejected' has no reply of the assistant after the prompt");
+  EXPECT_EQ(error(R"({"prompt": "q", "chosen": 5, "rejected": "b"})"),
+            "data: field 'chosen' is 5, expected a string; in a CSV file, quote its cells");
+}
+
 TEST(Preprocessor, NumbersOfACsvFileAreTextInTheColumnsThatItReads) {
   const Row row = parse_csv("prompt,answer_zh,answer_en\n1+3,4,5e0\n", "f").rows[0];
   const Row pair = run("EmojiDPOProcessor", row);
@@ -211,7 +314,7 @@ TEST(Preprocessor, ErrorsNameTheFieldTheArgumentAndTheKnownNames) {
       row_error("Nope", {}),
       "data: there is no preprocessor 'Nope'; there are AlpacaProcessor, CompetitionMathProcessor, "
       "CompetitionMathGRPOProcessor, CountdownProcessor, EmojiDPOProcessor, GSM8KProcessor, "
-      "PromptCompletionProcessor, SelfCognitionProcessor, ShareGPTProcessor");
+      "PreferenceProcessor, PromptCompletionProcessor, SelfCognitionProcessor, ShareGPTProcessor");
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 // A prompt and its completion in two columns, each a text or, as TRL has them, a list of messages.
+// Replies within the prompt are not trained, as TRL documents it.
 // Without arguments they are prompt and completion or response, query and response, or question and
-// answer: the first two that the row has. The columns system and history (a list of [prompt,
-// completion]) come before them.
+// answer or response: the first two that the row has. The columns system and history (a list of
+// [prompt, completion]) come before them.
 #include <array>
 #include <utility>
 
@@ -10,10 +11,11 @@
 namespace twinkle::data {
 namespace {
 
-constexpr std::array<std::pair<const char*, const char*>, 4> kPairs = {{{"prompt", "completion"},
+constexpr std::array<std::pair<const char*, const char*>, 5> kPairs = {{{"prompt", "completion"},
                                                                         {"prompt", "response"},
                                                                         {"query", "response"},
-                                                                        {"question", "answer"}}};
+                                                                        {"question", "answer"},
+                                                                        {"question", "response"}}};
 
 std::pair<std::string, std::string> fields_of(const Row& row, const JsonObject& arguments) {
   std::pair<std::string, std::string> found = kPairs[0];
@@ -48,6 +50,7 @@ PreprocessorKind prompt_completion() {
               const auto [prompt, completion] = fields_of(row, arguments);
               JsonArray messages;
               append(messages, "user", row, prompt);
+              leave_untrained(messages);
               append(messages, "assistant", row, completion);
               return {{"messages",
                        with_earlier_messages(row, std::move(messages), arguments.at("system"))}};

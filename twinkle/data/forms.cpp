@@ -1,0 +1,183 @@
+#include "twinkle/data/forms.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <utility>
+
+#include "twinkle/data/preprocessors/preprocessor.h"
+#include "twinkle/text/columns.h"
+#include "twinkle/text/messages.h"
+
+namespace twinkle::data {
+namespace {
+
+constexpr text::Form kTurns = {{"messages", "messages"}, "ShareGPTProcessor"};
+
+bool has(const Row& row, std::string_view column) {
+  const Json* value = row.if_contains(column);
+  return value && !value->is_null();
+}
+
+// Turns with 'from', or with roles such as human and gpt.
+bool are_turns(const Json& messages) {
+  if (!messages.is_array()) return false;
+  return std::ranges::any_of(messages.get_array(), [](const Json& message) {
+    const Json* role = find(message, "role");
+    if (role == nullptr) return find(message, "from") != nullptr;
+    if (!role->is_string()) return false;
+    const std::string_view name = role->get_string();
+    return text::usual_role(name) != name;
+  });
+}
+
+const Preprocessor& preprocessor_of(std::string_view name) {
+  static const auto kMade = [] {
+    std::map<std::string, Preprocessor, std::less<>> made;
+    for (const PreprocessorKind& kind : preprocessor_kinds())
+      made.emplace(kind.name, kind.make(kind.defaults));
+    return made;
+  }();
+  return kMade.find(name)->second;
+}
+
+// Lines about files, in the order of their first rows.
+template <class Count>
+class ByFile {
+ public:
+  explicit ByFile(const Dataset& rows) : rows_(rows) {}
+
+  Count& at(int64_t index) {
+    const Dataset::Source& source = rows_.source(index);
+    const auto [place, is_new] = places_.emplace(&source, counts_.size());
+    if (is_new) counts_.emplace_back(&source, Count());
+    return counts_[place->second].second;
+  }
+  const std::vector<std::pair<const Dataset::Source*, Count>>& counts() const { return counts_; }
+
+ private:
+  const Dataset& rows_;
+  std::map<const Dataset::Source*, size_t> places_;
+  std::vector<std::pair<const Dataset::Source*, Count>> counts_;
+};
+
+struct FormCounts {
+  int64_t rows = 0;
+  std::vector<std::pair<std::string, int64_t>> forms;  // readings, with their rows
+
+  void add(const std::string& form) {
+    for (auto& [name, count] : forms)
+      if (name == form) return void(++count);
+    forms.emplace_back(form, 1);
+  }
+};
+
+struct ReplyCounts {
+  int64_t replies = 0, empty = 0, calls = 0;
+
+  void add(const Json* messages) {
+    if (!messages || !messages->is_array()) return;
+    for (const Json& message : messages->get_array()) {
+      const Json* role = find(message, "role");
+      if (!role || *role != "assistant") continue;
+      ++replies;
+      const bool calls_tools = !text::says_nothing(find(message, "tool_calls"));
+      calls += calls_tools;
+      empty += !calls_tools && text::says_nothing(find(message, "content"));
+    }
+  }
+};
+
+}  // namespace
+
+std::vector<text::Form> forms_of(const Row& row) {
+  if (const Json* messages = row.if_contains("messages"); messages && !messages->is_null())
+    return are_turns(*messages) ? std::vector{kTurns} : std::vector<text::Form>();
+  for (const auto& field : row)
+    if (find(field.value(), "messages")) return {};  // a trajectory
+  return text::forms_of([&row](std::string_view column) { return has(row, column); });
+}
+
+Row read_form(const Row& row) {
+  const std::vector<text::Form> forms = forms_of(row);
+  if (forms.empty()) return {};
+  require(
+      forms.size() == 1, Code::kInvalid, "data: the row can be ", reading(forms.front()), ", or ",
+      reading(forms.back()),
+      "; name one, dataset.map(NAME) or twinkle train --preprocessor NAME, or leave the other's "
+      "columns out");
+  refuse_verdict(row);
+  return preprocessor_of(forms.front().preprocessor)(row);
+}
+
+bool is_read(std::string_view column) {
+  static constexpr std::array<std::string_view, 15> kColumns = {
+      "chosen",   "rejected", "conversations", "instruction", "input",
+      "output",   "prompt",   "completion",    "response",    "query",
+      "question", "answer",   "label",         "kto_tag",     "tools"};
+  return std::ranges::find(kColumns, column) != kColumns.end();
+}
+
+void refuse_verdict(const Row& row) {
+  for (const char* name : {"label", "kto_tag"}) {
+    const Json* verdict = row.if_contains(name);
+    if (!verdict) continue;
+    require(text::truth(*verdict) != false, Code::kInvalid, "data: field '", name, "' is ",
+            *verdict,
+            ", so the reply is one to avoid, and here every reply is learnt; such rows are for "
+            "KTOLoss, in Python and after a preprocessor that you name; leave the row out, or the "
+            "field if it is no verdict on the reply");
+  }
+}
+
+std::string reading(const text::Form& form) {
+  return form.listed() + ": read as " + std::string(form.preprocessor);
+}
+
+std::vector<std::string> readings(const Dataset& rows) {
+  ByFile<FormCounts> files(rows);
+  for (int64_t i = 0; i < rows.size(); ++i) {
+    FormCounts& file = files.at(i);
+    ++file.rows;
+    const std::vector<text::Form> forms = forms_of(rows.row(i));
+    if (forms.size() == 1) file.add(reading(forms.front()));
+  }
+  std::vector<std::string> out;
+  for (const auto& [source, file] : files.counts()) {
+    std::string line = source->name + ": " + source->note;
+    for (const auto& [form, count] : file.forms) {
+      if (line.size() > source->name.size() + 2) line += "; ";
+      if (count < file.rows)
+        line += std::to_string(count) + " of " + std::to_string(file.rows) + " rows: ";
+      line += form;
+    }
+    if (line.size() > source->name.size() + 2) out.push_back(line);
+  }
+  return out;
+}
+
+std::vector<std::string> remarks(const Dataset& rows, const text::Template& tmpl) {
+  ByFile<ReplyCounts> files(rows);
+  for (int64_t i = 0; i < rows.size(); ++i) {
+    const Row& row = rows.row(i);
+    ReplyCounts& file = files.at(i);
+    file.add(row.if_contains("messages"));
+    if (has(row, "messages")) continue;
+    for (const auto& field : row) file.add(find(field.value(), "messages"));
+  }
+  std::vector<std::string> out;
+  const auto say = [&](const std::string& name, int64_t count, int64_t all, const char* what) {
+    if (count > 0)
+      out.push_back(name + ": " + std::to_string(count) + " of " + std::to_string(all) +
+                    " replies " + (count == 1 ? "is " : "are ") + what);
+  };
+  for (const auto& [source, file] : files.counts()) {
+    say(source->name, file.empty, file.replies, "empty");
+    if (!tmpl.writes_calls())
+      say(source->name, file.calls, file.replies,
+          "of tool calls: the chat template knows none, so they are learnt as JSON");
+  }
+  return out;
+}
+
+}  // namespace twinkle::data
