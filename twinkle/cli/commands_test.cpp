@@ -421,11 +421,6 @@ TEST_F(Commands, ARowThatTeachesNothingIsRefusedByItsLineAndRemedy) {
     EXPECT_TRUE(error.starts_with(place)) << error;
     return error.substr(std::min(place.size(), error.size()));
   };
-  EXPECT_EQ(refusal(R"({"messages": [{"role": "human", "content": "a"}, )"
-                    R"({"role": "gpt", "content": "b"}]})"),
-            "field 'messages[0].role' is 'human', which this chat template does not read as "
-            "'user'; ShareGPTProcessor renames it, dataset.map('ShareGPTProcessor') or twinkle "
-            "train --preprocessor ShareGPTProcessor");
   EXPECT_EQ(refusal(R"({"messages": [{"role": "judge", "content": "a"}]})"),
             "the row has no label to learn from: its messages have the roles judge, and only the "
             "assistant's replies are trained; add the reply (docs/training.md, Rows)");
@@ -434,19 +429,20 @@ TEST_F(Commands, ARowThatTeachesNothingIsRefusedByItsLineAndRemedy) {
             "the row has no label to learn from: its messages have the roles system, user, and "
             "only the assistant's replies are trained; add the reply (docs/training.md, Rows)");
   EXPECT_EQ(refusal(R"({"positive": {"messages": [{"role": "user", "content": "a"}]}})"),
-            "the row holds several chats and no messages; for preferences see "
+            "the row holds several chats and no messages; pairs are for --loss dpo, see "
             "docs/preferences.md");
+  EXPECT_EQ(refusal(R"({"prompt": "a", "chosen": "b", "rejected": "c"})"),
+            refusal(R"({"positive": {"messages": [{"role": "user", "content": "a"}]}})"));
   const std::string chat = R"({"messages": [{"role": "user", "content": "a"}, )"
                            R"({"role": "assistant", "content": "b"}], )";
   EXPECT_EQ(refusal(chat + R"("rejected_response": "c"})"),
-            "field 'rejected_response' is the worse one of a pair, and twinkle train learns no "
-            "preferences; see docs/preferences.md, or leave the field out");
+            "field 'rejected_response' is the worse one of a pair, which --loss dpo learns from; "
+            "see docs/preferences.md, or leave the field out");
   for (const std::string no : {"false", "0", "\"FALSE\""})
     for (const std::string name : {"label", "kto_tag"})
-      EXPECT_EQ(refusal(chat + '"' + name + "\": " + no + '}'),
-                "field '" + name + "' is " + no +
-                    ", so the reply is one to avoid, and twinkle train learns every reply; leave "
-                    "the row out, or the field if it is no verdict on the reply");
+      EXPECT_TRUE(refusal(chat + '"' + name + "\": " + no + '}')
+                      .starts_with("field '" + name + "' is " + no +
+                                   ", so the reply is one to avoid, and "));
   const std::string longer = R"({"messages": [{"role": "user", "content": "aaaaaaaaaaaaaaaaaa"}, )"
                              R"({"role": "assistant", "content": "b"}]})";
   const std::string error = refusal(longer, "--max-length", "30");
@@ -476,12 +472,37 @@ TEST_F(Commands, ATurnOfAnyRoleThatTheModelsTemplateRendersIsTrainedWithTheRepli
   }
 }
 
-TEST_F(Commands, TurnsNamedAsShareGptDoesAreTrainedOnAfterItsProcessor) {
-  write_text(scratch_ / "gpt.jsonl", R"({"messages": [{"role": "human", "content": "a"}, )"
-                                     R"({"role": "gpt", "content": "b"}]})");
-  EXPECT_TRUE(run({"train", model(), path("gpt.jsonl"), "--output", path("out"), "--preprocessor",
-                   "ShareGPTProcessor"})
-                  .starts_with("saved "));
+// What standard error has of training on a file.
+std::string told_of(const std::vector<std::string>& train) {
+  testing::internal::CaptureStderr();
+  testing::internal::CaptureStdout();
+  parse(train);
+  testing::internal::GetCapturedStdout();
+  return testing::internal::GetCapturedStderr();
+}
+
+TEST_F(Commands, RowsOfAKnownFormAreTrainedAndSaidAsWhatTheyAreRead) {
+  write_text(scratch_ / "turns.jsonl", R"({"messages": [{"role": "human", "content": "a"}, )"
+                                       R"({"role": "gpt", "content": "b"}]})");
+  write_text(scratch_ / "semi.csv", "\xEF\xBB\xBF\"Question\";Answer\r\na;4\r\n\"b;c\";\r\n");
+  const auto train = [this](const char* file, const char* columns) {
+    return std::vector<std::string>{"train", model(),    path(file),  "--columns",
+                                    columns, "--output", path("out"), "--overwrite"};
+  };
+  EXPECT_TRUE(told_of(train("turns.jsonl", ""))
+                  .starts_with(path("turns.jsonl") + ": messages: read as ShareGPTProcessor\n"));
+  const std::string told = told_of(train("semi.csv", "Question=prompt,Answer=completion"));
+  EXPECT_TRUE(told.starts_with(
+      path("semi.csv") +
+      ": separated by ';'; prompt, completion: read as PromptCompletionProcessor\n" +
+      path("semi.csv") + ": 1 of 2 replies is empty\n"))
+      << told;
+  EXPECT_EQ(error_of([&] { run(train("semi.csv", "question=prompt")); }),
+            "data: " + path("semi.csv") +
+                " has no column 'question' to be named 'prompt'; there are Question, Answer");
+  EXPECT_EQ(wrong({"train", model(), path("semi.csv"), "--columns", "Question"}),
+            "data: columns is 'Question', it must be COLUMN=NAME,COLUMN=NAME, such as "
+            "question=prompt,answer=completion");
 }
 
 TEST_F(Commands, FullTrainingWritesAModelThatSampleTakes) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <boost/algorithm/string/predicate.hpp>
 #include <cctype>
 #include <csignal>
 #include <cstdlib>
@@ -30,21 +31,17 @@ void refuse_adapter(const std::string& path) {
           path);
 }
 
-// `cause` is the hub tool's, which most often begins with the id, too.
-[[noreturn]] void refuse(const std::string& id, std::string_view cause) {
+// `cause` is the hub tool's, which most often begins with the id, too. `what` is "model" or "data".
+[[noreturn]] void refuse(std::string_view what, const std::string& id, std::string_view cause) {
   const std::string name = "'" + id + "'";
   const bool named = cause.starts_with(name + " ");
-  fail(Code::kNotFound, "cli: model ", name, named ? "" : ": ",
+  fail(Code::kNotFound, "cli: ", what, " ", name, named ? "" : ": ",
        named ? cause.substr(name.size()) : cause);
 }
 
-}  // namespace
-
-std::string model_path(const std::string& id, Download download) {
-  if (is_there(id)) {
-    refuse_adapter(id);
-    return id;
-  }
+// The path that `python -m MODULE get ID OPTION` prints. Error kNotFound with what it said.
+std::string ask(std::string_view what, const char* module, const std::string& id,
+                const char* option = nullptr) {
   const char* python = std::getenv("TWINKLE_PYTHON");
   std::array<int, 2> ends{};
   require(::pipe(ends.data()) == 0, Code::kInternal, "cli: cannot create a pipe for the hub tool");
@@ -60,8 +57,8 @@ std::string model_path(const std::string& id, Download download) {
     const char* program = python ? python : "python3";
     // Its own name comes first, because an environment's Python finds its packages by it. -P: no
     // file of the folder that the command runs in is imported.
-    ::execlp(program, program, "-P", "-m", "twinkle.hub", "get", "--errors-on-stdout", id.c_str(),
-             download == Download::kAll ? nullptr : "--no-weights", nullptr);
+    ::execlp(program, program, "-P", "-m", module, "get", "--errors-on-stdout", id.c_str(), option,
+             nullptr);
     ::_exit(127);
   }
   ::close(ends[1]);
@@ -74,11 +71,36 @@ std::string model_path(const std::string& id, Download download) {
   ::waitpid(child, &status, 0);
   while (!out.empty() && out.back() == '\n') out.pop_back();
   const int ended = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  if (ended == 1 && !out.empty()) refuse(id, text::without_folder(out));
-  require(ended == 0 && !out.empty(), Code::kNotFound, "cli: model '", id,
-          "' is not a path here, and the hub tool, ", python ? python : "python3",
-          " -m twinkle.hub, failed");
+  if (ended == 1 && !out.empty()) refuse(what, id, text::without_folder(out));
+  require(ended == 0 && !out.empty(), Code::kNotFound, "cli: ", what, " '", id,
+          "' is not a path here, and the hub tool, ", python ? python : "python3", " -m ", module,
+          ", failed");
   return out.substr(out.rfind('\n') + 1);
+}
+
+}  // namespace
+
+std::string model_path(const std::string& id, Download download) {
+  if (is_there(id)) {
+    refuse_adapter(id);
+    return id;
+  }
+  return ask("model", "twinkle.hub", id, download == Download::kAll ? nullptr : "--no-weights");
+}
+
+std::string data_path(const std::string& id) {
+  const std::string extension = fs::path(id).extension().string();
+  const auto is = [&extension](const char* known) {
+    return boost::algorithm::iequals(extension, known);
+  };
+  const bool is_read =
+      std::ranges::any_of(std::array{".jsonl", ".json", ".csv", ".tsv", ".txt"}, is);
+  const char* aliases = std::getenv("TWINKLE_DATASET_ID_ALIASES");
+  const bool is_alias = aliases && std::string_view(aliases).find(id) != std::string_view::npos;
+  std::error_code error;
+  const bool is_folder = fs::is_directory(id, error);
+  if (is_read && !is_folder && (is_there(id) || !is_alias)) return id;
+  return ask("data", "twinkle.dataset.fetch", id);
 }
 
 void check_adapter(const std::string& folder, const std::string& field) {

@@ -1,5 +1,5 @@
-// Where the weights of a model id are: a directory or file as it stands, else what the hub tool
-// prints.
+// Where the weights of a model id and the rows of a data set's are: a directory or file as it
+// stands, else what the hub tools print.
 #pragma once
 #include <string>
 
@@ -15,6 +15,10 @@ std::string model_path(const std::string& id, Download download = Download::kAll
 // For before the model is read, which may take long. Error kNotFound: `field`, as --adapter,
 // names no directory of an adapter.
 void check_adapter(const std::string& folder, const std::string& field = "--adapter");
+// The file of a data set's rows that the C++ readers take: a file of theirs as it is; for ids of
+// hubs, aliases of TWINKLE_DATASET_ID_ALIASES, folders and tables what `python -m
+// twinkle.dataset.fetch get ID` prints. Error kNotFound with what it said.
+std::string data_path(const std::string& id);
 
 // The name of the model in an adapter's files, as twinkle.hub.name_of: a path as it is, an id
 // without hf:// or ms://, the built-in model's own.

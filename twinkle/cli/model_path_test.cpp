@@ -31,6 +31,27 @@ TEST(ModelPath, WhatTheHubToolSaysIsTheErrorAndSaidOnce) {
   ::unsetenv("TWINKLE_PYTHON");
 }
 
+TEST(DataPath, FilesOfRowsAreTheirOwnAnswerAndTheHubToolFindsTheRest) {
+  const ScratchDir dir;
+  const std::string tool = (dir / "python").string(), rows = (dir / "a.JSONL").string();
+  write_text(tool, "#!/bin/sh\ntest \"$3\" = twinkle.dataset.fetch && echo \"/cache/$6\"\n");
+  std::filesystem::permissions(tool, std::filesystem::perms::owner_all);
+  write_text(rows, "");
+  ::setenv("TWINKLE_PYTHON", tool.c_str(), 1);
+  EXPECT_EQ(data_path(rows), rows);
+  EXPECT_EQ(data_path("none.csv"), "none.csv") << "its reader says that it is not there";
+  EXPECT_EQ(data_path("hf://a/b"), "/cache/hf://a/b");
+  EXPECT_EQ(data_path(dir.path().string()), "/cache/" + dir.path().string());
+  ::setenv("TWINKLE_DATASET_ID_ALIASES", "none.csv=/elsewhere", 1);
+  EXPECT_EQ(data_path("none.csv"), "/cache/none.csv");
+  ::unsetenv("TWINKLE_DATASET_ID_ALIASES");
+  ::setenv("TWINKLE_PYTHON", "/bin/false", 1);
+  EXPECT_EQ(error_of([] { data_path("hf://a/b"); }),
+            "cli: data 'hf://a/b' is not a path here, and the hub tool, /bin/false -m "
+            "twinkle.dataset.fetch, failed");
+  ::unsetenv("TWINKLE_PYTHON");
+}
+
 TEST(ModelPath, APathThatTheSystemRefusesIsLeftToTheReaderWhoseErrorNamesIt) {
   const ScratchDir dir;
   const std::string loop = (dir / "loop").string();

@@ -6,17 +6,18 @@
 #include "twinkle/cli/options/flags.h"
 #include "twinkle/cli/train/rows.h"
 #include "twinkle/cli/train/training.h"
+#include "twinkle/data/rows/renames.h"
 #include "twinkle/optim/optimizer.h"
 
 namespace twinkle::cli {
 namespace {
 
 constexpr const char* kForms =
-    "DATA has one row per line (.jsonl), or is a list (.json) or a table (.csv) of rows:\n"
+    "DATA has one row per line (.jsonl), or is a list (.json) or a table (.csv, .tsv) of rows:\n"
     "  {\"messages\": [{\"role\": \"user\", \"content\": \"...\"}, {\"role\": \"assistant\", "
     "...}]}\n"
-    "  {\"instruction\": \"...\", \"input\": \"\", \"output\": \"...\"}   --preprocessor "
-    "AlpacaProcessor\n"
+    "  {\"prompt\": \"...\", \"completion\": \"...\"}, and the other forms of docs/training.md\n"
+    "Columns of other names: --columns Question=prompt,Answer=completion.\n"
     "Only the assistant's replies count towards the loss. Ctrl-C finishes the step, saves, and "
     "prints how to resume.";
 
@@ -75,7 +76,7 @@ void train(CLI::App& app, Action& action) {
       ->add_option("model", o->model,
                    "smollm2, directory, .gguf file with a tokenizer beside it, or hub id")
       ->required();
-  command->add_option("data", o->data, ".json, .jsonl or .csv")->required();
+  command->add_option("data", o->data, ".json, .jsonl, .csv or .tsv, or hub id")->required();
   add_options(*command, o->files);
   add_options(*command, o->recipe);
   add_options(*command, o->engine,
@@ -88,6 +89,7 @@ void train(CLI::App& app, Action& action) {
     if (command->count("--output") == 0)
       o->files.output = o->recipe.full ? "outputs/model" : "outputs/adapter";
     if (command->count("--preprocessor") > 0) check_preprocessor(o->files.preprocessor);
+    data::renames_of(o->files.columns);
     optim::make("AdamW", JsonObject{{"lr", o->recipe.lr}});  // throws what the first step would
     action = [o, command](const std::string& program) {
       o->command_to_resume = command_to_resume(program, *command);

@@ -1,13 +1,15 @@
 #include "twinkle/cli/train/rows.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <string>
 #include <vector>
 
 #include "twinkle/base/error.h"
+#include "twinkle/cli/model_path.h"
 #include "twinkle/data/encode.h"
+#include "twinkle/data/forms.h"
 #include "twinkle/data/preprocessors/preprocessor.h"
-#include "twinkle/text/columns.h"
 
 namespace twinkle::cli {
 namespace {
@@ -30,26 +32,18 @@ std::string listed(const std::vector<std::string>& roles) {
 
 // A pair of a chat and a worse one, or one of these two, teaches by its preference only.
 void refuse_preferences(const data::Row& row) {
-  const auto holds = [&row](std::string_view name) -> const Json* {
+  for (const char* name : {"rejected", "rejected_response", "rejected_messages"}) {
     const Json* value = row.if_contains(name);
-    return value && !value->is_null() ? value : nullptr;
-  };
-  for (const char* name : {"rejected", "rejected_response", "rejected_messages"})
-    require(!holds(name), Code::kInvalid, "cli: field '", name,
-            "' is the worse one of a pair, and twinkle train learns no preferences; see "
-            "docs/preferences.md, or leave the field out");
-  for (const char* name : {"label", "kto_tag"}) {
-    const Json* label = holds(name);
-    require(!label || text::truth(*label) != false, Code::kInvalid, "cli: field '", name, "' is ",
-            *label,
-            ", so the reply is one to avoid, and twinkle train learns every reply; leave the row "
-            "out, or the field if it is no verdict on the reply");
+    require(!value || value->is_null(), Code::kInvalid, "cli: field '", name,
+            "' is the worse one of a pair, which --loss dpo learns from; see docs/preferences.md, "
+            "or leave the field out");
   }
+  data::refuse_verdict(row);
 }
 
 void check_encoded(const data::Row& row, int64_t max_length) {
   require(row.contains("input_ids"), Code::kInvalid,
-          "cli: the row holds several chats and no messages; for preferences see "
+          "cli: the row holds several chats and no messages; pairs are for --loss dpo, see "
           "docs/preferences.md");
   const auto labels = data::integers(row, "labels");
   require(std::ssize(labels) <= max_length, Code::kInvalid, "cli: the row has ", labels.size(),
@@ -60,19 +54,33 @@ void check_encoded(const data::Row& row, int64_t max_length) {
        ", and only the assistant's replies are trained; add the reply (docs/training.md, Rows)");
 }
 
+void say(const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) std::fprintf(stderr, "%s\n", line.c_str());
+}
+
 }  // namespace
 
-data::Dataset trainable_rows(const std::string& file, const std::string& preprocessor,
-                             const text::Template& tmpl, int64_t max_length) {
-  data::Dataset rows = data::Dataset::read(file);
+data::Dataset read_rows(const std::string& file, const std::string& preprocessor,
+                        const std::string& columns) {
+  data::Dataset rows = data::Dataset::read(data_path(file), data::renames_of(columns));
   if (!preprocessor.empty()) rows = rows.map(data::make_preprocessor(preprocessor));
+  say(data::readings(rows));
+  return rows;
+}
+
+data::Dataset trainable_rows(const std::string& file, const std::string& preprocessor,
+                             const text::Template& tmpl, int64_t max_length,
+                             const std::string& columns) {
   const data::Encoder encode = data::encoder(tmpl);
-  return rows.encode([&encode, max_length](const data::Row& row) {
+  const auto work = [&encode, max_length](const data::Row& row) {
     if (row.contains("messages")) refuse_preferences(row);
     data::Rows made = encode(row);
     for (const data::Row& one : made) check_encoded(one, max_length);
     return made;
-  });
+  };
+  data::Dataset rows = read_rows(file, preprocessor, columns).encode(work);
+  say(data::remarks(rows, tmpl));
+  return rows;
 }
 
 std::string preprocessors_for_tuning() {

@@ -8,11 +8,18 @@
 
 namespace twinkle::cli {
 
-// The encoded rows of `file`, after the preprocessor unless that is empty. `tmpl` has no limit of
-// its own. Error kInvalid, with file and line: a row that cannot be encoded, of more than
+// The rows of `file`, or of a hub's id or an alias, with columns under new names
+// ("question=prompt"), after the preprocessor; both may be empty. Lines about how they are read go
+// to standard error. Error kNotFound; kInvalid, with file and line.
+data::Dataset read_rows(const std::string& file, const std::string& preprocessor,
+                        const std::string& columns);
+
+// The same, encoded; a line about what may be meant otherwise goes to standard error. `tmpl` has no
+// limit of its own. Error kInvalid, with file and line: a row that cannot be encoded, of more than
 // max_length tokens, or without a label to learn from.
 data::Dataset trainable_rows(const std::string& file, const std::string& preprocessor,
-                             const text::Template& tmpl, int64_t max_length);
+                             const text::Template& tmpl, int64_t max_length,
+                             const std::string& columns = {});
 
 // The built-in preprocessors whose rows can be trained on, separated by commas.
 std::string preprocessors_for_tuning();

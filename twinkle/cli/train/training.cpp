@@ -63,7 +63,8 @@ optim::Schedule schedule_of(const TrainingOptions& o, int64_t steps) {
 
 data::Dataset encoded(const TrainingOptions& o, const std::string& file,
                       const text::Template& tmpl) {
-  data::Dataset rows = trainable_rows(file, o.files.preprocessor, tmpl, o.recipe.max_length);
+  data::Dataset rows =
+      trainable_rows(file, o.files.preprocessor, tmpl, o.recipe.max_length, o.files.columns);
   require(rows.size() > 0, Code::kInvalid, "cli: ", file, " has no rows to ",
           file == o.data ? "train on" : "measure the loss of");
   return rows;
@@ -95,6 +96,7 @@ std::string fingerprint(const data::Dataset& rows) {
 JsonObject settings_of(const TrainingOptions& o, const data::Dataset& rows) {
   JsonObject settings{{"--full", o.recipe.full},
                       {"--preprocessor", o.files.preprocessor},
+                      {"--columns", o.files.columns},
                       {"--max-length", o.recipe.max_length},
                       {"--batch-size", o.recipe.batch_size},
                       {"--epochs", o.recipe.epochs},
@@ -133,7 +135,8 @@ void check_output(const TrainingOptions& o, const std::string& model) {
 
 bool is_data_file(const fs::path& path) {
   const fs::path extension = path.extension();
-  return extension == ".jsonl" || extension == ".json" || extension == ".csv";
+  return extension == ".jsonl" || extension == ".json" || extension == ".csv" ||
+         extension == ".tsv";
 }
 
 // The time when the run began, in seconds since 1970: templates that print the date print the same

@@ -16,7 +16,8 @@ struct TrainingFiles {
   bool overwrite = false;    // an earlier run's output may be replaced
   bool resume = false;       // continue from the checkpoint in `output`
   std::string validation;    // a file of rows whose loss is measured; empty: none
-  std::string preprocessor;  // for data and validation; empty: none
+  std::string preprocessor;  // for data and validation; empty: by their columns
+  std::string columns;       // new names of columns, "question=prompt,answer=completion"
 
   static constexpr auto fields() {
     using F = TrainingFiles;
@@ -28,7 +29,9 @@ struct TrainingFiles {
         option("validation", &F::validation, any(), "rows whose loss is reported at the end"),
         option("preprocessor", &F::preprocessor, any(),
                "makes messages of rows that have none; twinkle train --help names those there are "
-               "[rows hold messages]")};
+               "[by the rows' columns]"),
+        option("columns", &F::columns, any(),
+               "new names of columns: question=prompt,answer=completion")};
   }
 };
 

@@ -1,0 +1,24 @@
+"""Data sets for the C++ program: `python -m twinkle.dataset.fetch get ID` prints a file of rows."""
+
+import sys
+from urllib.parse import quote
+
+from twinkle import hub
+from twinkle.dataset import columnar, source
+from twinkle.dataset.meta import DatasetMeta
+
+
+def get(dataset_id, **_):
+    """The path of a file that the C++ readers take: what the id names, or its rows as JSON lines,
+    written anew under ~/.cache/twinkle/data. Errors: as of source.load and local_path."""
+    path = source.local_path(dataset_id)
+    if path is not None and path.is_file() and columnar.extension(path) in source.CORE_EXTENSIONS:
+        return path
+    file = hub.cache_directory().parent / "data" / f"{quote(dataset_id, safe='')}.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    source.load(DatasetMeta(dataset_id)).save(file)
+    return file
+
+
+if __name__ == "__main__":
+    sys.exit(hub.main(find=get))
