@@ -9,6 +9,7 @@ import system_twinkle
 from twinkle import DeviceMesh
 from twinkle.core import core
 from twinkle.engine.group import engine_group
+from twinkle.engine.ranks import ranks_of
 from twinkle.errors import InternalError
 
 
@@ -22,7 +23,7 @@ class System(system_twinkle.System):
         self.load(**of_load)
 
     def make_engine(self, model, **options):
-        with engine_group(self.mesh) as group:
+        with engine_group(self.mesh, ranks_of(self.mesh).watch) as group:
             return core().Engine(model, group=group, **options)
 
     def train(self, ids, labels, lr, repeats=1):

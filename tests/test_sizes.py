@@ -15,8 +15,6 @@ WIDE = {
     "python/twinkle/data_format/sampling.py: _number",
     "python/twinkle/dataloader/dataloader.py: __init__",
     "python/twinkle/device_mesh.py: from_sizes",
-    "python/twinkle/engine/tenant.py: forward",  # an operation's fields
-    "python/twinkle/engine/tenant.py: forward_backward",
     "python/twinkle/infra.py: initialize",
     "python/twinkle/loss/contrastive.py: __init__",
     "python/twinkle/loss/policy.py: __call__",
@@ -24,6 +22,7 @@ WIDE = {
     "python/twinkle/model/checkpoint.py: save",
     "python/twinkle/model/multi_lora.py: __init__",
     "python/twinkle/model/transformers_model.py: __init__",
+    "python/twinkle/model/transformers_model.py: forward_backward",
     "python/twinkle/sampler/torch_sampler.py: sample",  # and the fields of SamplingParams by name
     "python/twinkle/template/template.py: __init__",
     "tests/cuda_emulation/flash_emulated.cpp: forward",  # as ATen has them

@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -164,6 +165,40 @@ void bind_operations(py::class_<Engine, EnginePointer>& engine, const std::varia
   (bind(static_cast<const Kind*>(nullptr)), ...);
 }
 
+// An operation that is made before it is submitted, once.
+struct Made {
+  engine::Operation value;
+  bool submitted = false;
+};
+
+template <class... Kind, class F>
+void for_kind(const std::string& name, const std::variant<Kind...>*, F&& f) {
+  const bool known = ((Kind::kName == name && (f(static_cast<const Kind*>(nullptr)), true)) || ...);
+  require(known, Code::kInvalid, "engine: there is no operation '", name, "'");
+}
+
+Made made(const std::string& name, const py::kwargs& given) {
+  Made out;
+  for_kind(name, static_cast<const engine::Operation*>(nullptr),
+           [&]<class T>(const T*) { out.value = from_python<T>(given, "engine"); });
+  return out;
+}
+
+Future submit_made(const EnginePointer& engine, Made& made) {
+  require(!std::exchange(made.submitted, true), Code::kInvalid,
+          "engine: the operation has been submitted");
+  return submit(engine, std::move(made.value));
+}
+
+std::vector<std::string> operation_fields(const std::string& name) {
+  std::vector<std::string> out;
+  for_kind(name, static_cast<const engine::Operation*>(nullptr), [&]<class T>(const T*) {
+    const T defaults;
+    for_each_field(defaults, [&](const auto& field, const auto&) { out.emplace_back(field.name); });
+  });
+  return out;
+}
+
 }  // namespace
 }  // namespace twinkle::python
 
@@ -190,6 +225,9 @@ void bind_engine(py::module_& m) {
         "Raises where a batch's labels are their own tokens; sequences: as forward takes them.");
   m.def("arithmetic", &here::arithmetic, "mixed_precision"_a, "device"_a, "deterministic"_a,
         "JSON of what the bits of an engine's results depend on in this process.");
+  m.def("operation_fields", &here::operation_fields, "name"_a, "Names of an operation's fields.");
+  py::class_<here::Made>(m, "Operation", "An operation that was made, and may be submitted once.")
+      .def(py::init(&here::made), "name"_a, "Its fields by name.");
   py::class_<Engine, here::EnginePointer> engine(m, "Engine",
                                                  "Runs operations of many tenants on one model; "
                                                  "engine.h and protocol/operation.h state each.");
@@ -203,6 +241,7 @@ void bind_engine(py::module_& m) {
            "twinkle.engine.group.engine_group() gives.")
       .def("model_info", &here::model_info, "What is known of the model, as a dict.")
       .def("stats", &here::stats, "What has been done and what waits, as a dict.")
+      .def("submit", &here::submit_made, "operation"_a, "A Future.")
       .def("reset_prefix_cache", &Engine::reset_prefix_cache,
            "Samples submitted from here on share no keys and values with earlier ones.");
   here::bind_operations(engine, static_cast<const twinkle::engine::Operation*>(nullptr));

@@ -149,6 +149,8 @@ void bind_io(py::module_& m) {
       .def("to_float32", &python::to_float32, py::arg("name"), "A copy in float32.");
   m.def("digest_of_files", &digest_of_files, py::arg("path"), Released(),
         "Of a model's folder or its one file, by what ranks are compared: io/folder/digest.h.");
+  m.def("digest_of_texts", &digest_of_texts, py::arg("path"), Released(),
+        "Of the files of a model's folder by which texts become ids: io/folder/digest.h.");
   m.def(
       "gguf_config",
       [](const std::filesystem::path& file) { return python::from_json(gguf_config(file)); },

@@ -1,5 +1,5 @@
 // The engine's losses and optimizers by name: checks of their options, losses' values and
-// gradients, and twinkle._core.Schedule.
+// gradients, and the names of schedules.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -54,10 +54,6 @@ py::tuple run_loss(const std::string& name, const std::string& options,
                         array_of(twinkle::loss::entropy_grad(loss, in, json)));
 }
 
-struct Schedule {
-  twinkle::optim::Schedule rate;
-};
-
 }  // namespace
 
 void bind_loss(py::module_& m) {
@@ -82,15 +78,7 @@ void bind_loss(py::module_& m) {
 }
 
 void bind_optim(py::module_& m) {
-  py::class_<Schedule>(m, "Schedule", "A learning rate as a function of the updates taken.")
-      .def(py::init([](const std::string& name, const std::string& options) {
-             return Schedule{twinkle::optim::make_schedule(name, json_options(options))};
-           }),
-           "name"_a, "options"_a = "")
-      .def(
-          "lr",
-          [](const Schedule& s, double base_lr, int64_t step) { return s.rate(base_lr, step); },
-          "base_lr"_a, "step"_a, "The rate of the update after `step` updates.");
+  m.def("schedule_names", &twinkle::optim::schedule_names, "Names of the engine's schedules.");
   m.def(
       "check_optimizer",
       [](const std::string& name, const std::string& options) {

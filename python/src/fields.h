@@ -25,7 +25,13 @@ void from_python(const py::handle& given, const std::string& what, T& value);
 namespace detail {
 
 inline std::string shown(const py::handle& value) {
-  return std::string(py::repr(value)).substr(0, 80);
+  return py::str(py::module_::import("twinkle.checks").attr("short")(value));
+}
+
+// True and False; NumPy's too.
+inline bool is_flag(const py::handle& value) {
+  const std::string name = py::str(py::type::of(value).attr("__name__"));
+  return py::isinstance<py::bool_>(value) || name == "bool_" || name == "bool";
 }
 
 // The name of one of a list.
@@ -84,8 +90,13 @@ void read(const py::handle& given, const std::string& what, std::map<std::string
 template <class T>
 void from_python(const py::handle& given, const std::string& what, T& value) {
   if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, std::string>) {
-    const bool may = !std::is_same_v<T, std::string> || py::isinstance<py::str>(given);
-    require(may, Code::kInvalid, what, " is ", detail::shown(given), ", it must be a text");
+    const bool is_text = py::isinstance<py::str>(given), is_flag = detail::is_flag(given);
+    require(is_text || !std::is_same_v<T, std::string>, Code::kInvalid, what, " is ",
+            detail::shown(given), ", it must be a text");
+    require(is_flag || !std::is_same_v<T, bool>, Code::kInvalid, what, " is ", detail::shown(given),
+            ", it must be True or False");
+    require(!is_flag || !std::is_arithmetic_v<T> || std::is_same_v<T, bool>, Code::kInvalid, what,
+            " is ", detail::shown(given), ", it must be a number");
     py::detail::make_caster<T> caster;
     require(caster.load(given, true), Code::kInvalid, what, " is ", detail::shown(given),
             ", which is of a wrong type or too large");

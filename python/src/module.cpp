@@ -19,6 +19,8 @@ void bind_optim(py::module_& m);
 void bind_mesh(py::module_& m);
 void bind_engine(py::module_& m);
 void bind_sync(py::module_& m);
+void bind_batch(py::module_& m);
+void bind_loop(py::module_& m);
 
 namespace {
 
@@ -75,4 +77,6 @@ PYBIND11_MODULE(_core, m) {
   bind_mesh(m);
   bind_engine(m);
   bind_sync(m);
+  bind_batch(m);
+  bind_loop(m);
 }

@@ -11,7 +11,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from twinkle import _core as real
 from twinkle.errors import ConflictError, InvalidError
+
+# What knows no weights is the compiled one's.
+Batch, Loop = real.Batch, real.Loop
+loop_state_in, schedule_names = real.loop_state_in, real.schedule_names
 
 VOCAB = 11
 
@@ -59,29 +64,6 @@ class Stream:
     def take(self):
         out, self.left = self.left[:2], self.left[2:]
         return out
-
-
-class Schedule:
-    """Halves the rate with every step; knows one name."""
-
-    def __init__(self, name, options=""):
-        known = ("CosineWarmupScheduler", "LinearLR")
-        if name not in known:  # in the words of schedule.cpp, which make_schedule reads
-            raise InvalidError(f"optim: unknown lr schedule '{name}', known are {', '.join(known)}")
-        self.options = json.loads(options or "{}")
-
-    def lr(self, base_lr, step):
-        return base_lr * 0.5**step
-
-
-def check_optimizer(name, options=""):
-    if name not in ("AdamW", "SGD"):
-        raise InvalidError(f"optim: unknown optimizer '{name}'")
-    values = json.loads(options or "{}")
-    unknown = set(values) - {"lr", "weight_decay", "betas", "eps", "momentum"}
-    if unknown:
-        raise InvalidError(f"optim: {name} has no option {unknown}")
-    return values.get("lr", 1e-5)
 
 
 def refuse_own_tokens(sequences):
@@ -169,7 +151,7 @@ class Engine:
         return {
             "family": "bigram", "directory": self.model, "config_json": '{"width": 3}',
             "vocab_size": VOCAB, "max_positions": 32, "num_layers": 0,
-            "num_routed_layers": 0,
+            "num_routed_layers": 0, "num_experts_per_tok": 0,
             "num_parameters": VOCAB * VOCAB, "eos_ids": [0],
         }  # fmt: skip
 

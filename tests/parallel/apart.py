@@ -99,7 +99,8 @@ given = {"advantages": mine_of([0.5, -1.0, 2.0, 0.1])}
 refused("arguments of one", train, inputs=rows(5), **(given if rank == 0 else {}))
 losses.append(train(inputs=rows(5), **given)["loss"])
 
-model.set_loss(advantaged)  # equal on all ranks by chance; and tensors that pickle otherwise
+advantaged.row_arguments = ("advantages",)
+model.set_loss(advantaged)  # equal on all ranks by chance; and tensors of another length on each
 parts = [{"scale": torch.ones(2)}, {"scale": torch.ones(3)}, {"scale": torch.ones(1)}]
 losses.append(train(inputs=rows(5), advantages=mine_of([0.5] * 4), parts=parts)["loss"])
 
@@ -124,15 +125,14 @@ told["norm"] = model.clip_grad_and_step()
 
 model.set_loss(rewarded)
 refused("the same at first", train, inputs=rows(5), correct=[1.0, 0.0])
-both = {"correct": mine_of([1.0, 0.0, 0.0, 1.0]), "targets": [0.1, 0.9]}
-refused("a constant of a common name", train, inputs=rows(5), **both)
-refused("the same after a refusal", train, inputs=rows(5), correct=[1.0, 0.0])
+refused("longer than rows, and not named", train, inputs=rows(5), correct=[1.0, 0.0, 1.0])
+rewarded.row_arguments = ("correct",)
+model.set_loss(rewarded)
 for correct in ([1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]):  # the same for both of two ranks
     losses.append(train(inputs=rows(5), correct=mine_of(correct))["loss"])
 refused("more than rows", train, inputs=rows(5), correct=[1.0, 0.0, 1.0])
-del scaled.row_arguments
 model.set_loss(scaled)
-for count in (4, 6):  # at first it is longer than rows, so no list of these
+for count in (4, 6):  # of rows; it is no list of these
     losses.append(train(inputs=rows(5, count), coef=[0.5, 2.0, 1.0])["loss"])
 scaled.row_arguments = ("coef",)
 model.set_loss(scaled)

@@ -95,7 +95,7 @@ def test_training_on_packed_rows_is_training_on_their_samples_bit_for_bit(tiny_l
 
 
 def test_padding_does_not_count_as_a_sample(tiny_llama_dir):
-    from twinkle.model.batch import Batch
+    from twinkle.engine.batch import Batch
 
     left = {"input_ids": [0, 0, 5, 6], "attention_mask": [0, 0, 1, 1], "position_ids": [0, 0, 0, 1]}
     packed = {"input_ids": [5, 6, 7, 8, 9, 0], "labels": [6, -100, 8, 9, -100, -100],

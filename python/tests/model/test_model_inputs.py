@@ -6,8 +6,8 @@ import torch
 from features import A, B, C, Squares, reference
 
 from twinkle import InvalidError
+from twinkle.engine.batch import Batch
 from twinkle.metric import Metric
-from twinkle.model.batch import Batch
 from twinkle.processor import InputProcessor
 
 

@@ -65,7 +65,7 @@ def test_the_four_verbs_equal_clip_grad_and_step(fake_core, tmp_path):
     weights = []
     for together in (True, False):
         model = TransformersModel(model_id=str(tmp_path))
-        model.set_lr_scheduler("LinearLR")
+        model.set_lr_scheduler("ExponentialLR", gamma=0.5)
         for batch in ([A], [B], [C]):
             if together:
                 model.forward_backward(inputs=batch)

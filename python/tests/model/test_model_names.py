@@ -169,7 +169,7 @@ def test_the_model_inside_names_its_layers_as_transformers_does(engine_built, ti
     with pytest.raises(AttributeError, match=r"model.model has no 'lm_head', only config, mod"):
         inside.lm_head  # noqa: B018
     config.rope_theta = config.rms_norm_eps = 0.5
-    with pytest.raises(InvalidError, match="config has another rms_norm_eps, .*rope_theta"):
+    with pytest.raises(InvalidError, match=r"config has another rms_norm_eps, .*rope_theta"):
         TransformersModel(model_id=tiny_llama_dir, config=config)
 
 

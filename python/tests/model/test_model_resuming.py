@@ -98,8 +98,8 @@ def test_a_schedule_of_other_arguments_is_named_before_anything_changes(model, t
     _refused(
         model,
         path,
-        "scheduler_options is .*'num_training_steps': 1000}, but the checkpoint was saved with "
-        ".*'num_training_steps': 10}: call set_lr_scheduler as for .* or load weights alone",
+        'scheduler_options is .*"num_training_steps":1000}, but the checkpoint was saved with '
+        '.*"num_training_steps":10}: call set_lr_scheduler as for .* or load weights alone',
     )
     model.set_lr_scheduler("CosineWarmupScheduler", num_training_steps=10, num_warmup_steps=0)
     model.resume_from_checkpoint(path)

@@ -121,7 +121,7 @@ def test_the_engine_is_made_with_the_bytes_that_stay_gathered(tmp_path, monkeypa
         raise MadeError(kwargs.get("gathered_bytes"))
 
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("twinkle.engine.engine.Engine", engine)
+    monkeypatch.setattr("twinkle.model.transformers_model.Engine", engine)
     for fsdp_config, gathered in (({"gathered_bytes": 4096}, 4096), (None, None)):
         with pytest.raises(MadeError) as made:
             TransformersModel(str(tmp_path), device_mesh=SHARDED, fsdp_config=fsdp_config)

@@ -4,7 +4,7 @@ import pytest
 
 from twinkle import LoraConfig, TransformersModel, get_logger
 from twinkle.engine import Engine
-from twinkle.model.batch import Batch
+from twinkle.engine.batch import Batch
 
 pytestmark = pytest.mark.usefixtures("engine_built")
 LEARNT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}

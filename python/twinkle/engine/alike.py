@@ -1,21 +1,14 @@
 """What the ranks of an engine must have alike: of other sizes, they would end each other."""
 
-import hashlib
 import json
 from importlib.metadata import version
-from pathlib import Path
 
 from twinkle import checks
 from twinkle.core import core
 from twinkle.errors import require
 from twinkle.version import __version__
 
-# By these each rank decides where texts end, and which ids they have.
-_OF_TEXTS = (
-    "added_tokens.json", "chat_template.jinja", "generation_config.json", "merges.txt",
-    "special_tokens_map.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
-    "vocab.json", "vocab.txt",
-)  # fmt: skip
+_TEXTS = "a digest of the model's generation_config.json and tokenizer"
 _OWN = ("park_directory",)  # each rank may have its own
 
 
@@ -28,9 +21,7 @@ def facts(path, given, mesh):
         "device_mesh": axes,
         **alike,
         "a digest of the model's config.json, indexes and weights": core().digest_of_files(path),
-        "a digest of the model's generation_config.json and tokenizer": _digest_of_texts(
-            Path(path)
-        ),
+        _TEXTS: core().digest_of_texts(path),
         **_of_process(given),
     }
 
@@ -57,16 +48,3 @@ def require_alike(of_ranks):
                 f"engine: {name} is {checks.short(mine)} on rank 0 and {checks.short(its)} on rank "
                 f"{rank}: all ranks must make an engine with the same arguments, of the same files",
             )
-
-
-def _digest_of_texts(path):
-    """Of files in a model's folder; of its one file there are none."""
-    out = hashlib.sha256()
-    for name in _OF_TEXTS if path.is_dir() else ():
-        file = path / name
-        if not file.exists():
-            continue
-        with file.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256")
-        out.update(f"{name} {digest.hexdigest()}\n".encode())
-    return out.hexdigest()[:16]

@@ -15,22 +15,34 @@ def features_of(what, values):
     return [values] if isinstance(values, dict) else list(values)
 
 
-def as_json(name, values):
+def as_json(what, values):
     """JSON text of a dict, '' of an empty one. InvalidError: names a value that is not JSON; NaN
     and infinity are not."""
     for key, value in values.items():
-        if not _is_json(value):
+        if not is_json(value):
             must = "a finite number, a text, True or False, or a list of them"
-            checks.refuse(f"engine: {name}: {key}", value, must)
+            checks.refuse(f"{what}: {key}", value, must)
     return json.dumps(values) if values else ""
 
 
-def _is_json(value):
+def is_json(value):
+    """Whether JSON has it."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         return False
     return True
+
+
+def clip_arguments(folder, max_grad_norm, norm_type):
+    """Both by name, for the engine. folder: 'model' or 'engine', for errors. InvalidError:
+    max_grad_norm below 0, norm_type not above 0, no numbers."""
+    return {
+        "max_grad_norm": checks.number(
+            f"{folder}: max_grad_norm", max_grad_norm, least=0, infinite=True
+        ),
+        "norm_type": checks.number(f"{folder}: norm_type", norm_type, above=0, infinite=True),
+    }
 
 
 def params_of(params):

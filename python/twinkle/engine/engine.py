@@ -74,7 +74,7 @@ class Engine:
         require_alike(of_ranks)
         self.model_id = str(model_id)
         # The compiled engine: every operation as a method that takes its tenant's name.
-        with engine_group(device_mesh) as group:
+        with engine_group(device_mesh, self.ranks.watch) as group:
             self.operations = core().Engine(path, group=group, **given)
         if self.ranks.size > 1:
             _several[next(_numbers)] = self.operations

@@ -43,9 +43,10 @@ def _first_meeting_s(timeout):
 
 
 @contextmanager
-def engine_group(mesh):
+def engine_group(mesh, watch):
     """In its block: what the compiled engine takes as its `group`, for a mesh of several ranks;
-    None: one rank. The engine finds the groups by their names, and is their holder from then on.
+    None: one rank. watch: of the ranks, as ranks_of gives it. The engine finds the groups by their
+    names, and is their holder from then on.
 
     Waits until every rank of the mesh has called it, each as its how manieth. Makes groups of its
     own, with Gloo, beside those of torch.distributed. InvalidError: the process was not started by
@@ -55,9 +56,7 @@ def engine_group(mesh):
     if mesh is None or mesh.world_size == 1:
         yield None
         return
-    from twinkle.engine.ranks import ranks_of
-
-    watch, number = ranks_of(mesh).watch, next(_numbers)
+    number = next(_numbers)
     names = [f"{number}/{what}" for what in _ENGINE]
     with open_groups(mesh, names, watch) as names, _base_group(mesh, number, watch) as base:
         yield (*names, watch, base)

@@ -6,16 +6,17 @@ import numpy as np
 
 from twinkle import checks
 from twinkle.core import core
-from twinkle.engine.arguments import as_json, features_of, params_of, room_for
+from twinkle.engine.arguments import as_json, clip_arguments, features_of, params_of, room_for
+from twinkle.engine.batch import Batch, as_list
 from twinkle.engine.future import Future, Result
 from twinkle.engine.sampling import engine_params, response_of, routes_shape
 from twinkle.engine.stream import TokenStream
 from twinkle.errors import refuse_unknown, require
 from twinkle.infra import current_run
 from twinkle.loss.old_logps import Compared, warn_of_ratio
-from twinkle.model.arguments import clip_arguments
-from twinkle.model.batch import Batch, as_list
 from twinkle.seeding import stable_seed
+
+_OWN_FIELDS = {"tenant", "sequences", "loss", "loss_options"}  # which a tenant makes itself
 
 
 class Tenant:
@@ -38,24 +39,14 @@ class Tenant:
         self._num_samples = itertools.count()
         self._compared = Compared()
 
-    def forward(
-        self,
-        inputs,
-        *,
-        disable_lora=False,
-        temperature=1.0,
-        entropy=False,
-        train=False,
-        logits=False,
-        embedding=False,
-        routed_experts=False,
-        loss=None,
-        **extras,
-    ):
-        """Scores inputs; no state changes. disable_lora: with the base model. entropy: also returns
-        the entropy of each scored token's distribution, in nats. train: with the dropout of the
-        next forward_backward. loss: the name of one of the engine's losses, whose value is told;
-        extras: its inputs and options, as forward_backward's. Future of a Result:
+    def forward(self, inputs, *, loss=None, **options):
+        """Scores inputs; no state changes. loss: the name of one of the engine's losses, whose
+        value is returned. options: its inputs and options, as forward_backward's, and these:
+
+        disable_lora=True: with the base model. temperature=1.0, above 0, divides the logits.
+        entropy=True: also returns the entropy of each scored token's distribution, in nats.
+        train=True: with the dropout of the next forward_backward. logits=True, embedding=True,
+        routed_experts=True: also returns them. Future of a Result:
 
         loss: None, or as forward_backward's; logps: list of float32 arrays [L], log p(label) in
         nats, 0 where the label is -100; num_tokens: scored tokens, or as forward_backward's; and on
@@ -71,27 +62,17 @@ class Tenant:
         def make():
             batch = self._batch(inputs)
             checks.text("engine: loss", loss, none=True)
+            fields, extras = _parted("forward", options)
             if loss is None:
-                refuse_unknown("engine: forward without a loss", extras)
-            request = {
-                "tenant": self.name,
-                "loss": loss or "",
-                "loss_options": as_json("extras", _add_extras(batch, loss, extras)),
-                "sequences": batch.sequences,
-                "disable_lora": checks.flag("engine: disable_lora", disable_lora),
-                "temperature": checks.number("engine: temperature", temperature, above=0),
-                "entropy": checks.flag("engine: entropy", entropy),
-                "train": checks.flag("engine: train", train),
-                "logits": checks.flag("engine: logits", logits),
-                "embedding": checks.flag("engine: embedding", embedding),
-                "routed_experts": checks.flag("engine: routed_experts", routed_experts),
-            }
-            return (batch, request), None
+                refuse_unknown("engine: forward without a loss", extras, sorted(fields))
+            fields |= {"sequences": batch.sequences, "loss": loss or ""}
+            fields["loss_options"] = as_json("engine: extras", _add_extras(batch, loss, extras))
+            return (batch, self._made("forward", fields)), None
 
-        (batch, request), _ = self.engine.ranks.agree("its forward", make)
-        future = self._core.forward(**request)
+        (batch, operation), _ = self.engine.ranks.agree("its forward", make)
+        future = self._core.submit(operation)
 
-        shape = routes_shape(self.engine, routed_experts)
+        shape = routes_shape(self.engine, options.get("routed_experts"))
 
         def convert(result):
             out = _scores(batch, result if loss else {**result, "loss": None})
@@ -107,21 +88,12 @@ class Tenant:
         return Future(future, lambda result: result["logps"])
 
     def forward_backward(
-        self,
-        inputs,
-        loss="CrossEntropyLoss",
-        *,
-        temperature=1.0,
-        logits=False,
-        embedding_grad=None,
-        logits_grad=None,
-        router_aux_loss_coef=0.0,
-        **extras,
+        self, inputs, loss="CrossEntropyLoss", *, embedding_grad=None, logits_grad=None, **options
     ):
         """Adds the loss's gradient to the accumulated gradients. loss: the name of one of the
-        engine's losses.
+        engine's losses. options: temperature and logits as forward's, and
 
-        extras: further inputs of the loss. A list with one item per input has an array [L] for each
+        further inputs of the loss. A list with one item per input has an array [L] for each
         input, or a number for all its tokens (LinearLoss: grad, entropy_grad), or for itself
         (DPOLoss: ref_sums). Anything else is an option of the loss: reduction='mean',
         num_tokens=12. embedding_grad, with LinearLoss: d loss / d embedding, an array [width] for
@@ -142,27 +114,16 @@ class Tenant:
             if embedding_grad is None and logits_grad is None:
                 batch.warn_of_unlabelled()
             checks.text("engine: loss", loss)
-            options = _add_extras(batch, loss, extras)
-            request = {
-                "tenant": self.name,
-                "sequences": _with_grads(
-                    batch,
-                    {"embedding_grad": embedding_grad, "logits_grad": logits_grad},
-                    extras.keys() - options.keys(),
-                ),
-                "loss": loss,
-                "loss_options": as_json("extras", options),
-                "temperature": checks.number("engine: temperature", temperature, above=0),
-                "logits": checks.flag("engine: logits", logits),
-                "router_aux_loss_coef": checks.number(
-                    "engine: router_aux_loss_coef", router_aux_loss_coef, least=0
-                ),
-            }
-            return (batch, request), None
+            fields, extras = _parted("forward_backward", options)
+            rest = _add_extras(batch, loss, extras)
+            grads = {"embedding_grad": embedding_grad, "logits_grad": logits_grad}
+            sequences = batch.with_grads(grads, set(extras) - set(rest))
+            fields |= {"sequences": sequences, "loss": loss}
+            fields["loss_options"] = as_json("engine: extras", rest)
+            return (batch, sequences, self._made("forward_backward", fields)), None
 
-        (batch, request), _ = self.engine.ranks.agree("its forward_backward", make)
-        future = self._core.forward_backward(**request)
-        compared, sequences = self._compared, request["sequences"]
+        (batch, sequences, operation), _ = self.engine.ranks.agree("its forward_backward", make)
+        future, compared = self._core.submit(operation), self._compared
 
         def convert(result):
             warn_of_ratio(compared, sequences, result["logps"])
@@ -179,29 +140,27 @@ class Tenant:
         before clipping, num_tokens, step (how many have been taken). ConflictError: nothing is
         accumulated, or, with divide=False, clip_grad_norm has divided it.
         """
-        with self.engine.ranks.alike("its step"):
-            checks.text("engine: optimizer", optimizer)
-            options_json = as_json("options", options)
-            core().check_optimizer(optimizer, options_json)
+
+        def fields():
+            name = checks.text("engine: optimizer", optimizer)
+            text = as_json("engine: options", options)
+            core().check_optimizer(name, text)
             limits = clip_arguments("engine", max_grad_norm, norm_type)
-            divide = checks.flag("engine: divide", divide)
-        future = self._core.step(
-            tenant=self.name, optimizer=optimizer, options=options_json, divide=divide, **limits
-        )
-        return Future(future, Result)
+            return {"optimizer": name, "options": text, "divide": divide, **limits}
+
+        return self._submit("step", Result, fields)
 
     def clip_grad_norm(self, max_grad_norm=1.0, *, norm_type=2.0):
         """Divides the accumulated gradients by the token count and clips them (0 or inf: not at
         all); step takes them as they are. Until it or zero_grad, a forward_backward is refused
         with a ConflictError: its gradients are sums, not means. Future of a Result like step's.
         ConflictError: nothing is accumulated."""
-        with self.engine.ranks.alike("its clip_grad_norm"):
-            limits = clip_arguments("engine", max_grad_norm, norm_type)
-        return Future(self._core.clip_grad_norm(tenant=self.name, **limits), Result)
+        limits = lambda: clip_arguments("engine", max_grad_norm, norm_type)  # noqa: E731
+        return self._submit("clip_grad_norm", Result, limits)
 
     def zero_grad(self):
         """Forgets the accumulated gradients. Future of None."""
-        return Future(self._core.zero_grad(tenant=self.name), _same)
+        return self._submit("zero_grad")
 
     def sample(self, prompts, sampling_params=None, *, version=0):
         """Continues prompts: a list of InputFeatures, or of Trajectories, which are encoded with
@@ -276,25 +235,14 @@ class Tenant:
         their version, while training goes on. Future of the version, 1, 2, ... of this tenant.
         Costs nothing before the weights change, then a copy of them. InvalidError: a tenant without
         an adapter."""
-        return Future(self._core.publish(tenant=self.name), _same)
+        return self._submit("publish")
 
     def release(self, version):
         """Lets a published version go; samples that have begun with it keep it to their end. Future
         of None. NotFoundError: no such version is kept."""
-        with self.engine.ranks.alike("its release"):
-            version = checks.integer("engine: version", version, 1, 2**63 - 1)
-        return Future(self._core.release(tenant=self.name, version=version), _same)
+        return self._submit("release", fields=lambda: {"version": version})
 
-    def save(
-        self,
-        directory,
-        *,
-        optimizer=False,
-        extra=None,
-        max_shard_size=None,
-        version=0,
-        expert_format=None,
-    ):
+    def save(self, directory, *, extra=None, max_shard_size=None, **fields):
         """Writes the adapter (PEFT's files) or the model (Hugging Face's); with optimizer=True all
         that a run needs to go on bit for bit. The directory appears whole or not at all. extra: a
         text that load gives back. max_shard_size: of a model's files, bytes or a text such as
@@ -305,52 +253,55 @@ class Tenant:
         are not finite, a directory that holds other things or cannot be written, a max_shard_size
         for an adapter, a version or an expert_format with the optimizer; NotFoundError: no such
         version. An older checkpoint stays then."""
-        with self.engine.ranks.alike("its save"):
-            request = {
+        return self._submit(
+            "save",
+            fields=lambda: {
+                **fields,
                 "directory": checks.path("engine: directory", directory),
-                "optimizer": checks.flag("engine: optimizer", optimizer),
                 "extra_json": checks.text("engine: extra", extra, none=True, empty=True) or "",
                 "max_shard_bytes": checks.file_size("engine: max_shard_size", max_shard_size),
-                "version": checks.integer("engine: version", version, 0, 2**63 - 1),
-                "expert_format": checks.text("engine: expert_format", expert_format, none=True)
-                or "",
-            }
-        return Future(self._core.save(tenant=self.name, **request), _same)
+            },
+        )
 
-    def load(self, directory, *, optimizer=False, exact=False):
+    def load(self, directory, **fields):
         """Reads what save wrote. Accumulated gradients are forgotten, the optimizer begins anew;
         with optimizer=True both are read too. exact: to replay what followed the save, bit for bit.
         Future of save's extra. NotFoundError: a file is missing; InvalidError: it is of another
         model or shape, or, with exact, of an engine that computes by other means; nothing changes
         then."""
-        with self.engine.ranks.alike("its load"):
-            request = {
-                "directory": checks.path("engine: directory", directory),
-                "optimizer": checks.flag("engine: optimizer", optimizer),
-                "exact": checks.flag("engine: exact", exact),
-            }
-        return Future(self._core.load(tenant=self.name, **request), _same)
+        return self._submit(
+            "load",
+            fields=lambda: {**fields, "directory": checks.path("engine: directory", directory)},
+        )
 
     def inspect(self, tensors=False):
         """Future of a Result: checksums weights, gradients and optimizer, num_parameters, step,
         num_tokens (accumulated), and with tensors=True `tensors`, {name: float32 array}. Of the
         base model as it is: its weights. InvalidError: tensors is neither True nor False."""
-        with self.engine.ranks.alike("its inspect"):
-            tensors = checks.flag("engine: tensors", tensors)
-        return Future(self._core.inspect(tenant=self.name, tensors=tensors), Result)
+        return self._submit("inspect", Result, lambda: {"tensors": tensors})
 
     def delete(self):
         """Forgets the tenant, after its earlier operations. Future of None."""
-        return Future(self._core.delete(tenant=self.name), _same)
+        return self._submit("delete")
 
     # ---- arguments
+
+    def _made(self, name, fields):
+        return core().Operation(name, tenant=self.name, **fields)
+
+    def _submit(self, name, convert=lambda value: value, fields=dict):
+        """A Future of an operation, whose fields every rank checks before any submits it."""
+        with self.engine.ranks.alike(f"its {name}"):
+            operation = self._made(name, fields())
+        return Future(self._core.submit(operation), convert)
 
     def _batch(self, inputs):
         features = as_list(features_of("engine: inputs", inputs))
         if any("input_ids" not in feature for feature in features):
             features = self.engine.template().batch_encode(features)
         batch = Batch(features)
-        batch.check_routes(self.engine.model_info)
+        info = self.engine.model_info()
+        batch.check_routes(info["num_routed_layers"], info["num_experts_per_tok"])
         return batch
 
     def _request(self, features, params, version):
@@ -399,6 +350,13 @@ def _scores(batch, result):
     return out
 
 
+def _parted(operation, options):
+    """(those that are the operation's own fields, the others)."""
+    names = {*core().operation_fields(operation)} - _OWN_FIELDS
+    fields = {name: options[name] for name in names & options.keys()}
+    return fields, {name: value for name, value in options.items() if name not in fields}
+
+
 def _add_extras(batch, loss, extras):
     """Adds the lists to the batch; the rest, which are options of a loss."""
     options = {}
@@ -408,46 +366,3 @@ def _add_extras(batch, loss, extras):
         else:
             options[name] = value
     return options
-
-
-def _with_grads(batch, grads, extras):
-    """The batch's sequences with gradients by name, each a list with an array for each or None.
-    extras: the names of those that the sequences have."""
-    grads = {name: given for name, given in grads.items() if given is not None}
-    if not grads:
-        return batch.sequences
-    scored = "grad" in extras and "logits_grad" not in grads
-    require(
-        scored or not extras,
-        f"engine: {' and '.join(sorted(extras))} of labels cannot go with {' and '.join(grads)}"
-        + ("" if "logits_grad" in grads else " alone: give grad, too"),
-    )
-    sequences = batch.sequences if scored else batch.unscored()
-    for name, given in grads.items():
-        if not isinstance(given, (list, tuple, np.ndarray)):
-            checks.refuse(f"engine: {name}", given, "a list with an array for each input")
-        require(
-            len(given) == len(sequences),
-            f"engine: {name} has {len(given)} entries for {len(sequences)} inputs, they must be "
-            "equally many",
-        )
-        sequences = [
-            {**s, name: _rows(g, s, i) if name == "logits_grad" else g}
-            for i, (s, g) in enumerate(zip(sequences, given, strict=True))
-        ]
-    return sequences
-
-
-def _rows(grad, sequence, index):
-    """[tokens, vocabulary] as the engine takes it."""
-    shape, tokens = np.shape(grad), len(sequence["input_ids"])
-    require(
-        len(shape) == 2 and shape[0] == tokens,
-        f"engine: logits_grad of inputs[{index}] has shape {list(shape)}, it must be [{tokens}, "
-        "vocabulary]",
-    )
-    return np.asarray(grad).reshape(-1)
-
-
-def _same(value):
-    return value

@@ -10,7 +10,7 @@ from twinkle.errors import ConflictError, refuse_unknown, require
 from twinkle.infra import current_run
 from twinkle.logger import get_logger
 from twinkle.model.checkpoint import Checkpoints
-from twinkle.model.group import Group, Groups
+from twinkle.model.group import Group, Groups, check_accumulation
 from twinkle.remote.how import at_once
 from twinkle.seeding import stable_seed
 from twinkle.template.template import Template, resolve
@@ -109,7 +109,7 @@ class Adapters(Checkpoints):
             named = config.base_model_name_or_path or hub.name_of(self.model_id)
             config = dataclasses.replace(config, base_model_name_or_path=named)
         group = Group(adapter_name, self._default_template())
-        group.set_gradient_accumulation_steps(gradient_accumulation_steps)
+        group.set_gradient_accumulation_steps(check_accumulation(gradient_accumulation_steps))
         group.tenant, group.config = f"adapter/{adapter_name}", config
         group.created = {
             "lora_json": "" if directory else config.to_json(),
@@ -162,8 +162,8 @@ class Adapters(Checkpoints):
         before = group.tenant
 
         def fresh(tenant, stale):
-            state = {**group.with_state({}), "train": group.train.forgotten(), "grad_norm": None}
-            return {**state, "tenant": tenant, "stale": stale}
+            loop, train = group.loop.from_the_start(), group.train.forgotten()
+            return {"loop": loop, "train": train, "tenant": tenant, "stale": stale}
 
         if group.created:  # the new one is there before the old one goes
             self._drop_stale(group)

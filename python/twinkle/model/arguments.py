@@ -31,7 +31,6 @@ NAMES = (
     "model_cls", "model_id", "remote_group", "revision", "strategy", "tokenizer_id", "torch_dtype",
     *_FLAGS,
 )  # fmt: skip
-_MOST_LOGIT_BYTES = 1 << 30  # as the engine's
 _PRECISION_OF = {"bfloat16": "bf16", "float32": "no"}
 
 
@@ -82,17 +81,8 @@ def _changed(ours, given):
     return out
 
 
-def check_arguments(mixed_precision, dtype):
-    """Refuses what the model's constructor cannot take. InvalidError: a value that cannot be;
-    NotAvailableError: one that this version does not have."""
-    if mixed_precision in ("fp16", "fp8"):
-        raise NotAvailableError(
-            f"model: mixed_precision is {mixed_precision!r}, this version has 'bf16' and 'no'"
-        )
-    require(
-        mixed_precision in ("bf16", "no"),
-        f"model: mixed_precision is {mixed_precision!r}, it must be 'bf16' or 'no'",
-    )
+def check_dtype(mixed_precision, dtype):
+    """InvalidError: a torch_dtype that is not that of mixed_precision."""
     dtype = str(dtype).removeprefix("torch.") if dtype is not None else "auto"
     require(
         dtype == "auto" or _PRECISION_OF.get(dtype) == mixed_precision,
@@ -179,15 +169,9 @@ class Task:
 
     def check_size(self, batch, vocabulary):
         """InvalidError: more logits than are given, the padding counted."""
-        rows, longest = len(batch), max(batch.lengths, default=0)
-        size = rows * longest * vocabulary * 4
-        require(
-            not (self.logits or self.loss_logits) or size <= _MOST_LOGIT_BYTES,
-            f"model: {'require_logits' if self.loss_logits else 'return_logits'}: logits of {rows} "
-            f"x {longest} positions and a vocabulary of {vocabulary} take {-(-size >> 20)} MiB, at "
-            f"most {_MOST_LOGIT_BYTES >> 20} are given; pass fewer sequences, or those of like "
-            "lengths together",
-        )
+        if self.logits or self.loss_logits:
+            asked_by = "require_logits" if self.loss_logits else "return_logits"
+            batch.check_logits(asked_by, vocabulary)
 
 
 def forward_kwargs(method, kwargs, temperature, loss=False):
@@ -226,17 +210,6 @@ def slice_kwargs(kwargs, begin, size, total, are_of_rows=None):
         return value[begin : begin + size] if may_be and len(value) == total else value
 
     return kwargs if size == total else cut(kwargs, are_of_rows)
-
-
-def clip_arguments(folder, max_grad_norm, norm_type):
-    """Both by name, for the engine. folder: 'model' or 'engine', for errors. InvalidError:
-    max_grad_norm below 0, norm_type not above 0, no numbers."""
-    return {
-        "max_grad_norm": checks.number(
-            f"{folder}: max_grad_norm", max_grad_norm, least=0, infinite=True
-        ),
-        "norm_type": checks.number(f"{folder}: norm_type", norm_type, above=0, infinite=True),
-    }
 
 
 def require_backward(group):

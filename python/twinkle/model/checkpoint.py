@@ -4,19 +4,13 @@ import json
 from pathlib import Path
 
 from twinkle import checks
+from twinkle.core import core
 from twinkle.data_format.lora import warn_of_another_base
-from twinkle.errors import InvalidError, NotFoundError, refuse_unknown, require
+from twinkle.errors import NotFoundError, refuse_unknown, require
 from twinkle.hub import HubOperation
-from twinkle.model.group import STATE_VERSION
 from twinkle.model.settings import Settings
 from twinkle.remote.decorate import remote_function
 from twinkle.remote.how import at_once
-
-# What save() keeps of the loop in trainer_state.json: name, least value.
-_COUNTERS = {
-    "cur_step": 0, "accumulated": 0, "iters": 0, "lr_step": 0, "consumed_train_samples": 0,
-    "gradient_accumulation_steps": 1,
-}  # fmt: skip
 
 
 class Checkpoints(Settings):
@@ -66,15 +60,16 @@ class Checkpoints(Settings):
             directory = _directory_of(name, output_dir)
             max_shard_bytes = checks.file_size("model: max_shard_size", max_shard_size)
             expert_format = checks.text("model: expert_format", expert_format, none=True) or ""
-            state = group.state(consumed_train_samples)
-            _check_counters("model:", state)
+            samples = checks.integer(
+                "model: consumed_train_samples", consumed_train_samples, 0, 2**63 - 1
+            )
         if group.cur_step % interval:
             return None
         return self.engine.save(
             tenant=self._tenant(group),
             directory=directory,
             optimizer=save_optimizer,
-            extra_json=json.dumps(state),
+            extra_json=json.dumps(group.loop.state(samples)),
             max_shard_bytes=max_shard_bytes,
             expert_format=expert_format,
         ).result()
@@ -97,9 +92,9 @@ class Checkpoints(Settings):
             load_optimizer = checks.flag("model: load_optimizer", load_optimizer)
             given = _path("name", name) if output_dir is None else _directory_of(name, output_dir)
             directory = HubOperation.download_model(given, token=token)
-            state = _loop_state(directory) if load_optimizer else None
-            if state is not None:
-                _check_state(group, directory, state)
+            state = core().loop_state_in(directory, True) if load_optimizer else None
+            if load_optimizer:
+                group.loop.check(state)
         self._load(group, directory, state)
 
     @at_once
@@ -117,12 +112,12 @@ class Checkpoints(Settings):
                 raise NotFoundError(f"model: checkpoint_dir {checkpoint_dir} does not exist")
             resume_only_model = checks.flag("model: resume_only_model", resume_only_model)
             group = self._group(adapter_name)
-            state = _loop_state(directory)
+            state = core().loop_state_in(directory, not resume_only_model)
             if not resume_only_model:
-                _check_state(group, directory, state)
+                group.loop.check(state)
         self._load(group, directory, None if resume_only_model else state)
-        if not resume_only_model and "gradient_accumulation_steps" in state:
-            group.set_gradient_accumulation_steps(state["gradient_accumulation_steps"])
+        if not resume_only_model:
+            group.set_gradient_accumulation_steps(state.get("gradient_accumulation_steps"))
         return {
             "cur_step": state.get("cur_step", 0),
             "consumed_train_samples": state.get("consumed_train_samples", 0),
@@ -134,14 +129,16 @@ class Checkpoints(Settings):
     def _load(self, group, directory, state):
         """Reads a checkpoint's weights, and its optimizer unless `state`, the loop's, is None; the
         group takes it."""
-        optimizer = state is not None
-        forgotten = {"accumulated": 0, "just_stepped": False, "clipped_norm": None}
+
+        def loop():
+            return group.loop.with_weights() if state is None else group.loop.with_state(state)
+
         group.run(
             self.engine.load,
-            lambda _: group.with_state(state) if optimizer else forgotten,
+            lambda _: {"loop": loop()},
             tenant=self._tenant(group),
             directory=directory,
-            optimizer=optimizer,
+            optimizer=state is not None,
         )
         if group.config is not None:
             warn_of_another_base(directory, self.model_id, self.model_info["directory"])
@@ -167,50 +164,6 @@ def _directory_of(name, output_dir):
         f"model: name is {str(name)!r}, it must name a directory inside output_dir, without '..'",
     )
     return str(Path(_path("output_dir", output_dir)) / name)
-
-
-def _check_counters(where, state):
-    for name, least in _COUNTERS.items():
-        value = state.get(name, least)
-        require(
-            isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63,
-            f"{where} {name} is {value!r}, it must be an integer of at least {least}",
-        )
-
-
-def _loop_state(directory):
-    """The training loop's state in trainer_state.json; {} where another program has saved its own,
-    or none. The engine reports a missing file."""
-    file = Path(directory) / "trainer_state.json"
-    if not file.is_file():
-        return {}
-    state = _object(file.read_bytes(), f"model: {file}:")
-    text = state.get("extra", "")
-    require(isinstance(text, str), f"model: {file}: extra is {text!r}, it must be a text")
-    extra = _object(text, f"model: {file}: extra:") if text else {}
-    _check_counters(f"model: {file}: extra:", extra)
-    return extra if "checkpoint_version" in extra else {}
-
-
-def _check_state(group, directory, state):
-    """InvalidError: a loop's state of another format, or one that the group refuses."""
-    version = state.get("checkpoint_version")
-    require(
-        not state or version == STATE_VERSION,
-        f"model: {Path(directory) / 'trainer_state.json'}: the loop's state is of format "
-        f"{version!r}, this version reads format {STATE_VERSION}: load only the weights "
-        "(resume_only_model=True, or load_optimizer=False)",
-    )
-    group.check_state(state)
-
-
-def _object(text, where):
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidError(f"{where} it is not JSON ({error})") from error
-    require(isinstance(value, dict), f"{where} it is no object but {type(value).__name__}")
-    return value
 
 
 def _state_dict(engine, tenant):

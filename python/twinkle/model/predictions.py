@@ -9,8 +9,6 @@ def predictions(engine, tenant, together):
     """[B, longest] int64 tensor of the likeliest next token at every position of all ranks'
     sequences that has a label, -1 elsewhere. It costs a pass of its own, without dropout: of a
     training pass the engine keeps the log-probabilities of the labels alone."""
-    import torch
-
     batch = together.own
     wanted = [sequence.get("labels") for sequence in batch.sequences]
     chosen = [np.full(len(s["input_ids"]), NOTHING) for s in batch.sequences]
@@ -25,7 +23,7 @@ def predictions(engine, tenant, together):
             tokens = [top[0][0] for top in sample["top_prompt_logprobs"]] + sample["tokens"]
             tokens = np.array(tokens + [NOTHING] * (len(chosen[i]) - len(tokens)))
             chosen[i] = np.where(wanted[i] != -100, tokens, NOTHING)
-    return torch.from_numpy(together.whole.wide(together.chosen(chosen), NOTHING))
+    return together.whole.wide(together.chosen(chosen), NOTHING)
 
 
 def _params(labels):

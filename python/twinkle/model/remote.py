@@ -3,8 +3,8 @@ losses and norms, which are of the whole batch on every rank, come from the firs
 
 import functools
 
+from twinkle.engine.batch import as_list
 from twinkle.errors import InvalidError
-from twinkle.model.batch import as_list
 from twinkle.remote.collect import join_rows
 from twinkle.remote.dispatch import Rows, whole
 from twinkle.remote.how import How, at_once, mark

@@ -33,8 +33,6 @@ def records(method, action):
 
 def padded_routes(batch, vectors, model_info):
     """[B, longest, layers, k] int64 tensor of the engine's vectors, padded as pad_of says."""
-    import torch
-
     shape = -1, model_info["num_routed_layers"], model_info["num_experts_per_tok"]
     pad = pad_of("routed_experts")
-    return torch.from_numpy(batch.wide([ids.reshape(shape) for ids in vectors], pad))
+    return batch.wide([ids.reshape(shape) for ids in vectors], pad)

@@ -4,13 +4,14 @@ import inspect
 
 from twinkle import checks
 from twinkle.core import core
+from twinkle.engine.arguments import is_json
 from twinkle.errors import InvalidError
 
 _MOMENTUM = 0.9  # of the optimizer without a model; some schedulers would change it
 
 
-def make_schedule(scheduler_cls, as_json, options):
-    """(name, schedule) of the engine's or of torch's scheduler; both have lr(base_lr, step).
+def with_schedule(loop, scheduler_cls, options):
+    """The Loop with the engine's or torch's scheduler, from its beginning.
 
     scheduler_cls: a name, or a class of torch. InvalidError: another one, or wrong options.
     """
@@ -19,21 +20,11 @@ def make_schedule(scheduler_cls, as_json, options):
         must = "a schedule's name, or a class of torch.optim.lr_scheduler"
         checks.refuse("model: scheduler_cls", scheduler_cls, must)
     name = scheduler_cls if isinstance(scheduler_cls, str) else scheduler_cls.__name__
-    if torchs is None or _is_engines(name, scheduler_cls):
-        return name, core().Schedule(name, as_json("model: set_lr_scheduler", options))
-    return name, TorchSchedule(torchs, options)
-
-
-def _is_engines(name, scheduler_cls):
-    """True for a name that the engine has, unless a class of the user's own goes by it."""
-    own = not isinstance(scheduler_cls, str)
-    if own and not scheduler_cls.__module__.startswith("torch.optim"):
-        return False
-    try:
-        core().Schedule(name, "{}")
-    except InvalidError as error:
-        return "unknown lr schedule" not in str(error)  # else: it wants options
-    return True
+    own = torchs is not None and not torchs.__module__.startswith("torch.optim")
+    if torchs is None or (name in core().schedule_names() and not own):
+        return loop.with_schedule(name, options)
+    kept = {option: value for option, value in options.items() if is_json(value)}
+    return loop.with_rate(name, kept, TorchSchedule(torchs, options).lr)
 
 
 def _torch_class(scheduler_cls):

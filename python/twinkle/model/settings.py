@@ -13,7 +13,8 @@ from twinkle.errors import NotAvailableError, refuse_unknown
 from twinkle.loss.base import FunctionLoss, Loss, check_usable, engine_loss
 from twinkle.model.arguments import refuse_grad_scaler
 from twinkle.model.base import TwinkleModel
-from twinkle.model.group import DEFAULT_WEIGHT_DECAY
+from twinkle.model.group import DEFAULT_WEIGHT_DECAY, optimizer_name
+from twinkle.model.schedule import with_schedule
 from twinkle.plugin import construct_class
 from twinkle.remote.how import at_once
 
@@ -36,7 +37,8 @@ class Settings(TwinkleModel):
         groups = self._groups  # which adding and removing replace, in other threads, too
         if adapter_name is None:
             adapter_name = next(iter(groups)) if len(groups) == 1 else "default"
-        group = groups[adapter_name]
+        is_name = isinstance(adapter_name, str)
+        group = groups[adapter_name] if is_name else groups.__missing__(adapter_name)
         group.settle()
         return group
 
@@ -73,22 +75,24 @@ class Settings(TwinkleModel):
         check_usable(loss, self._value_head)
         if engine_loss(loss) is not None:
             core().check_loss(engine_loss(loss), json.dumps(loss.engine_options()))
-        group = self._group(adapter_name)
-        group.loss, group.are_of_rows = loss, {}
+        self._group(adapter_name).loss = loss
 
     @at_once
     def set_optimizer(self, optimizer_cls="AdamW", adapter_name=None, **kwargs):
         """optimizer_cls: 'AdamW', 'Adam', 'SGD', or torch.optim's class. kwargs as in torch, but of
         each the lr is 1e-5 and weight_decay 0.01 where they are left out, and norms and biases
         never decay. InvalidError: another optimizer or option; the one before then stays."""
-        self._group(adapter_name).set_optimizer(optimizer_cls, kwargs)
+        group = self._group(adapter_name)
+        group.loop = group.loop.with_optimizer(optimizer_name(optimizer_cls), kwargs)
+        group.has_optimizer = True
 
     @at_once
     def set_lr_scheduler(self, scheduler_cls, adapter_name=None, **kwargs):
         """scheduler_cls: a name such as 'CosineWarmupScheduler', or the name or class of one of
         torch's schedulers; kwargs as in torch; it starts anew. Refused: one that follows a metric.
         """
-        self._group(adapter_name).set_scheduler(scheduler_cls, kwargs)
+        group = self._group(adapter_name)
+        group.loop = with_schedule(group.loop, scheduler_cls, kwargs)
 
     @at_once
     def set_template(self, template_cls, adapter_name=None, **kwargs):
@@ -170,13 +174,13 @@ class Settings(TwinkleModel):
                 f"lora: r {c.r}, lora_alpha {c.lora_alpha}, lora_dropout {c.lora_dropout}, "
                 f"target_modules {c.target_modules}"
             )
-        options = {**group.options}
+        options = group.options
         options.setdefault("weight_decay", DEFAULT_WEIGHT_DECAY)
         options = ", ".join(f"{key} {value}" for key, value in options.items())
         lines += [
             f"loss: {type(group.loss).__name__} {group.loss.engine_options() or ''}",
             f"optimizer: {group.optimizer} ({options})",
-            f"lr_scheduler: {group.scheduler or 'constant'} {group.scheduler_options or ''}",
+            f"lr_scheduler: {group.lr_scheduler or 'constant'} {group.schedule_options or ''}",
             f"gradient_accumulation_steps: {group.gradient_accumulation_steps}",
         ]
         return "\n".join(line.rstrip() for line in lines)

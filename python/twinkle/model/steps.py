@@ -1,11 +1,10 @@
 """The optimizer's steps of a model: what happens to the gradients that its batches have added."""
 
-import json
-
 from twinkle import checks
+from twinkle.engine.arguments import clip_arguments
 from twinkle.model.adapters import Adapters
-from twinkle.model.arguments import clip_arguments, require_backward
-from twinkle.model.group import check_accumulation, check_options
+from twinkle.model.arguments import require_backward
+from twinkle.model.group import check_accumulation
 from twinkle.model.remote import of_all
 
 
@@ -28,7 +27,7 @@ class Steps(Adapters):
             return None
         group.run(
             self.engine.clip_grad_norm,
-            lambda result: {"clipped_norm": result["grad_norm"], "grad_norm": result["grad_norm"]},
+            lambda result: {"loop": group.loop.with_clip(result["grad_norm"])},
             tenant=self._tenant(group),
             **limits,
         )
@@ -46,7 +45,7 @@ class Steps(Adapters):
             require_backward(group)
             if group.at_boundary:
                 optim_params = checks.mapping("model: optim_params", optim_params, none=True)
-                check_options(group.optimizer, {**group.options, **optim_params})
+                group.loop.step(dict(optim_params))
         self._step(group, optim_params)
 
     def _step(self, group, optim_params, limits=None, schedule=0):
@@ -54,15 +53,13 @@ class Steps(Adapters):
         steps of the schedule that are counted with it."""
         if not group.at_boundary:
             return False
-        options = {**group.options, **optim_params}
-        lr = options["lr"] if "lr" in optim_params else group.lr
-        kept = options if group.schedule is None else {**options, "lr": group.options["lr"]}
+        given = dict(optim_params)
+        request, lr = group.loop.step(given)
         group.run(
             self.engine.step,
-            lambda result: group.with_step(result, kept, schedule),
+            lambda result: {"loop": group.loop.with_step(given, result["grad_norm"], schedule)},
             tenant=self._tenant(group),
-            optimizer=group.optimizer,
-            options=json.dumps({**options, "lr": lr}),
+            **request,
             **(limits or {}),
         )
         for metric in group.train.metrics:
@@ -79,7 +76,7 @@ class Steps(Adapters):
             # Also with nothing accumulated here: gradients may have come with a loaded optimizer.
             group.run(
                 self.engine.zero_grad,
-                lambda _: {"accumulated": 0, "clipped_norm": None},
+                lambda _: {"loop": group.loop.without_gradients()},
                 tenant=group.tenant,
             )
 
@@ -87,8 +84,7 @@ class Steps(Adapters):
     def lr_step(self, adapter_name=None):
         """Moves the schedule on by one, after a step."""
         group = self._group(adapter_name)
-        if group.just_stepped:
-            group.lr_step += 1
+        group.loop = group.loop.with_lr_step()
 
     @of_all
     def clip_grad_and_step(
@@ -107,7 +103,6 @@ class Steps(Adapters):
             limits = clip_arguments("model", max_grad_norm, norm_type)
             check_accumulation(gradient_accumulation_steps, none=True)
             require_backward(group)
-        if gradient_accumulation_steps is not None:
-            group.set_gradient_accumulation_steps(gradient_accumulation_steps)
+        group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         stepped = self._step(group, {}, limits, schedule=1)
         return group.grad_norm if stepped else None

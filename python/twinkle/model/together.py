@@ -1,30 +1,25 @@
 """A batch of all data ranks. Losses and metrics in Python see all of it on every rank, so that
 their numbers are those of one process, whatever they add up, and in which order."""
 
-import copyreg
-import inspect
 import numbers
-import pickle
-from collections import deque
 from collections.abc import Mapping
 
 import numpy as np
 
 from twinkle import checks
+from twinkle.engine.batch import Batch
 from twinkle.errors import InvalidError, require
 from twinkle.loss.base import row_arguments
-from twinkle.model.batch import Batch
 from twinkle.model.python_loss import outputs_of
 from twinkle.remote.rows import cut_arguments
 
-# Names of Twinkle's losses that a loss of one's own has of rows, too: they may be equal on all
-# ranks by chance, as the advantages of rewards that are all 0.
-_NEVER_CONSTANT = frozenset(
-    (
-        "advantages", "old_logps", "old_values", "ref_chosen_logps", "ref_logps", "ref_outputs",
-        "ref_rejected_logps", "returns", "rewards",
-    )
+# Arguments of Twinkle's losses with an entry for each row, which a loss of one's own need not name.
+_OF_ROWS = (
+    "advantages", "old_logps", "old_values", "ref_chosen_logps", "ref_logps", "ref_outputs",
+    "ref_rejected_logps", "returns", "rewards",
 )  # fmt: skip
+_PLAIN = (str, bytes, bool, numbers.Number, type(None))
+_OF_ARRAYS = ("numpy", "torch")
 _MOST_DEEP = 64  # dicts in one another
 _SCORES = ("logps", "entropies", "logits", "embeddings", "values")
 
@@ -70,21 +65,67 @@ class Together:
         return {**result, **dict(zip(names, of_all, strict=True))}
 
     def joined(self, of_ranks, group):
-        """What the group's loss is called with, of all sequences, from what each rank has given:
-        lists, arrays and tensors with an entry for each sequence of a rank's, or each pair of them,
-        follow one another; what else there is must be the same on all.
+        """What the group's loss is called with, of all sequences, from what each rank has given.
 
-        Which have one, the loss's row_arguments say, and, where the call was cut, who has cut it.
-        Without these lengths do, and at the first call values, too: what is the same on all ranks,
-        and as long as rows are, may be either. What the group's calls have shown counts from then
-        on. InvalidError: that; ranks have given other names or kinds, or other numbers, texts or
-        entries that are not of a sequence; row_arguments name what does not have as many."""
+        Arguments with an entry for each sequence of a rank's, or each pair of them, follow one
+        another: those that the loss's row_arguments name, without it those of _OF_ROWS, and, where
+        the call was cut, what was cut of it. All others are numbers, texts or arrays that are the
+        same on all ranks, or objects of which each rank has its own. InvalidError: they are not;
+        one with a length that nobody names; ranks have given other names; row_arguments name what
+        has another length."""
         if self.is_alone:
             return of_ranks[0]
-        arguments = _Arguments(self._counts, self._ranks.rank, group)
-        out = arguments.joined((), of_ranks, cut_arguments())
-        group.are_of_rows.update(arguments.shown)
-        return out
+        named = row_arguments(group.loss)
+        return self._joined((), of_ranks, named, cut_arguments())
+
+    def _joined(self, path, values, named, is_cut):
+        """One value of those of the ranks. path: names, from that of an argument to that of an
+        entry in it. is_cut: as cut_arguments gives it; None: nobody knows."""
+        what = " of ".join([*map(str, reversed(path)), "the loss's arguments"])
+        if any(isinstance(value, Mapping) for value in values):
+            require(
+                all(isinstance(v, Mapping) and set(v) == set(values[0]) for v in values),
+                f"model: {what} have other names on other ranks, they must be the same on all",
+            )
+            require(len(path) < _MOST_DEEP, f"model: {what}: {_MOST_DEEP} dicts in one another")
+            return {
+                name: self._joined(
+                    (*path, name),
+                    [value[name] for value in values],
+                    named,
+                    is_cut.get(name) if isinstance(is_cut, dict) else is_cut,
+                )
+                for name in values[0]
+            }
+        if all(map(_is_sized, values)):
+            is_named = path[0] in (_OF_ROWS if named is None else named)
+            if is_named:
+                self._require_fit(what, values, is_cut is False)
+            if is_cut or (is_named and is_cut is None):
+                return _concatenated(values)
+            if named is None and is_cut is None:
+                raise InvalidError(
+                    f"model: {what} is {checks.short(values[0])}, which may have an entry for each "
+                    "row of a rank, or none: set row_arguments on the loss, the names of those "
+                    f"that have one for each row, ({path[0]!r},) or ()"
+                )
+        for rank, value in enumerate(values):
+            if _differ(values[0], value):
+                raise InvalidError(
+                    f"model: {what} is {checks.short(values[0])} on rank 0 and "
+                    f"{checks.short(value)} on rank {rank}, it must be the same on all"
+                )
+        return values[self._ranks.rank]
+
+    def _require_fit(self, what, values, is_whole):
+        counts = [sum(self._counts)] if is_whole else self._counts
+        lengths = [len(value) for value in values[: len(counts)]]
+        entries, rows = (" and ".join(map(str, each)) for each in (lengths, counts))
+        require(
+            any([share * n for n in lengths] == counts for share in (1, 2)),
+            f"model: {what} has {entries} entries for {rows} rows, but its loss has an entry of it "
+            "for each row, or for each pair, by its row_arguments",
+        )
 
     def chosen(self, rows):
         """Per sequence what own's `rows` have, of all."""
@@ -112,205 +153,28 @@ def own(outputs, together, result):
     return {**of_all, **outputs_of(together.own, result)}
 
 
-class _Arguments:
-    """A loss's arguments of all ranks, the same on each of them, so that all refuse or none. shown:
-    {path: whether it has an entry for each row} of those of which this call has told."""
-
-    def __init__(self, counts, rank, group):
-        """counts: rows of each rank."""
-        self._counts, self._rank, self._known = counts, rank, group.are_of_rows
-        self._named, self.shown = row_arguments(group.loss), {}
-
-    def joined(self, path, values, is_cut):
-        """One value of those of the ranks. path: names, from that of an argument to that of an
-        entry in it. is_cut: as cut_arguments gives it; None: nobody knows."""
-        if any(isinstance(value, Mapping) for value in values):
-            _require_names(_what(path), values)
-            require(
-                len(path) < _MOST_DEEP,
-                f"model: {_what(path[:1])} has dicts in one another, {_MOST_DEEP} "
-                "deep or more, or one that holds itself",
-            )
-            return {
-                name: self.joined(
-                    (*path, name),
-                    [value[name] for value in values],
-                    is_cut.get(name) if isinstance(is_cut, dict) else is_cut,
-                )
-                for name in values[0]
-            }
-        if all(map(_is_sized, values)) and self._is_of_rows(path, values, is_cut):
-            return _concatenated(values)
-        _require_same(_what(path), values)
-        return values[self._rank]
-
-    def _is_of_rows(self, path, values, is_cut):
-        if is_cut is True:
-            return True
-        is_whole = is_cut is False
-        if self._named is not None:
-            is_named = path[0] in self._named
-            if is_named and is_whole:
-                _require_fit(path, values[:1], [sum(self._counts)])
-            elif is_named:
-                _require_fit(path, values, self._counts)
-            return is_named and not is_whole
-        if is_whole:
-            return False
-        known = self._known.get(path)
-        if known is None:
-            known = _fit(values, self._counts)
-            if all(map(len, values)):  # an empty one shows nothing
-                self.shown[path] = known
-            require(
-                not known
-                or path[0] in _NEVER_CONSTANT
-                or not all(_are_same(values[0], value) for value in values),
-                f"model: {_what(path)} is {checks.short(values[0])} on every rank, which may have "
-                "an entry for each row of a rank, or none: set row_arguments on the loss, the "
-                f"names of those that have one for each row, ({path[0]!r},) or ()",
-            )
-        elif known:
-            _require_fit(path, values, self._counts)
-        return known
-
-
-def _what(path):
-    return " of ".join([*map(str, reversed(path)), "the loss's arguments"])
-
-
 def _is_sized(value):
     sized = hasattr(value, "__len__") and getattr(value, "ndim", 1) > 0
     return sized and not isinstance(value, (str, bytes, set, frozenset, Mapping))
 
 
-def _is_plain(value):
-    return value is None or isinstance(value, (str, bytes, np.bool_, numbers.Number))
-
-
-def _require_names(what, values):
-    mine = values[0]
-    require(
-        all(isinstance(v, Mapping) and set(v) == set(mine) for v in values),
-        f"model: {what} have other names on other ranks, they must be the same on all",
-    )
-
-
-def _fit(values, counts):
-    """Whether they have an entry for each sequence, or for each pair."""
-    return any(
-        all(share * len(v) == n for v, n in zip(values, counts, strict=True)) for share in (1, 2)
-    )
-
-
-def _require_fit(path, values, counts):
-    entries, rows = (" and ".join(map(str, each)) for each in (map(len, values), counts))
-    require(
-        _fit(values, counts),
-        f"model: {_what(path)} has {entries} entries for {rows} rows, but its loss has an entry of "
-        "it for each row, or for each pair, by its row_arguments or an earlier call",
-    )
-
-
-def _require_same(what, values):
-    first = values[0]
-    for other, value in enumerate(values):
-        if _are_same(first, value):
-            continue
-        if _is_sized(first) and _is_sized(value):
-            raise InvalidError(
-                f"model: {what} differs between rank 0 and rank {other}, and has no entry for each "
-                "sequence of a rank's: it must be the same on all, or named by the loss's "
-                "row_arguments, with an entry for each sequence"
-            )
-        raise InvalidError(
-            f"model: {what} is {checks.short(first)} on rank 0 and {checks.short(value)} on rank "
-            f"{other}, it must be the same on all"
-        )
-
-
-def _are_same(one, other):
-    """Whether two values, from different processes, hold the same.
-
-    Values may hold themselves and share parts. Which of their parts are one object does not count:
-    one that holds a part twice is the same as one that holds two equal ones."""
-    # A pair that is met again is taken for the same: where it is not, its first comparison ends
-    # all. Both stay in `met`, or what is made for a comparison would get an earlier one's id.
-    todo, met = [(one, other, False)], {}
-    while todo:
-        one, other, is_part = todo.pop()
-        if _is_plain(one) and _is_plain(other):
-            if one == other or (one != one and other != other):  # nan
-                continue
-            return False
-        key = id(one), id(other)
-        if key in met:
-            continue
-        met[key] = one, other
-        parts = _parts(one, other, is_part)
-        if parts is None:
-            return False
-        todo.extend(parts)
-    return True
-
-
-def _parts(one, other, is_part):
-    """(a part of one, the same part of other, whether it is an object's) of two values that are the
-    same if all these are; None: they are not. is_part: whether they are of an object."""
-    if type(one) is not type(other):
-        return None
-    if _is_array(one):
-        are_alike = one.dtype == other.dtype and one.shape == other.shape
-        if are_alike and isinstance(one, np.ndarray) and one.dtype == object:
-            return [(one.tolist(), other.tolist(), is_part)]
-        same = are_alike and bool(((one == other) | ((one != one) & (other != other))).all())
-        return [] if same else None
-    if isinstance(one, (list, tuple, deque)):
-        pairs = zip(one, other, strict=False)
-        return [(*pair, is_part) for pair in pairs] if len(one) == len(other) else None
-    if isinstance(one, Mapping):
-        same = set(one) == set(other)
-        return [(one[key], other[key], is_part) for key in one] if same else None
-    if isinstance(one, (set, frozenset)):
-        return [] if one == other else None
-    return [] if one is other else _parts_of_object(one, other, is_part)
+def _differ(one, other):
+    """Whether two numbers, texts, arrays or lists of them differ; other objects do not."""
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) != len(other) or any(map(_differ, one, other))
+    if isinstance(one, _PLAIN) or isinstance(other, _PLAIN):
+        both = isinstance(one, _PLAIN) and isinstance(other, _PLAIN)
+        return not (both and (one == other or (one != one and other != other)))  # nan
+    if _is_array(one) or _is_array(other):
+        if type(one) is not type(other) or one.shape != other.shape:
+            return True
+        return not bool(((one == other) | ((one != one) & (other != other))).all())
+    return type(one) is not type(other)
 
 
 def _is_array(value):
     """Whether it is NumPy's or torch's; others with a dtype, as a DataFrame, are objects."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        return True
-    is_torchs = type(value).__module__.partition(".")[0] == "torch"
-    return is_torchs and not isinstance(value, type) and hasattr(value, "ndim")
-
-
-def _parts_of_object(one, other, is_part):
-    """As _parts. What is part of an object has been pickled with it: again for each part would take
-    as often as it is deep."""
-    if inspect.ismethod(one):
-        same = one.__func__ is other.__func__
-        return [(one.__self__, other.__self__, is_part)] if same else None
-    is_named = inspect.isroutine(one) or isinstance(one, type)
-    if (is_named or not is_part) and _are_pickled_alike(one, other):
-        return []
-    return None if is_named else [(_kept(one), _kept(other), True)]
-
-
-def _are_pickled_alike(one, other):
-    try:
-        return pickle.dumps(one) == pickle.dumps(other)
-    except RecursionError:  # they were sent from where there was more room
-        return False
-
-
-def _kept(one):
-    """What pickle would keep of an object: two pickles of equal tensors differ."""
-    reduced = copyreg.dispatch_table.get(type(one))
-    kept = reduced(one) if reduced else one.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-    if not isinstance(kept, tuple):
-        return kept
-    entries = [part if part is None else list(part) for part in kept[3:5]]  # given as iterators
-    return (*kept[:3], *entries, *kept[5:])
+    return hasattr(value, "ndim") and type(value).__module__.partition(".")[0] in _OF_ARRAYS
 
 
 def _concatenated(values):

@@ -9,6 +9,8 @@ from dataclasses import replace
 from twinkle import checks
 from twinkle.checkpoint_engine.mixin import SendsWeights
 from twinkle.core import core, option_names
+from twinkle.engine.batch import Batch, as_list
+from twinkle.engine.engine import Engine
 from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import current_run, place
 from twinkle.ledger import Ledger
@@ -16,8 +18,8 @@ from twinkle.loss.base import check_kwargs, engine_loss, evaluate
 from twinkle.loss.old_logps import check_scores, warn_of_ratio
 from twinkle.model.arguments import (
     NAMES,
-    check_arguments,
     check_config,
+    check_dtype,
     check_kwargs_of_model,
     check_model_cls,
     check_outputs,
@@ -25,7 +27,6 @@ from twinkle.model.arguments import (
     forward_kwargs,
     refuse_grad_scaler,
 )
-from twinkle.model.batch import Batch, as_list, with_marks
 from twinkle.model.group import Group, Groups, check_accumulation
 from twinkle.model.inside import Inside
 from twinkle.model.predictions import predictions
@@ -96,7 +97,7 @@ class TransformersModel(SendsWeights, Steps):
             "model: enable_router_replay", kwargs.get("enable_router_replay", False)
         )
         check_model_cls(model_cls, self._value_head)
-        check_arguments(mixed_precision, dtype)
+        check_dtype(mixed_precision, dtype)
         if grad_scaler_config:
             refuse_grad_scaler("grad_scaler_config")
         self.device_mesh, self._device = place(self, device_mesh, kwargs.get("remote_group"))
@@ -111,8 +112,6 @@ class TransformersModel(SendsWeights, Steps):
         self.model_id = str(model_id)
         self.tokenizer_id = str(tokenizer_id or model_id)
         self.mixed_precision = mixed_precision
-        from twinkle.engine.engine import Engine  # which takes its batches from this package
-
         engine = Engine(
             model_id,
             mixed_precision,
@@ -144,8 +143,8 @@ class TransformersModel(SendsWeights, Steps):
         if any("input_ids" not in feature for feature in features):
             features = group.get_template().batch_encode(features)
         features = group.processor(features)
-        batch = Batch(with_marks(features) if task.embedding else features)
-        batch.check_routes(lambda: self.model_info)
+        batch, info = Batch(features, marks=task.embedding), self.model_info
+        batch.check_routes(info["num_routed_layers"], info["num_experts_per_tok"])
         if engine_loss(group.loss) is not None and not (task.embedding or task.values):
             core().refuse_own_tokens(batch.sequences)
         return batch
@@ -307,8 +306,7 @@ class TransformersModel(SendsWeights, Steps):
             check_accumulation(gradient_accumulation_steps, none=True)
         together = status.together
         group.check_metrics(True, together.whole, status.task, status.loss_kwargs)
-        if gradient_accumulation_steps is not None:
-            group.set_gradient_accumulation_steps(gradient_accumulation_steps)
+        group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         task = replace(status.task, logits=False).of(group.loss)  # nobody sees them here
         self._accumulate(group, together, status.loss_kwargs, None, task)
 
@@ -357,8 +355,7 @@ class TransformersModel(SendsWeights, Steps):
         group.check_metrics(True, together.whole, task, loss_kwargs)
         if not task.embedding:
             together.whole.warn_of_unlabelled()
-        if gradient_accumulation_steps is not None:
-            group.set_gradient_accumulation_steps(gradient_accumulation_steps)
+        group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         group.mode = "train"
         return self._accumulate(group, together, loss_kwargs, micro_batch_size, task)
 

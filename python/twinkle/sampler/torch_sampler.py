@@ -11,6 +11,7 @@ from twinkle.checkpoint_engine.mixin import ReceivesWeights
 from twinkle.core import core
 from twinkle.data_format import LoraConfig, SampledSequence
 from twinkle.data_format.lora import warn_of_another_base
+from twinkle.engine.batch import as_list
 from twinkle.engine.ranks import Ranks, ranks_of
 from twinkle.engine.sampling import engine_params, response_of, routes_shape
 from twinkle.engine.stream import TokenStream
@@ -19,7 +20,6 @@ from twinkle.infra import current_run, place
 from twinkle.ledger import Ledger
 from twinkle.model import TransformersModel
 from twinkle.model.adapters import frozen_tenant
-from twinkle.model.batch import as_list
 from twinkle.remote.decorate import remote_class
 from twinkle.remote.dispatch import Rows
 from twinkle.remote.how import How, at_once, mark

@@ -33,5 +33,8 @@ class Digest {
 // beginnings, middles and ends of weights, since to read all takes long; all of config.json and
 // indexes. 16 digits. Error as of File; kInvalid: the folder can't be read.
 std::string digest_of_files(const std::filesystem::path& path);
+// The same of all of the files by which a folder's texts become ids and end: tokenizer, chat
+// template, generation_config.json. Of one file there are none.
+std::string digest_of_texts(const std::filesystem::path& path);
 
 }  // namespace twinkle

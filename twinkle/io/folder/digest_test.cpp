@@ -80,5 +80,17 @@ TEST(DigestOfFiles, OfOneFileKnowsNothingOfItsName) {
   expect_error("no-such.gguf", [&] { digest_of_files(dir / "no-such.gguf"); });
 }
 
+TEST(DigestOfTexts, ChangesWithTheTokenizerAndNotWithTheWeights) {
+  const ScratchDir dir;
+  write_text(dir / "tokenizer.json", "a");
+  write_text(dir / "model.safetensors", "b");
+  const std::string before = digest_of_texts(dir.path());
+  write_text(dir / "model.safetensors", "c");
+  EXPECT_EQ(digest_of_texts(dir.path()), before);
+  write_text(dir / "tokenizer.json", "d");
+  EXPECT_NE(digest_of_texts(dir.path()), before);
+  EXPECT_EQ(digest_of_texts(dir / "a.gguf"), digest_of_texts(dir / "b.gguf"));
+}
+
 }  // namespace
 }  // namespace twinkle

@@ -112,17 +112,24 @@ Schedule linear_warmup(const Json& json, std::string_view name) {
   };
 }
 
-}  // namespace
-
-Schedule make_schedule(std::string_view name, const Json& options) {
-  static constexpr struct {
-    std::string_view name;
-    Schedule (*make)(const Json&, std::string_view);
-  } kKnown[] = {
+constexpr struct {
+  std::string_view name;
+  Schedule (*make)(const Json&, std::string_view);
+} kKnown[] = {
 #define SCHEDULE(name, function) {name, function},
 #include "twinkle/optim/schedules/schedulers.def"
 #undef SCHEDULE
-  };
+};
+
+}  // namespace
+
+std::vector<std::string_view> schedule_names() {
+  std::vector<std::string_view> out;
+  for (const auto& schedule : kKnown) out.push_back(schedule.name);
+  return out;
+}
+
+Schedule make_schedule(std::string_view name, const Json& options) {
   std::string known;
   for (const auto& schedule : kKnown) {
     if (schedule.name == name) return schedule.make(options, name);

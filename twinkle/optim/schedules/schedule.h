@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <string_view>
+#include <vector>
 
 #include "twinkle/base/json.h"
 
@@ -26,5 +27,7 @@ using Schedule = std::function<double(double base_lr, int64_t step)>;
 // num_warmup_steps, which makes the first update one with lr 0 and wastes its batch.
 // Error kInvalid: unknown name or option (with the known ones), one missing or out of range.
 Schedule make_schedule(std::string_view name, const Json& options = {});
+
+std::vector<std::string_view> schedule_names();
 
 }  // namespace twinkle::optim
