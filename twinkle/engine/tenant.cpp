@@ -165,7 +165,9 @@ std::vector<optim::Param> Tenant::params() {
   std::vector<optim::Param> out;
   if (mode_ == Mode::kLora) {
     lora::Adapter& mine = adapter();
-    for (const size_t i : mine.held()) out.push_back({mine.name(i), mine.value(i), mine.grad(i)});
+    for (const size_t i : mine.held())
+      out.push_back(
+          {.name = mine.name(i), .value = mine.value(i), .grad = mine.grad(i), .is_b = i % 2 == 1});
     for (size_t i = 0; i < out.size(); ++i) {
       out[i].here = owners_.has(i);
       if (out[i].here && !out[i].grad.defined()) out[i].grad = at::zeros_like(out[i].value);

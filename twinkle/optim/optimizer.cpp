@@ -7,6 +7,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "twinkle/optim/options.h"
 #include "twinkle/optim/params.h"
 
 namespace twinkle::optim {
@@ -55,6 +56,7 @@ struct Optimizer::Target {
 };
 
 Optimizer::Terms Optimizer::terms_of(const Param& param, double lr, double grad_scale) const {
+  if (param.is_b) lr *= b_ratio_;
   const auto found = slots_.find(param.name);
   if (found == slots_.end()) return {lr, grad_scale, 1, true, param.decay};
   const Slot& slot = found->second;
@@ -67,7 +69,11 @@ std::vector<Optimizer::Target> Optimizer::targets(std::span<const Param> params,
                                                   double grad_scale) {
   const std::vector<std::string> names = buffers();
   check(params);
+  require(b_ratio_ == 1 || std::ranges::any_of(params, &Param::is_b), Code::kInvalid,
+          "optim: loraplus_lr_ratio is ", b_ratio_,
+          ", but there is no LoRA factor B: train an adapter, or leave it out");
   for (const Param& param : params) {
+    check_param(param);
     const auto slot = slots_.find(param.name);
     if (!param.grad.defined() || slot == slots_.end()) continue;
     for (const at::Tensor& buffer : slot->second.buffers)
@@ -94,7 +100,7 @@ std::vector<Optimizer::Target> Optimizer::targets(std::span<const Param> params,
 
 // Computes a target's update on copies.
 bool Optimizer::ends_finite(const Target& target) const {
-  if (!target.param->value.is_cpu()) {
+  if (is_whole(*target.param)) {
     Whole copy = target.whole();
     copy.value = copy.value.clone();
     for (at::Tensor& buffer : copy.buffers) buffer = buffer.defined() ? buffer.clone() : buffer;
@@ -155,7 +161,7 @@ void Optimizer::step(std::span<const Param> params, double lr, double grad_scale
   if (const auto fault = peers.first(fault_in(params, all, largest_grad)))
     fail(Code::kInvalid, fault->text);
   for (const Target& target : all) {
-    if (!target.param->value.is_cpu()) {
+    if (is_whole(*target.param)) {
       wholes.push_back(target.whole());
       continue;
     }
@@ -254,7 +260,12 @@ std::unique_ptr<Optimizer> make(std::string_view name, const Json& options) {
   for (const auto& optimizer : kKnown) {
     if (optimizer.name == name) {
       std::unique_ptr<Optimizer> made = optimizer.make();
-      made->configure(options);
+      Json rest = options;
+      made->b_ratio_ = number_in(options, name, "loraplus_lr_ratio", 1);
+      require(made->b_ratio_ > 0, Code::kInvalid, "optim: loraplus_lr_ratio of ", name,
+              " is 0, it must be above 0");
+      if (rest.is_object()) rest.get_object().erase("loraplus_lr_ratio");
+      made->configure(rest);
       return made;
     }
     known += (known.empty() ? "" : ", ") + std::string(optimizer.name);

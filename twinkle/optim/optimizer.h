@@ -26,6 +26,7 @@ struct Param {
   at::Tensor grad;    // the same shape, a sum over tokens; undefined: the parameter is left alone
   bool decay = true;  // false: no weight decay (biases, norms)
   bool here = true;   // false: another rank steps it; here its steps are counted
+  bool is_b = false;  // B of LoRA's factors A and B, whose rate loraplus_lr_ratio multiplies
 };
 
 // The state from which training resumes bit for bit. The tensors are named "<parameter>.<buffer>".
@@ -42,7 +43,8 @@ class Optimizer {
   virtual std::string_view name() const = 0;             // torch's class name: "AdamW"
   virtual std::vector<std::string> buffers() const = 0;  // names of a parameter's; at most two
 
-  // Replaces all options: fields named as in torch, defaults for those not named. State is kept.
+  // Replaces all options but loraplus_lr_ratio: fields named as in torch, defaults for those not
+  // named. State is kept.
   // Error kInvalid: unknown field, value of another type or out of range, a number or a product of
   // the first update that is not finite in float32; nothing changes then.
   virtual void configure(const Json& options) = 0;
@@ -93,7 +95,7 @@ class Optimizer {
     int64_t size;
     Terms terms;
   };
-  // All of one parameter, on a device.
+  // All of one parameter, on a device, or of an optimizer that takes it whole.
   struct Whole {
     at::Tensor value, grad;
     at::Tensor buffers[2];
@@ -104,12 +106,17 @@ class Optimizer {
   virtual void check_terms(const Terms& terms) const = 0;
   // True if options and gradients are of ordinary size, so that every update stays finite.
   virtual bool is_ordinary(const Terms& terms, double largest_grad) const = 0;
+  // Error kInvalid: a parameter that it cannot update.
+  virtual void check_param(const Param&) const {}
+  // True: an update needs all of a parameter, and update(Run) is never called.
+  virtual bool takes_whole() const { return false; }
   // True if no entry of this buffer is ever negative.
   virtual bool is_non_negative(std::string_view) const { return false; }
-  virtual void update(const Run& run) const = 0;
+  virtual void update(const Run&) const {}
   virtual void update(std::span<const Whole> all) const = 0;
 
   double lr_ = 1e-5;
+  double b_ratio_ = 1;  // the rate of B, in rates of A (LoRA+, Hayou et al. 2024)
 
  private:
   struct Slot {
@@ -117,6 +124,8 @@ class Optimizer {
     std::vector<at::Tensor> buffers;  // empty until the first step that has some
   };
   struct Target;
+  friend std::unique_ptr<Optimizer> make(std::string_view name, const Json& options);
+  bool is_whole(const Param& param) const { return takes_whole() || !param.value.is_cpu(); }
   bool ends_finite(const Target& target) const;
   Terms terms_of(const Param& param, double lr, double grad_scale) const;
   std::optional<Fault> fault_in(std::span<const Param> params, std::span<const Target> targets,
@@ -127,7 +136,8 @@ class Optimizer {
   bool loaded_ = false;  // and no step taken since: its numbers may be of any size
 };
 
-// Names: AdamW, Adam, SGD. Every one defaults to lr 1e-5 and weight_decay 0.01.
+// Names: AdamW, Adam, SGD, Muon, Lion. Every one defaults to lr 1e-5 and weight_decay 0.01, and has
+// the option loraplus_lr_ratio (1), above 0.
 // Error kInvalid: unknown name (with the known ones), or as configure().
 std::unique_ptr<Optimizer> make(std::string_view name, const Json& options = {});
 

@@ -312,8 +312,8 @@ TEST(Optimizer, ARefusedStateChangesNothing) {
 }
 
 TEST(Optimizer, AnUnknownNameIsRefusedWithTheKnownOnes) {
-  EXPECT_EQ(invalid_of([] { optim::make("Lion"); }),
-            "optim: unknown optimizer 'Lion', known are AdamW, Adam, SGD");
+  EXPECT_EQ(invalid_of([] { optim::make("Lamb"); }),
+            "optim: unknown optimizer 'Lamb', known are AdamW, Adam, SGD, Muon, Lion");
 }
 
 }  // namespace

@@ -46,4 +46,18 @@ double number_in(const Json& options, std::string_view owner, std::string_view k
   return value;
 }
 
+void numbers_in(const Json& options, std::string_view owner, std::string_view key,
+                std::span<double> values) {
+  const Json* found = find(options, key);
+  if (!found) return;
+  const bool is_list = found->is_array() && found->get_array().size() == values.size() &&
+                       std::ranges::all_of(found->get_array(), [](const Json& one) {
+                         return one.is_number() && std::isfinite(one.to_number<double>());
+                       });
+  require(is_list, Code::kInvalid, "optim: ", key, " of ", owner, " is ",
+          boost::json::serialize(*found), ", it must be ", values.size() == 2 ? "two" : "three",
+          " numbers");
+  for (size_t i = 0; i < values.size(); ++i) values[i] = found->get_array()[i].to_number<double>();
+}
+
 }  // namespace twinkle::optim

@@ -2,6 +2,7 @@
 #pragma once
 #include <initializer_list>
 #include <limits>
+#include <span>
 #include <string_view>
 
 #include "twinkle/base/json.h"
@@ -27,5 +28,9 @@ float to_float32(double value, std::string_view owner, std::string_view key);
 // get_or, then check_range.
 double number_in(const Json& options, std::string_view owner, std::string_view key, double fallback,
                  const Range& range = {});
+
+// A list of as many finite numbers as `values` has, into it; as it is where there is none.
+void numbers_in(const Json& options, std::string_view owner, std::string_view key,
+                std::span<double> values);
 
 }  // namespace twinkle::optim

@@ -1,5 +1,6 @@
 // Adam (Kingma & Ba 2015, algorithm 1) and AdamW (Loshchilov & Hutter 2019, algorithm 2), with
 // torch.optim's formulas: the bias corrections in double, the elements in float32.
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -33,14 +34,9 @@ AdamOptions parse(const Json& json, std::string_view name) {
   o.maximize = get_or<bool>(json, "maximize", false);
   require(!get_or<bool>(json, "amsgrad", false), Code::kInvalid, "optim: amsgrad of ", name,
           " is true, only false is supported");
-  if (const Json* betas = find(json, "betas")) {
-    require(betas->is_array() && betas->get_array().size() == 2 &&
-                betas->get_array()[0].is_number() && betas->get_array()[1].is_number(),
-            Code::kInvalid, "optim: betas of ", name, " is ", boost::json::serialize(*betas),
-            ", it must be two numbers");
-    o.beta1 = betas->get_array()[0].to_number<double>();
-    o.beta2 = betas->get_array()[1].to_number<double>();
-  }
+  std::array<double, 2> betas = {o.beta1, o.beta2};
+  numbers_in(json, name, "betas", betas);
+  o.beta1 = betas[0], o.beta2 = betas[1];
   check_range(o.beta1, name, "betas[0]", {.high = 1, .below_high = true});
   check_range(o.beta2, name, "betas[1]", {.high = 1, .below_high = true});
   return o;
