@@ -16,8 +16,6 @@ WIDE = {
     "python/twinkle/dataloader/dataloader.py: __init__",
     "python/twinkle/device_mesh.py: from_sizes",
     "python/twinkle/infra.py: initialize",
-    "python/twinkle/loss/contrastive.py: __init__",
-    "python/twinkle/loss/policy.py: __call__",
     "python/twinkle/metric/completion.py: accumulate",
     "python/twinkle/model/checkpoint.py: save",
     "python/twinkle/model/multi_lora.py: __init__",

@@ -1,20 +1,26 @@
 // The engine's losses and optimizers by name: checks of their options, losses' values and
-// gradients, and the names of schedules.
+// gradients, the numbers that a script gives for the labels of a batch, and the names of schedules.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cmath>
+#include <cstring>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "twinkle/loss/loss.h"
+#include "twinkle/loss/vectors/vectors.h"
 #include "twinkle/optim/optimizer.h"
 #include "twinkle/optim/schedules/schedule.h"
 
 namespace py = pybind11;
 using namespace py::literals;
+using twinkle::Code;
+using twinkle::require;
 
 namespace {
 
@@ -54,6 +60,239 @@ py::tuple run_loss(const std::string& name, const std::string& options,
                         array_of(twinkle::loss::entropy_grad(loss, in, json)));
 }
 
+// A tensor of an array's memory.
+template <class T>
+at::Tensor view_of(const py::array_t<T, py::array::c_style | py::array::forcecast>& values) {
+  const std::vector<int64_t> sizes(values.shape(), values.shape() + values.ndim());
+  return at::from_blob(const_cast<T*>(values.data()), sizes, c10::CppTypeToScalarType<T>::value);
+}
+// The same of an array of float32, float64 or int64, which `kept` holds.
+at::Tensor view_of(const py::array& values, std::vector<py::array>& kept) {
+  const auto taken = [&]<class T>(T) {
+    py::array_t<T, py::array::c_style | py::array::forcecast> array(values);
+    kept.push_back(array);
+    return view_of<T>(array);
+  };
+  const char kind = values.dtype().kind();
+  if (kind == 'i') return taken(int64_t{});
+  return values.itemsize() == 4 ? taken(0.0F) : taken(0.0);
+}
+
+py::tuple run_vector_loss(const std::string& name, const std::string& options,
+                          const std::map<std::string, py::array>& extras,
+                          const py::array& vectors) {
+  std::vector<py::array> kept;
+  twinkle::loss::VectorExtras given;
+  for (const auto& [extra, values] : extras) given[extra] = view_of(values, kept);
+  const twinkle::loss::VectorLoss& loss = twinkle::loss::find_vectors(name);
+  const at::Tensor rows = view_of(vectors, kept);
+  twinkle::loss::OfVectors out;
+  {
+    const py::gil_scoped_release released;  // as autograd wants it
+    out = loss.run(rows, given, json_options(options));
+  }
+  py::array grad(vectors.dtype(),
+                 std::vector<py::ssize_t>(vectors.shape(), vectors.shape() + vectors.ndim()));
+  std::memcpy(grad.mutable_data(), out.grad.contiguous().const_data_ptr(),
+              static_cast<size_t>(grad.nbytes()));
+  return py::make_tuple(out.loss, grad);
+}
+
+// ---- numbers for labels
+
+using Labels = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
+using Mask = py::array_t<bool, py::array::c_style | py::array::forcecast>;
+
+constexpr double kLeftOut = -std::numeric_limits<double>::infinity();
+
+[[noreturn]] void refuse(const std::string& what, const py::handle& value, const char* must) {
+  py::module_::import("twinkle.checks").attr("refuse")(what, value, must);
+  throw py::error_already_set();  // refuse() has raised
+}
+
+// The labels of one sequence that count.
+struct Sequence {
+  std::string what;              // "loss: old_logps of inputs[0]"
+  std::vector<int64_t> at, ids;  // their positions and tokens
+  int64_t length;                // positions without the padding behind
+};
+
+std::vector<Sequence> sequences_of(const std::string& name, const Labels& labels, const Mask& mask,
+                                   const std::optional<Mask>& attended) {
+  std::vector<Sequence> out;
+  for (py::ssize_t i = 0; i < labels.shape(0); ++i) {
+    Sequence one{.what = "loss: " + name + " of inputs[" + std::to_string(i) + "]",
+                 .length = attended ? 0 : labels.shape(1)};
+    for (py::ssize_t t = 0; t < labels.shape(1); ++t) {
+      if (attended && *attended->data(i, t)) one.length = t + 1;
+      if (!*mask.data(i, t)) continue;
+      one.at.push_back(t);
+      one.ids.push_back(*labels.data(i, t));
+    }
+    out.push_back(std::move(one));
+  }
+  return out;
+}
+
+bool is_list(const py::handle& value) {
+  return PyList_Check(value.ptr()) || PyTuple_Check(value.ptr());
+}
+
+// True if it has the form of SampledSequence.logprobs: of each token [(token id, log p), ...].
+bool is_sampled(const py::handle& row) {
+  if (!is_list(row) || py::len(row) == 0) return false;
+  for (const py::handle entry : row) {
+    if (!is_list(entry) || py::len(entry) == 0) return false;
+    for (const py::handle pair : entry)
+      if (!is_list(pair) || py::len(pair) != 2) return false;
+  }
+  return true;
+}
+
+// The log-probability of each label among those of its token.
+py::list of_sampled(const Sequence& sequence, const py::handle& row) {
+  require(py::len(row) == sequence.ids.size(), Code::kInvalid, sequence.what,
+          " has the log-probabilities of ", py::len(row), " sampled tokens for ",
+          sequence.ids.size(),
+          " labels, they must be equally many: train on the new_input_feature that came with them");
+  py::list out;
+  for (size_t i = 0; i < sequence.ids.size(); ++i) {
+    const py::object entry = row[py::int_(i)];
+    py::object found = py::none();
+    py::list tokens;
+    for (const py::handle pair : entry) {
+      const py::object token = pair[py::int_(0)];
+      tokens.append(token);
+      if (token.equal(py::int_(sequence.ids[i]))) found = pair[py::int_(1)];
+    }
+    if (found.is_none()) {
+      const py::object shown =
+          py::module_::import("twinkle.checks")
+              .attr("short")(py::len(tokens) > 1 ? py::object(tokens) : py::object(tokens[0]));
+      twinkle::fail(Code::kInvalid, sequence.what, " has at ", i, " the log-probability of token",
+                    py::len(tokens) > 1 ? "s " : " ", std::string(py::str(shown)),
+                    ", but the label is ", sequence.ids[i],
+                    ": train on the new_input_feature that came with it");
+    }
+    out.append(found);
+  }
+  return out;
+}
+
+// Any numbers, as they are.
+py::array numbers_of(const Sequence& sequence, const py::handle& row) {
+  const py::object convert = py::module_::import("numpy").attr("asarray");
+  const auto made =
+      py::reinterpret_steal<py::object>(PyObject_CallOneArg(convert.ptr(), row.ptr()));
+  if (!made) {
+    PyErr_Clear();
+    refuse(sequence.what, row, "a number or a list of numbers");
+  }
+  const py::array out(made);
+  const char kind = out.dtype().kind();
+  if (kind != 'f' && kind != 'i' && kind != 'u' && kind != 'b' && out.size() > 0)
+    refuse(sequence.what, row, "a number or a list of numbers");
+  return out;
+}
+
+template <class T>
+void check_finite(const std::string& what, const py::array_t<T>& values, bool masked) {
+  const auto width = values.ndim() == 2 ? values.shape(1) : 1;
+  for (py::ssize_t i = 0; i < values.size(); i += width) {
+    bool any_left = false;
+    for (py::ssize_t j = i; j < i + width; ++j) {
+      const auto value = static_cast<double>(values.data()[j]);
+      require(std::isfinite(value) || (masked && value == kLeftOut), Code::kInvalid, what,
+              " has an entry that is nan or inf, all must be finite",
+              masked ? ", or -inf for a probability of 0" : "");
+      any_left = any_left || value != kLeftOut;
+    }
+    require(any_left, Code::kInvalid, what,
+            " has a label of which every entry is -inf, at least one must be finite");
+  }
+}
+
+// [n] or [n, K] of the sequence's labels.
+template <class T>
+py::array_t<T> at_labels(const Sequence& sequence, const py::handle& given, bool is_wide) {
+  using Values = py::array_t<T, py::array::c_style | py::array::forcecast>;
+  py::array row = numbers_of(sequence, given);
+  const auto n = static_cast<py::ssize_t>(sequence.at.size());
+  if (!is_wide && row.size() == 1) {
+    py::array_t<T> out(n);
+    std::fill_n(out.mutable_data(), n, *Values(row.reshape({1})).data());
+    return out;
+  }
+  if (!is_wide && row.ndim() == 2 && row.shape(0) == 1) row = row.reshape({row.size()});
+  require(row.ndim() == (is_wide ? 2 : 1), Code::kInvalid, sequence.what, " has shape ",
+          std::string(py::str(py::list(row.attr("shape")))), ", it must be ",
+          is_wide ? "[entries, K]" : "one number, or a list of them");
+  const py::ssize_t entries = row.shape(0);
+  require(entries == n || entries >= sequence.length, Code::kInvalid, sequence.what, " has ",
+          entries, " entries, it must have one for each of its ", n, " labels, or for each of its ",
+          sequence.length, " positions");
+  if (entries == n) return Values(row);
+  const py::array_t<int64_t> at(n, sequence.at.data());
+  return Values(row[at]);
+}
+
+template <class T>
+py::object of_all(const std::vector<Sequence>& sequences, const py::handle& given, bool is_wide,
+                  bool masked) {
+  py::list parts;
+  size_t i = 0;
+  for (const py::handle one : given) {
+    const Sequence& sequence = sequences[i++];
+    const py::object row = !is_wide && is_sampled(one) ? py::object(of_sampled(sequence, one))
+                                                       : py::reinterpret_borrow<py::object>(one);
+    const auto values = at_labels<T>(sequence, row, is_wide);
+    if (!std::is_integral_v<T>) check_finite(sequence.what, values, masked);
+    parts.append(values);
+  }
+  if (py::len(parts) == 0) return py::array_t<T>(0);
+  return py::module_::import("numpy").attr("concatenate")(parts);
+}
+
+void check_entries(const std::string& name, const py::handle& given, py::ssize_t count,
+                   const char* of_each) {
+  const bool has_none = py::hasattr(given, "ndim") && given.attr("ndim").cast<int>() == 0;
+  if (!py::hasattr(given, "__len__") || has_none || PyUnicode_Check(given.ptr()) ||
+      PyBytes_Check(given.ptr()) || PyDict_Check(given.ptr()))
+    refuse("loss: " + name, given,
+           (std::string("a list or tensor with an entry for each ") + of_each).c_str());
+  require(static_cast<py::ssize_t>(py::len(given)) == count, Code::kInvalid, "loss: ", name,
+          " has ", py::len(given), " entries for ", count, " ", of_each,
+          "s, they must be equally many");
+}
+
+py::object labels_rows(const std::string& name, const py::object& given, const Labels& labels,
+                       const Mask& mask, const std::optional<Mask>& attended,
+                       const std::string& kind) {
+  check_entries(name, given, labels.shape(0), "sequence");
+  const std::vector<Sequence> sequences = sequences_of(name, labels, mask, attended);
+  if (kind.empty()) return of_all<double>(sequences, given, false, false);
+  if (kind == "integers") return of_all<int64_t>(sequences, given, true, false);
+  return of_all<float>(sequences, given, true, kind == "logits");
+}
+
+py::array_t<double> pair_numbers(const std::string& name, const py::object& given,
+                                 py::ssize_t pairs) {
+  check_entries(name, given, pairs, "pair");
+  py::array_t<double> out(pairs);
+  py::ssize_t i = 0;
+  for (const py::handle one : given) {
+    const Sequence sequence{.what = "loss: " + name + "[" + std::to_string(i) + "]", .length = 1};
+    py::array value = numbers_of(sequence, one);
+    require(value.size() == 1, Code::kInvalid, sequence.what, " has ", value.size(),
+            " entries, it must be one number, the sum over the reply's labels; log-probabilities "
+            "of each label go into ref_logps, of both replies");
+    const auto number = py::array_t<double>(value.reshape({1}));
+    check_finite<double>(sequence.what, number, false);
+    out.mutable_data()[i++] = *number.data();
+  }
+  return out;
+}
+
 }  // namespace
 
 void bind_loss(py::module_& m) {
@@ -64,17 +303,36 @@ void bind_loss(py::module_& m) {
       },
       "name"_a, "options"_a = "", "Raises what is wrong with these options.");
   m.def(
+      "loss_options",
+      [] {
+        twinkle::JsonObject out;
+        for (const twinkle::loss::Loss& loss : twinkle::loss::all())
+          if (loss.options) out[loss.class_name] = loss.options();
+        for (const twinkle::loss::VectorLoss& loss : twinkle::loss::vector_losses())
+          out[loss.class_name] = loss.options();
+        return twinkle::pretty(out);
+      },
+      "JSON: the options of each loss by its class's name, in the order of its arguments.");
+  m.def(
       "per_sequence",
       [](const std::string& name, const std::string& extra) {
         const twinkle::loss::Loss* loss = twinkle::loss::look_up(name);
         return loss && twinkle::loss::per_sequence(*loss, extra);
       },
       "name"_a, "extra"_a, "Whether the loss reads one number a sequence of it, not one a label.");
+  m.def("label_rows", &labels_rows, "name"_a, "given"_a, "labels"_a, "mask"_a, "attended"_a,
+        "kind"_a,
+        "What `given` has for the labels [B, L] of mask, in order: [N] float64 of kind '', or "
+        "[N, K] of 'floats' and 'logits', float32, and 'integers', int64.");
+  m.def("pair_numbers", &pair_numbers, "name"_a, "given"_a, "pairs"_a,
+        "[pairs] float64 of one number for each pair of sequences.");
   m.def(
       "run_loss", &run_loss, "name"_a, "options"_a, "counts"_a, "extras"_a, "logps"_a,
       "entropies"_a = py::none(),
       "The loss of rows, so many a sequence, and its gradients by log-probabilities and entropies "
       "(None: 0), in float64. extras may have the rows' weights, too; without, they are 1.");
+  m.def("run_vector_loss", &run_vector_loss, "name"_a, "options"_a, "extras"_a, "vectors"_a,
+        "The loss of logits or embeddings, float32 or float64, and its gradient by them.");
 }
 
 void bind_optim(py::module_& m) {

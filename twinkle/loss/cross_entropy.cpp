@@ -26,13 +26,23 @@ struct Rows {
   }
 };
 
+struct Options {
+  int64_t ignore_index = -100;
+  std::string reduction = "sum";
+  bool dft = false;
+
+  static constexpr auto fields() {
+    return std::tuple{option("ignore_index", &Options::ignore_index, any(), "no other than -100"),
+                      option("reduction", &Options::reduction, one_of("sum", "mean"), "over rows"),
+                      option("dft", &Options::dft, any(), "weighs a row with its probability")};
+  }
+};
+
 Rows parse(const Json& json) {
-  check_known(json, "CrossEntropyLoss", {"reduction", "dft", "ignore_index"});
-  const std::string reduction = choice(json, "CrossEntropyLoss", "reduction", {"sum", "mean"});
-  const auto ignored = get_or<int64_t>(json, "ignore_index", -100);
-  require(ignored == -100, Code::kInvalid, "loss: ignore_index of CrossEntropyLoss is ", ignored,
+  const auto o = parsed<Options>(json, "CrossEntropyLoss");
+  require(o.ignore_index == -100, Code::kInvalid, "loss: ignore_index is ", o.ignore_index,
           ", labels are ignored by -100 only");
-  return {.mean = reduction == "mean", .dft = get_or<bool>(json, "dft", false)};
+  return {.mean = o.reduction == "mean", .dft = o.dft};
 }
 
 Rows make(const Inputs& in, const Json& json) {
@@ -50,6 +60,7 @@ Loss cross_entropy() {
                         .class_name = "CrossEntropyLoss",
                         .extras = {},
                         .check = checked<parse>,
+                        .options = described<Options>,
                         .many_targets = true});
 }
 

@@ -102,12 +102,12 @@ TEST(CrossEntropy, RefusesOptionsThatItDoesNotKnow) {
     return error_of([&] { cross_entropy_of(example(10), options); });
   };
   EXPECT_EQ(text(R"({"label_smoothing":0.1})"),
-            "loss: CrossEntropyLoss has no option 'label_smoothing', it has reduction, dft, "
-            "ignore_index");
+            "loss: CrossEntropyLoss has no option 'label_smoothing', it has ignore_index, "
+            "reduction, dft");
   EXPECT_EQ(text(R"({"reduction":"none"})"),
-            "loss: reduction of CrossEntropyLoss is 'none', it must be 'sum' or 'mean'");
+            "loss: reduction is 'none', it must be 'sum' or 'mean'");
   EXPECT_EQ(text(R"({"ignore_index":0})"),
-            "loss: ignore_index of CrossEntropyLoss is 0, labels are ignored by -100 only");
+            "loss: ignore_index is 0, labels are ignored by -100 only");
   EXPECT_EQ(text("[1]"), "loss: options of CrossEntropyLoss must be a JSON object");
 }
 

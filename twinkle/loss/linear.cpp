@@ -3,8 +3,6 @@
 // [N] and, where it looks at entropies, "entropy_grad" [N]; neither where no row is scored, as of a
 // loss of embeddings alone.
 // Options: num_tokens (default 1, of a mean), what a step divides by.
-#include <cmath>
-
 #include "twinkle/loss/options.h"
 #include "twinkle/loss/reduce.h"
 #include "twinkle/loss/rows.h"
@@ -12,13 +10,16 @@
 namespace twinkle::loss {
 namespace {
 
-double parse_num_tokens(const Json& json) {
-  check_known(json, "LinearLoss", {"num_tokens"});
-  const auto num_tokens = get_or<double>(json, "num_tokens", 1);
-  require(num_tokens >= 0 && std::isfinite(num_tokens), Code::kInvalid,
-          "loss: num_tokens of LinearLoss is ", num_tokens, ", it must be at least 0 and finite");
-  return num_tokens;
-}
+struct Options {
+  double num_tokens = 1;
+
+  static constexpr auto fields() {
+    return std::tuple{
+        option("num_tokens", &Options::num_tokens, at_least(0), "what a step divides by")};
+  }
+};
+
+Options parse(const Json& json) { return parsed<Options>(json, "LinearLoss"); }
 
 at::Tensor entropy_grad_of(const Inputs& in, const Json&) {
   if (!in.extras.contains("entropy_grad")) return {};
@@ -37,7 +38,7 @@ TokenGrad prepare_rows(const Inputs& in, const Json&) {
 }
 
 Output run_all(const Inputs& in, const Json& json) {
-  Output out{.grad = at::empty_like(in.logprobs), .num_tokens = parse_num_tokens(json)};
+  Output out{.grad = at::empty_like(in.logprobs), .num_tokens = parse(json).num_tokens};
   const auto n = static_cast<size_t>(in.logprobs.numel());
   prepare_rows(in, json)(0, elements(in.logprobs), {out.grad.mutable_data_ptr<float>(), n});
   out.loss = through(in, out.grad, in.logprobs);
@@ -51,7 +52,7 @@ Loss linear() {
   return {.name = "linear",
           .class_name = "LinearLoss",
           .extras = {{.name = "grad"}, {.name = "entropy_grad", .optional = true}},
-          .check = checked<parse_num_tokens>,
+          .check = checked<parse>,
           .run = run_all,
           .prepare = prepare_rows,
           .entropy_grad = entropy_grad_of};

@@ -61,7 +61,7 @@ TEST(Linear, StepsDivideByTheTokensThatTheCallerNames) {
 
 TEST(Linear, RefusesWhatItCannotUse) {
   EXPECT_EQ(linear_error(linear_example(), JsonObject{{"num_tokens", -1}}),
-            "loss: num_tokens of LinearLoss is -1, it must be at least 0 and finite");
+            "loss: num_tokens is -1, it must be a number of at least 0");
   EXPECT_EQ(linear_error(linear_example(), JsonObject{{"scale", 1}}),
             "loss: LinearLoss has no option 'scale', it has num_tokens");
   Inputs in = linear_example();

@@ -141,30 +141,43 @@ bool finite(const Output& output) {
   return std::isfinite(output.loss) && output.grad.isfinite().all().item<bool>();
 }
 
-void check_known(const Json& options, std::string_view loss,
-                 const std::vector<std::string_view>& known) {
-  if (options.is_null()) return;
-  require(options.is_object(), Code::kInvalid, "loss: options of ", loss, " must be a JSON object");
-  for (const auto& [key, value] : options.get_object()) {
-    if (std::find(known.begin(), known.end(), std::string_view(key)) != known.end()) continue;
+void set_options(std::span<const AnyOption> options, const Json& json, std::string_view loss) {
+  if (json.is_null()) return;
+  require(json.is_object(), Code::kInvalid, "loss: options of ", loss, " must be a JSON object");
+  for (const auto& [key, value] : json.get_object()) {
+    const auto found = std::ranges::find(options, std::string_view(key), &AnyOption::name);
+    if (found != options.end()) {
+      std::string shown = told(value);
+      if (value.is_string()) shown.insert(0, 1, '\'').push_back('\'');
+      if (!value.is_null()) set_option(*found, value, "loss: ", shown);
+      continue;
+    }
     std::string names;
-    for (const std::string_view name : known)
-      names += (names.empty() ? "" : ", ") + std::string(name);
+    for (const AnyOption& one : options) names.append(names.empty() ? "" : ", ").append(one.name);
     fail(Code::kInvalid, "loss: ", loss, " has no option '", std::string_view(key), "', it has ",
          names.empty() ? "none" : names);
   }
 }
 
-std::string choice(const Json& options, std::string_view loss, std::string_view name,
-                   const std::vector<std::string_view>& known) {
-  const auto value = get_or<std::string>(options, name, std::string(known.front()));
-  if (std::ranges::find(known, value) != known.end()) return value;
-  std::string names;
-  for (size_t i = 0; i < known.size(); ++i) {
-    if (i > 0) names += i + 1 < known.size() ? ", " : " or ";
-    names.append("'").append(known[i]).append("'");
+Json described(std::span<const AnyOption> options) {
+  constexpr std::string_view kKinds[] = {"flag", "integer", "number", "text"};
+  const auto limit = [](double value) { return std::isfinite(value) ? Json(value) : Json(); };
+  JsonArray out;
+  for (const AnyOption& one : options) {
+    JsonArray texts;
+    for (const std::string_view text : one.limits.one_of)
+      if (!text.empty()) texts.emplace_back(text);
+    const Json value = one.get();
+    out.push_back(JsonObject{{"name", one.name},
+                             {"kind", kKinds[static_cast<size_t>(one.kind)]},
+                             {"default", one.allows(value) ? value : Json()},
+                             {"least", limit(one.limits.least)},
+                             {"most", limit(one.limits.most)},
+                             {"open", one.limits.open},
+                             {"one_of", texts},
+                             {"must", one.must_be()}});
   }
-  fail(Code::kInvalid, "loss: ", name, " of ", loss, " is '", value, "', it must be ", names);
+  return out;
 }
 
 }  // namespace twinkle::loss

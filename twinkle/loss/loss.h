@@ -54,6 +54,7 @@ struct Loss {
   std::string_view class_name;         // "CrossEntropyLoss": as scripts name it
   std::vector<Extra> extras;           // others are refused
   void (*check)(const Json& options);  // throws what run() would throw for these options
+  Json (*options)() = nullptr;         // as described() of options.h; null: it has none
   Output (*run)(const Inputs& inputs, const Json& options) = nullptr;
   // Null unless a row's derivative is known from that row alone. Then the head's forward and
   // backward can be one pass: prepare() before it, with `logprobs` undefined, and run() after it.

@@ -53,6 +53,7 @@ TEST(Loss, WhatAStepDividesByDoesNotDependOnLogProbabilities) {
     for (const Extra& extra : loss.extras) {
       if (extra.name == "ref_sums") continue;  // in the place of ref_logps
       in.extras[std::string(extra.name)] = at::full({extra.per_sequence ? 2 : 3}, 0.9F);
+      if (extra.name == "desirable") in.extras["desirable"] = at::tensor({1.0F, -1.0F});
     }
     const double want = run(loss, in).num_tokens;
     EXPECT_GT(want, 0);

@@ -198,7 +198,7 @@ def test_a_teacher_that_is_missing_or_of_another_form_is_named(given, text):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"beta": 1.1}, "beta is 1.1, it must be from 0 to 1"),
+        ({"beta": 1.1}, "beta is 1.1, it must be a number of at least 0, at most 1"),
         ({"beta": -0.1}, "beta is -0.1"),
         ({"temperature": 0}, "temperature is 0, it must be a number above 0"),
         ({"chunk_size": 0}, "chunk_size is 0, it must be an integer of at least 1"),
@@ -238,7 +238,7 @@ def test_mse_with_tokens_for_labels_is_named():
 
 
 def test_what_is_infinite_or_no_target_is_named():
-    with pytest.raises(InvalidError, match=r"beta is 1.0, KL\(S \|\| T\), which is infinite where"):
+    with pytest.raises(InvalidError, match=r"beta is 1, KL\(S \|\| T\), which is infinite where"):
         GKDLoss(beta=1)(batch(), {"logits": STUDENT}, teacher_logits=left_out(2))
     with pytest.raises(InvalidError, match=r"targets of .* an entry that is nan or inf"):
         MSELoss()(batch(), {"logits": STUDENT}, targets=left_out(2))

@@ -3,17 +3,19 @@
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import twinkle
 import twinkle.loss
+from twinkle.core import core
 from twinkle.errors import InvalidError
 from twinkle.loss import FunctionLoss, GRPOLoss, Loss, torch_loss_mapping
 from twinkle.loss.base import check_usable, row_arguments
 
 NAMES = """mse chunked_cross_entropy cross_entropy liger_fused_linear_cross_entropy gkd grpo ppo
-gspo sapo cispo bnpo dr_grpo dpo simpo cpo orpo infonce""".split()
+gspo sapo cispo bnpo dr_grpo dpo simpo cpo orpo kto opsd infonce""".split()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -25,13 +27,19 @@ def test_a_mapped_name_is_an_exported_loss(name):
     assert type(twinkle.construct_class(cls.__name__, Loss, twinkle.loss, **options)) is cls
 
 
+def test_the_table_of_options_is_the_engines(engine_built):
+    """tools/loss_options.py writes it anew."""
+    table = Path(twinkle.loss.__file__).with_name("options.json").read_text()
+    assert table == core().loss_options()
+
+
 def test_losses_and_metrics_load_torch_where_they_compute():
     code = "import sys, twinkle.loss, twinkle.metric; print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "False"
 
 
-@pytest.mark.parametrize("name", [*NAMES, "ppo_value"])
+@pytest.mark.parametrize("name", [*NAMES, "ppo_value", "reward"])
 def test_a_loss_says_which_of_its_arguments_have_an_entry_for_each_row(name):
     cls = torch_loss_mapping[name]
     loss = cls(chunk_size=64) if name == "chunked_cross_entropy" else cls()

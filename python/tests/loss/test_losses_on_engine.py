@@ -18,7 +18,9 @@ from twinkle.loss import (
     GRPOLoss,
     GSPOLoss,
     InfonceLoss,
+    KTOLoss,
     LigerFusedLinearCrossEntropyLoss,
+    OPSDLoss,
     SimPOLoss,
 )
 from twinkle.model import TransformersModel
@@ -132,6 +134,8 @@ LOSSES = {  # the engine's: the loss, its arguments
     "reference": (DPOLoss(sft_weight=0.2), {"ref_logps": [[-2.0] * n for n in COUNTS]}),
     "sums": (DPOLoss(), {"ref_chosen_logps": [-9.0, -8.0], "ref_rejected_logps": [-9.5, -7.0]}),
     "no reference": (SimPOLoss(gamma=0.2), {}),
+    "single": (KTOLoss(), {"desirable": [True, None, False, None], "ref_logps": [-2.0] * 4}),
+    "teacher": (OPSDLoss(), {"teacher_logps": [-2.0] * 4}),
 }
 
 
@@ -216,6 +220,13 @@ def test_infonce_without_its_task_or_labels_is_named(fp32):
         ("GRPOLoss", {"advantages": [1] * 3}, "advantages has 3 entries for 4 sequences"),
         ("DPOLoss", {}, "DPOLoss needs a reference"),
         ("GKDLoss", {}, "GKDLoss needs a teacher"),
+        ("OPSDLoss", {}, "OPSDLoss needs a teacher"),
+        ("KTOLoss", {"ref_logps": [-2.0] * 4}, "KTOLoss needs desirable, .* for 4 sequences it is"),
+        (
+            "KTOLoss",
+            {"ref_logps": [-2.0] * 4, "desirable": [True] * 4},
+            "needs replies to other prompts, .* or set baseline='zero'",
+        ),
         ("MSELoss", {}, "MSELoss compares logits of shape"),
     ],
 )

@@ -225,7 +225,11 @@ def test_a_reference_that_is_missing_or_of_another_form_is_named_and_no_zero(giv
         ("DPOLoss", {"loss_type": "exo"}, "loss_type is 'exo', it must be 'sigmoid', 'hinge'"),
         ("DPOLoss", {"loss_type": ["ipo"]}, "loss_type is "),
         ("DPOLoss", {"beta": 0}, "beta is 0, it must be a number above 0"),
-        ("DPOLoss", {"label_smoothing": 0.6}, "label_smoothing is 0.6, it must be at most 0.5"),
+        (
+            "DPOLoss",
+            {"label_smoothing": 0.6},
+            "label_smoothing is 0.6, it must be a number of at least 0, at most 0.5",
+        ),
         ("DPOLoss", {"label_smoothing": -1}, "label_smoothing is -1"),
         (
             "DPOLoss",

@@ -96,3 +96,20 @@ def test_a_clip_that_cannot_be_is_refused(epsilon):
 def test_it_is_found_by_its_name():
     made = twinkle.construct_class("PPOValueLoss", Loss, twinkle.loss, epsilon=0.5)
     assert made.epsilon == 0.5 and made.require_values and not made.require_logps
+
+
+def test_a_reward_models_scores_are_the_values_at_last_labels():
+    values = torch.tensor([[9.0, 0.5, 0.0], [9.0, 9.0, -0.25], [1.0, 0.0, 0.0], [9.0, 2.0, 9.0]])
+    values.requires_grad_()
+    labels = torch.tensor([[1, 2, -100], [3, 4, 5], [6, -100, -100], [7, 8, -100]])
+    loss = twinkle.loss.RewardLoss(center_rewards_coefficient=0.1)
+    out = loss({"labels": labels}, {"values": values})["loss"]
+    margins = torch.tensor([0.75, -1.0], dtype=torch.float64)
+    expected = -torch.nn.functional.logsigmoid(margins).mean() + 0.1 * (0.25**2 + 3**2) / 2
+    torch.testing.assert_close(out, expected, rtol=1e-9, atol=0)
+    (grad,) = torch.autograd.grad(out, values)
+    assert (grad != 0).nonzero().tolist() == [[0, 1], [1, 2], [2, 0], [3, 1]]
+    scores = torch.tensor([[0.5], [-0.25], [1.0], [2.0]])
+    assert loss({}, {"logits": scores})["loss"] == out
+    with pytest.raises(InvalidError, match=r"RewardLoss needs pairs, .* but there are 3 sequences"):
+        loss({"labels": labels[:3]}, {"values": values[:3]})

@@ -8,7 +8,15 @@ import torch
 from loss_batches import batch, drawn_logps, ragged
 
 from twinkle import InvalidError
-from twinkle.metric import CompletionRewardMetric, DPOMetric, EmbeddingMetric
+from twinkle.metric import (
+    Accuracy,
+    CompletionRewardMetric,
+    DPOMetric,
+    EmbeddingMetric,
+    GRPOMetric,
+    LossMetric,
+    TrainMetric,
+)
 
 NEW, REF = drawn_logps(1).detach(), drawn_logps(2).detach()
 SUMS, REF_SUMS = ([sum(row) for row in ragged(logps)] for logps in (NEW, REF))
@@ -138,3 +146,41 @@ def test_rewards_lengths_and_times_are_means_since_the_reset():
         with pytest.raises(InvalidError, match=r"puts of CompletionRewardMetric is .* rewards= by"):
             metric.accumulate(*given)
     assert metric.calculate() == before
+
+
+def test_metrics_that_a_script_accumulates_itself():
+    """As the scripts of ModelScope's Twinkle call them, with numbers in place of texts."""
+    accuracy = Accuracy()
+    accuracy.accumulate({"labels": torch.tensor([1, -100, 3])}, {"logits": torch.eye(4)[[1, 2, 0]]})
+    assert accuracy.calculate() == {"accuracy": 0.5, "correct_tokens": 1, "total_tokens": 2}
+    accuracy.reset()
+    accuracy.accumulate({"labels": torch.tensor([1])}, {})
+    assert accuracy.calculate() == {}
+    with pytest.raises(InvalidError, match=r"Accuracy has predictions of the shape \[3\], but"):
+        accuracy.accumulate({"labels": torch.tensor([1, 2])}, {"logits": torch.eye(3)})
+
+    loss = LossMetric()
+    labels, given = torch.tensor([1, 2, -100]), {"loss_reduction": "sum", "grad_norm": 0.5}
+    loss.accumulate({"labels": labels}, {"loss": torch.tensor(3.0)}, **given)
+    loss.accumulate({"labels": labels}, {"loss": 5.0, "num_tokens": torch.tensor(2)}, **given)
+    assert loss.calculate() == {"loss": 2.0, "num_tokens": 2, "grad_norm": 0.5}
+
+    train = TrainMetric()
+    train.accumulate({}, {}, lr=[1e-4, 2e-4], step=10, gradient_accumulation_steps=2)
+    seen = train.calculate()
+    rates = seen["learning rate(param group 1)"], seen["learning rate(param group 2)"]
+    assert (*rates, seen["iters"]) == (1e-4, 2e-4, 5) and seen["speed"] > 0
+    train.accumulate({}, {}, lr=1e-3, step=12, gradient_accumulation_steps=2)
+    assert (train.calculate()["learning rate"], train.calculate()["iters"]) == (1e-3, 6)
+
+    x = torch.tensor([[1.0, 0.0], [0.6, 0.8]])
+    for logits in (x, torch.stack([x, -x], 1)):  # the first position's, of three dimensions
+        embedding = EmbeddingMetric()
+        embedding.accumulate({"labels": torch.tensor([1, 0])}, {"logits": logits})
+        assert embedding.calculate()["pos_sim"] == pytest.approx(0.6)
+
+    policy, logps = GRPOMetric(), torch.tensor([[-1.0, -2.0, 0.0, 0.0]])
+    policy.accumulate({"labels": torch.tensor([[1, 2]])}, None)
+    inputs = {"labels": torch.tensor([[1, 2, -100, -100]])}
+    policy.accumulate(inputs, {"logps": logps}, old_logps=[torch.tensor([[-1.0, -1.5]])])
+    assert policy.calculate()["train/logp_diff_mean"] == pytest.approx(-0.25)

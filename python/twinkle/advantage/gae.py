@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from twinkle import checks
 from twinkle.advantage.base import Advantage
-from twinkle.advantage.group import as_finite
+from twinkle.advantage.group import as_finite, check_shape
 from twinkle.errors import refuse_unknown, require
 
 
@@ -17,8 +17,11 @@ class GAEAdvantage(Advantage):
     """
 
     def __init__(self, gamma=1.0, gae_lambda=0.95, normalize=True):
-        self.gamma = _share("gamma", gamma)
-        self.gae_lambda = _share("gae_lambda", gae_lambda)
+        for name, value in (("gamma", gamma), ("gae_lambda", gae_lambda)):
+            share = checks.number(f"advantage: {name}", value)
+            if not 0 <= share <= 1:
+                checks.refuse(f"advantage: {name}", share, "a number from 0 to 1")
+            setattr(self, name, share)
         self.normalize = checks.flag("advantage: normalize", normalize)
 
     @staticmethod
@@ -32,12 +35,7 @@ class GAEAdvantage(Advantage):
         finite; a kl_coef below 0, or above 0 without log-probabilities.
         """
         kl_coef = checks.number("advantage: kl_coef", kl_coef, least=0)
-        rewards = as_finite("advantage: rewards", rewards, "[B]")
-        require(
-            rewards.dim() == 1,
-            f"advantage: rewards have the shape {tuple(rewards.shape)}, it must be [B]",
-        )
-        rewards = rewards.tolist()
+        rewards = as_finite("advantage: rewards", rewards, "[B]", (1,)).tolist()
         lengths = checks.ids("advantage: lengths", lengths)
         _same_number("lengths", lengths, rewards)
         require(
@@ -48,14 +46,13 @@ class GAEAdvantage(Advantage):
             old_logps is not None or kl_coef == 0,
             f"advantage: kl_coef is {kl_coef}, for which old_logps and ref_logps must be given",
         )
-        out = []
         for i, length in enumerate(lengths):
             checks.integer(f"advantage: lengths[{i}]", length, least=1)
-            out.append([0.0] * length)
+        out = [[0.0] * length for length in lengths]
         if old_logps is not None:
             old, ref = (
-                _ragged(name, logps, lengths)
-                for name, logps in (("old_logps", old_logps), ("ref_logps", ref_logps))
+                _ragged("old_logps", old_logps, lengths),
+                _ragged("ref_logps", ref_logps, lengths),
             )
             out = [(-kl_coef * (a - b)).tolist() for a, b in zip(old, ref, strict=True)]
         for tokens, reward in zip(out, rewards, strict=True):
@@ -93,13 +90,6 @@ class GAEAdvantage(Advantage):
             whitened = (counted - counted.mean()) / (counted.std(correction=0) + 1e-8)
             advantages = advantages.masked_scatter(masks, whitened)
         return advantages.float(), returns.float()
-
-
-def _share(name, value):
-    value = checks.number(f"advantage: {name}", value)
-    if not 0 <= value <= 1:
-        checks.refuse(f"advantage: {name}", value, "a number from 0 to 1")
-    return value
 
 
 def _same_number(name, given, rewards):
@@ -140,10 +130,7 @@ def _inputs(rewards, values, masks):
         except (TypeError, ValueError, RuntimeError):  # ragged, no numbers, too large
             checks.refuse(f"advantage: {name}", value, "numbers [B, T] (pad replies, with masks)")
         out = out[None] if out.dim() == 1 else out
-        require(
-            out.dim() == 2,
-            f"advantage: {name} have the shape {tuple(out.shape)}, it must be [B, T]",
-        )
+        check_shape(f"advantage: {name}", out, "[B, T]", (2,))
         return out
 
     rewards, values = matrix("rewards", rewards), matrix("values", values)
@@ -155,8 +142,6 @@ def _inputs(rewards, values, masks):
             ", these must be the same",
         )
     masks = masks.to(rewards.device) != 0
-    rewards, values = (
-        as_finite(f"advantage: {name}", of.to(rewards.device).masked_fill(~masks, 0), "[B, T]")
-        for name, of in (("rewards", rewards), ("values", values))
-    )
-    return rewards, values, masks
+    given = [("rewards", rewards), ("values", values.to(rewards.device))]
+    counted = [as_finite(f"advantage: {n}", x.masked_fill(~masks, 0), "[B, T]") for n, x in given]
+    return *counted, masks

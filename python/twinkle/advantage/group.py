@@ -64,8 +64,16 @@ class RLOOAdvantage(Advantage):
         return restore(_divided(_less_mean(groups, 1) * (count / (count - 1)), groups, scale))
 
 
-def as_finite(what, value, shape):
-    """A float64 tensor of numbers, detached. InvalidError: another thing, or one not finite."""
+def check_shape(what, tensor, shape, dims):
+    """InvalidError: another number of dimensions than one of dims, which `shape` shows."""
+    require(
+        tensor.dim() in dims, f"{what} have the shape {tuple(tensor.shape)}, it must be {shape}"
+    )
+
+
+def as_finite(what, value, shape, dims=None):
+    """A float64 tensor of numbers, detached. InvalidError: another thing, one not finite, another
+    number of dimensions than one of dims."""
     import torch
 
     try:
@@ -76,6 +84,8 @@ def as_finite(what, value, shape):
     if len(bad):
         place = tuple(bad[0].tolist())
         checks.refuse(f"{what}[{', '.join(map(str, place))}]", out[place].item(), "a finite number")
+    if dims:
+        check_shape(what, out, shape, dims)
     return out
 
 
@@ -87,13 +97,8 @@ def _groups(rewards, num_generations, scale, prompts):
     count = checks.integer("advantage: num_generations", num_generations, least=1)
     if scale not in _SCALES:
         checks.refuse("advantage: scale", scale, "'group', 'batch' or 'none'")
-    rewards = as_finite("advantage: rewards", rewards, "[N] or [N, K]")
-    require(
-        rewards.dim() in (1, 2),
-        f"advantage: rewards have the shape {tuple(rewards.shape)}, it must be [N] or [N, K]",
-    )
-    if rewards.dim() == 2:
-        rewards = rewards.sum(-1)
+    rewards = as_finite("advantage: rewards", rewards, "[N] or [N, K]", (1, 2))
+    rewards = rewards.sum(-1) if rewards.dim() == 2 else rewards
     require(
         len(rewards) % count == 0,
         f"advantage: {len(rewards)} rewards are no multiple of num_generations, {count}: every "

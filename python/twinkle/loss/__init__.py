@@ -3,20 +3,24 @@ subclassing Loss."""
 
 from twinkle.loss.base import FunctionLoss, Loss
 from twinkle.loss.contrastive import InfonceLoss
-from twinkle.loss.cross_entropy import CrossEntropyLoss
+from twinkle.loss.cross_entropy import (
+    ChunkedCrossEntropyLoss,
+    CrossEntropyLoss,
+    LigerFusedLinearCrossEntropyLoss,
+)
 from twinkle.loss.distillation import GKDLoss, MSELoss
-from twinkle.loss.fused import ChunkedCrossEntropyLoss, LigerFusedLinearCrossEntropyLoss
 from twinkle.loss.policy import (
     BNPOLoss,
     CISPOLoss,
     DRGRPOLoss,
     GRPOLoss,
     GSPOLoss,
+    OPSDLoss,
     PPOLoss,
     SAPOLoss,
 )
-from twinkle.loss.preference import CPOLoss, DPOLoss, ORPOLoss, SimPOLoss
-from twinkle.loss.value import PPOValueLoss
+from twinkle.loss.preference import CPOLoss, DPOLoss, KTOLoss, ORPOLoss, SimPOLoss
+from twinkle.loss.value import PPOValueLoss, RewardLoss
 
 torch_loss_mapping = {
     "mse": MSELoss,
@@ -36,29 +40,16 @@ torch_loss_mapping = {
     "simpo": SimPOLoss,
     "cpo": CPOLoss,
     "orpo": ORPOLoss,
+    "kto": KTOLoss,
+    "opsd": OPSDLoss,
+    "reward": RewardLoss,
+    "rm": RewardLoss,
     "infonce": InfonceLoss,
 }
 
-__all__ = [
-    "BNPOLoss",
-    "CISPOLoss",
-    "CPOLoss",
-    "ChunkedCrossEntropyLoss",
-    "CrossEntropyLoss",
-    "DPOLoss",
-    "DRGRPOLoss",
+__all__ = [  # noqa: PLE0604
     "FunctionLoss",
-    "GKDLoss",
-    "GRPOLoss",
-    "GSPOLoss",
-    "InfonceLoss",
-    "LigerFusedLinearCrossEntropyLoss",
     "Loss",
-    "MSELoss",
-    "ORPOLoss",
-    "PPOLoss",
-    "PPOValueLoss",
-    "SAPOLoss",
-    "SimPOLoss",
     "torch_loss_mapping",
+    *{cls.__name__: cls for cls in torch_loss_mapping.values()},
 ]

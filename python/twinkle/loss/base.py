@@ -154,6 +154,36 @@ class _Outputs(dict):
         )
 
 
+def by_hand(loss, inputs, outputs):
+    """(inputs, outputs) as a model gives them to a loss, of what a script passes itself: tensors
+    [B, L], and logits [B, L, V], of which logps and entropies are computed where these are not
+    given. Of one sequence all may be without B. InvalidError: no labels, a tensor of another
+    shape."""
+    import torch
+
+    require("labels" in inputs, f"loss: {type(loss).__name__} needs inputs['labels']")
+    labels = torch.as_tensor(inputs["labels"])
+    one, shape = labels.ndim == 1, tuple(labels.shape)
+
+    def shaped(name, value):
+        value = torch.as_tensor(value)
+        found = tuple(value.shape[:-1] if name == "logits" else value.shape)
+        require(
+            found == shape,
+            f"loss: {name} of {type(loss).__name__} has the shape {list(value.shape)}, but labels "
+            f"have {list(shape)}: it must have an entry for each label",
+        )
+        return value[None] if one else value
+
+    def each(given, names):
+        own = dict(given)  # without what _Outputs would compute
+        return own | {name: shaped(name, own[name]) for name in names if own.get(name) is not None}
+
+    inputs = each(inputs, ("labels", "attention_mask", "loss_scale"))
+    outputs = each(outputs, ("logps", "entropies", "logits", "values"))
+    return inputs, _Outputs(outputs, loss, inputs["labels"])
+
+
 def check_usable(loss, value_head=False):
     """InvalidError: the loss has require_values, and the model has no value_head, or it is the
     other way round; it needs what a model with a value_head does not give; its row_arguments are no

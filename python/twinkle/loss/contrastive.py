@@ -1,8 +1,7 @@
 """Losses of embeddings [B, D]: which sequences belong together."""
 
-from twinkle import checks
 from twinkle.errors import NotAvailableError, require
-from twinkle.loss.base import Loss
+from twinkle.loss.engine import TableLoss, of_vectors
 
 
 def anchors(inputs, reader):
@@ -33,7 +32,7 @@ def anchors(inputs, reader):
     return found
 
 
-class InfonceLoss(Loss):
+class InfonceLoss(TableLoss):
     """InfoNCE (van den Oord et al. 2018, arXiv 1807.03748, eq. 4): -log softmax of the anchor's
     similarity to its positive, among those to all documents (positives and negatives), divided by
     temperature; the mean over groups. For forward_backward(task='embedding').
@@ -48,29 +47,20 @@ class InfonceLoss(Loss):
     """
 
     require_logps = False
-    whole_batch = True
     row_arguments = ()
+    arguments = (
+        "temperature",
+        "use_batch",
+        "hard_negatives",
+        "mask_fake_negative",
+        "fake_neg_margin",
+        "include_qq",
+        "include_dd",
+        "process_group",
+    )
 
-    def __init__(
-        self,
-        temperature=0.1,
-        use_batch=True,
-        hard_negatives=None,
-        mask_fake_negative=False,
-        fake_neg_margin=0.1,
-        include_qq=False,
-        include_dd=False,
-        process_group=None,
-    ):
-        self.temperature = checks.number("loss: temperature", temperature, above=0)
-        self.use_batch = checks.flag("loss: use_batch", use_batch)
-        self.hard_negatives = checks.integer(
-            "loss: hard_negatives", hard_negatives, least=1, none=True
-        )
-        self.mask_fake_negative = checks.flag("loss: mask_fake_negative", mask_fake_negative)
-        self.fake_neg_margin = checks.number("loss: fake_neg_margin", fake_neg_margin, above=0)
-        self.include_qq = checks.flag("loss: include_qq", include_qq)
-        self.include_dd = checks.flag("loss: include_dd", include_dd)
+    def _set(self, process_group, **options):
+        super()._set(**options)
         require(
             self.use_batch or not (self.include_qq or self.include_dd),
             "loss: include_qq and include_dd compare groups with each other, they need "
@@ -85,46 +75,6 @@ class InfonceLoss(Loss):
     def __call__(self, inputs, outputs):
         """LossOutput of labels, 1 for an anchor and 0 for what follows it, and embeddings [B, D].
         InvalidError: as anchors; a group without negatives where hard_negatives is set."""
-        import torch
-
-        embeddings = outputs["embeddings"].double()
-        first = anchors(inputs, "loss: InfonceLoss").tolist()
-        groups = [
-            self._documents(begin, end)
-            for begin, end in zip(first, [*first[1:], len(embeddings)], strict=True)
-        ]
-        owner = torch.tensor([g for g, documents in enumerate(groups) for _ in documents])
-        docs = embeddings[[i for documents in groups for i in documents]]
-        queries = embeddings[first]
-        rows = torch.arange(len(groups))
-        own = torch.searchsorted(owner, rows)  # each group's positive among docs
-        scores = queries @ docs.T
-        limit = scores[rows, own].detach()[:, None] + self.fake_neg_margin
-        if not self.use_batch:
-            scores = scores.masked_fill(owner != rows[:, None], -torch.inf)
-        parts = [self._masked(scores, limit)]
-        if self.include_qq:
-            others = (queries @ queries.T).masked_fill(rows == rows[:, None], -torch.inf)
-            parts.append(self._masked(others, limit))
-        if self.include_dd:
-            itself = torch.arange(len(docs)) == own[:, None]
-            parts.append((docs[own] @ docs.T).masked_fill(itself, -torch.inf))
-        loss = torch.nn.functional.cross_entropy(torch.cat(parts, 1) / self.temperature, own)
-        return {"loss": loss, "num_tokens": 0}
-
-    def _documents(self, begin, end):
-        """Indices of a group's positive and its negatives."""
-        positive, *negatives = range(begin + 1, end)
-        if self.hard_negatives is None:
-            return [positive, *negatives]
-        require(
-            negatives,
-            f"loss: hard_negatives is {self.hard_negatives}, but the group of inputs[{begin}] has "
-            "no negative to repeat",
-        )
-        return [positive, *(negatives[i % len(negatives)] for i in range(self.hard_negatives))]
-
-    def _masked(self, scores, limit):
-        import torch
-
-        return scores.masked_fill(scores > limit, -torch.inf) if self.mask_fake_negative else scores
+        embeddings = outputs["embeddings"]
+        value = of_vectors(self, embeddings, {"anchors": anchors(inputs, "loss: InfonceLoss")})
+        return {"loss": value, "num_tokens": 0}

@@ -1,41 +1,57 @@
-"""Cross entropy of the labels."""
+"""Cross entropy of the labels, by its three names."""
 
 from twinkle import checks
-from twinkle.errors import require
-from twinkle.loss.base import Loss
-from twinkle.loss.engine import computed
-from twinkle.loss.labels import check_ignore_index
+from twinkle.errors import NotAvailableError
+from twinkle.loss.base import by_hand
+from twinkle.loss.engine import EngineLoss, computed
 
 
-class CrossEntropyLoss(Loss):
-    """-sum of log p(label), or its mean with reduction='mean'; computed by the engine.
+class CrossEntropyLoss(EngineLoss):
+    """-sum of log p(label), or its mean with reduction='mean'.
 
     dft: each token is also weighted with its own probability, taken as a constant. InvalidError:
     another ignore_index than -100, a reduction that is neither 'sum' nor 'mean'.
     """
 
-    engine_name = "CrossEntropyLoss"
+    whole_batch = False
     row_arguments = ()
 
-    def __init__(self, ignore_index=-100, reduction="sum", dft=False):
-        check_ignore_index(ignore_index)
-        require(
-            isinstance(reduction, str) and reduction in ("sum", "mean"),
-            f"loss: reduction is {reduction!r}, it must be 'sum' or 'mean'",
-        )
-        self.reduction = reduction
-        self.dft = checks.flag("loss: dft", dft)
-
-    def engine_options(self):
-        return {"reduction": self.reduction, "dft": self.dft}
-
     def __call__(self, inputs, outputs):
-        """LossOutput of labels and logps [B, L]; loss_scale [B, L] weighs the labels. The loss is
-        float64, num_tokens the labels that count, or 0 with reduction='mean'."""
-        mask = inputs["labels"] != -100
-        counted, weights = mask, None
-        if "loss_scale" in inputs:
-            weights = inputs["loss_scale"][mask].double()
-            counted = mask & (inputs["loss_scale"] != 0)
+        """LossOutput of labels and logps [B, L], or logits [B, L, V]; loss_scale [B, L] weighs the
+        labels. The loss is float64, num_tokens an int64 tensor, the number of labels that count, or
+        0 with reduction='mean'. InvalidError: other shapes."""
+        inputs, outputs = by_hand(self, inputs, outputs)
+        mask = counted = inputs["labels"] != -100
+        weights = inputs.get("loss_scale")
+        if weights is not None:
+            counted, weights = mask & (weights != 0), weights[mask].double()
         value = computed(self, inputs, outputs, mask, {}, weights)
-        return {"loss": value, "num_tokens": 0 if self.reduction == "mean" else int(counted.sum())}
+        return {"loss": value, "num_tokens": counted.sum() * (self.reduction == "sum")}
+
+
+class ChunkedCrossEntropyLoss(CrossEntropyLoss):
+    """CrossEntropyLoss's numbers. chunk_size: checked, and without effect: the engine never holds
+    all logits and chooses its chunks itself. InvalidError: chunk_size below 1, and as
+    CrossEntropyLoss."""
+
+    def __init__(self, chunk_size, ignore_index=-100, reduction="mean", dft=False):
+        checks.integer("loss: chunk_size", chunk_size, least=1)
+        super().__init__(ignore_index, reduction, dft)
+
+
+class LigerFusedLinearCrossEntropyLoss(CrossEntropyLoss):
+    """CrossEntropyLoss's numbers, with task='fused_lm_ce' and without it: the engine's head is
+    always fused with its cross entropy. NotAvailableError: a label_smoothing other than 0, a
+    softcap (that of a model's config.json is the model's). InvalidError: as CrossEntropyLoss."""
+
+    def __init__(self, ignore_index=-100, reduction="sum", label_smoothing=0.0, softcap=None):
+        for name, value, without in [
+            ("label_smoothing", label_smoothing, 0),
+            ("softcap", softcap, None),
+        ]:
+            if value != without:
+                raise NotAvailableError(
+                    f"loss: {name} is {value!r}, which LigerFusedLinearCrossEntropyLoss does not "
+                    "have in this version: leave it out"
+                )
+        super().__init__(ignore_index, reduction)

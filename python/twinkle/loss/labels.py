@@ -2,7 +2,7 @@
 probabilities of another model, advantages, a teacher's logits. B sequences, padded to L, N labels.
 """
 
-from twinkle import checks
+from twinkle.core import core
 from twinkle.errors import InvalidError, require
 
 
@@ -46,20 +46,12 @@ def at_labels(name, given, inputs, mask, width=None):
     """
     import torch
 
-    _check_entries(name, given, len(mask), "sequence")
-    dtype = {None: torch.float64, "integers": torch.int64}.get(width, torch.float32)
-    rows = []
-    for i, (row, length) in enumerate(zip(given, _lengths(inputs, mask), strict=True)):
-        what = f"loss: {name} of inputs[{i}]"
-        if width is None and _is_sampled(row):
-            entries = _of_sampled(what, row, inputs["labels"][i][mask[i]].tolist())
-        else:
-            entries = row
-        values = _at(what, _tensor(what, entries, dtype), mask[i].nonzero()[:, 0], length, width)
-        if width != "integers":
-            _check_finite(what, values, masked=width == "logits")
-        rows.append(values)
-    return torch.cat(rows)
+    labels, attended = (inputs.get(name) for name in ("labels", "attention_mask"))
+    attended = None if attended is None else attended.numpy()
+    rows = core().label_rows(
+        name, _plain(given), labels.numpy(), mask.numpy(), attended, width or ""
+    )
+    return torch.from_numpy(rows)
 
 
 def of_pairs(name, given, pairs):
@@ -67,19 +59,7 @@ def of_pairs(name, given, pairs):
     entries, one that is no single number, nan, inf."""
     import torch
 
-    _check_entries(name, given, pairs, "pair")
-    rows = []
-    for i, row in enumerate(given):
-        what = f"loss: {name}[{i}]"
-        value = _tensor(what, row, torch.float64)
-        require(
-            value.numel() == 1,
-            f"{what} has {value.numel()} entries, it must be one number, the sum over the reply's "
-            "labels; log-probabilities of each label go into ref_logps, of both replies",
-        )
-        _check_finite(what, value, masked=False)
-        rows.append(value.reshape(()))
-    return torch.stack(rows) if rows else torch.zeros(0, dtype=torch.float64)
+    return torch.from_numpy(core().pair_numbers(name, _plain(given), pairs))
 
 
 def spread(name, given, inputs, mask):
@@ -108,99 +88,13 @@ def reference(reader, ref_logps, ref_outputs):
     )
 
 
-def _check_entries(name, given, count, of_each):
-    sized = hasattr(given, "__len__") and getattr(given, "ndim", 1) > 0
-    if not sized or isinstance(given, (str, bytes, dict)):
-        checks.refuse(f"loss: {name}", given, f"a list or tensor with an entry for each {of_each}")
-    require(
-        len(given) == count,
-        f"loss: {name} has {len(given)} entries for {count} {of_each}s, they must be equally many",
-    )
+def _plain(given):
+    """Tensors as NumPy's arrays, also those of a list."""
+    if isinstance(given, (list, tuple)):
+        return [_array(row) if hasattr(row, "detach") else row for row in given]
+    return _array(given) if hasattr(given, "detach") and given.ndim else given
 
 
-def _check_finite(what, values, masked):
-    """masked: -inf is a token that is left out, of which no label has all."""
-    import torch
-
-    left_out = values == -torch.inf if masked else torch.zeros_like(values, dtype=torch.bool)
-    require(
-        bool((torch.isfinite(values) | left_out).all()),
-        f"{what} has an entry that is nan or inf, all must be finite"
-        + (", or -inf for a probability of 0" if masked else ""),
-    )
-    require(
-        not (masked and values.numel() and left_out.all(-1).any()),
-        f"{what} has a label of which every entry is -inf, at least one must be finite",
-    )
-
-
-def _lengths(inputs, mask):
-    """Positions of each sequence without its trailing padding; L if nothing marks padding."""
-    attended = inputs.get("attention_mask")
-    if attended is None:
-        return [mask.shape[1]] * len(mask)
-    return [int(row.nonzero().max()) + 1 if row.any() else 0 for row in attended]
-
-
-def _is_sampled(row):
-    """True if it has the form of SampledSequence.logprobs: per token [(token id, log p), ...]."""
-    entries = row if isinstance(row, (list, tuple)) and row else [None]
-    return all(
-        isinstance(entry, (list, tuple))
-        and entry
-        and all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in entry)
-        for entry in entries
-    )
-
-
-def _of_sampled(what, row, labels):
-    """The log-probability of each label among those of its token."""
-    require(
-        len(row) == len(labels),
-        f"{what} has the log-probabilities of {len(row)} sampled tokens for {len(labels)} labels, "
-        "they must be equally many: train on the new_input_feature that came with them",
-    )
-    out = []
-    for at, (entry, label) in enumerate(zip(row, labels, strict=True)):
-        found = dict(map(tuple, entry))
-        require(
-            label in found,
-            f"{what} has at {at} the log-probability of {_tokens(found)}, but the label is "
-            f"{label}: train on the new_input_feature that came with it",
-        )
-        out.append(found[label])
-    return out
-
-
-def _tokens(found):
-    """An entry of several does not identify the sampled one."""
-    first, *others = found
-    return f"tokens {checks.short([first, *others])}" if others else f"token {first}"
-
-
-def _tensor(what, row, dtype):
-    import torch
-
-    try:
-        return torch.as_tensor(row, dtype=dtype).detach()
-    except (ValueError, TypeError, RuntimeError):
-        checks.refuse(what, row, "a number or a list of numbers")
-
-
-def _at(what, row, at, length, width):
-    """The entries of row at the labels' positions `at`."""
-    if width is None and row.numel() == 1:
-        return row.reshape(1).expand(len(at))
-    require(
-        row.ndim == (1 if width is None else 2),
-        f"{what} has shape {list(row.shape)}, it must be "
-        + ("one number, or a list of them" if width is None else "[entries, K]"),
-    )
-    if len(row) == len(at):
-        return row
-    require(
-        len(row) >= length,
-        f"{what} has {len(row)} entries, it must have one for each of its {len(at)} labels, or for "
-        f"each of its {length} positions",
-    )
-    return row[at]
+def _array(tensor):
+    is_narrow = tensor.is_floating_point() and tensor.dtype.itemsize < 4
+    return (tensor.float() if is_narrow else tensor).detach().cpu().numpy()

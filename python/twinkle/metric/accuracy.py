@@ -1,11 +1,14 @@
 """Accuracy."""
 
+from collections.abc import Mapping
+
+from twinkle.errors import require
 from twinkle.metric.base import Metric
 
 
 class Accuracy(Metric):
     """accuracy: the share of labels that are the model's likeliest token; correct_tokens and
-    total_tokens: what it is a share of. nan where there are no labels.
+    total_tokens: what it is a share of. Nothing where there are no labels.
 
     The likeliest tokens cost a pass of their own for every batch, without dropout: add it to
     evaluation alone, add_metric('Accuracy', is_training=False), where that is too slow.
@@ -18,24 +21,33 @@ class Accuracy(Metric):
         self.reset()
 
     def accumulate(self, inputs, outputs, **kwargs):
-        """inputs: labels [B, L], and completion_mask [B, L] where only some are to count;
-        outputs: predictions [B, L], or logits [B, L, V]."""
+        """inputs: labels [B, L] or [L], and completion_mask of that shape where only some are to
+        count; outputs: predictions of that shape, or logits [..., V]; without both, nothing counts.
+        InvalidError: another shape, a list."""
         del kwargs
-        chosen = outputs.get("predictions")
+        require(
+            isinstance(inputs, Mapping), "metric: Accuracy takes one dict of inputs, not a list"
+        )
+        chosen, labels = outputs.get("predictions"), inputs["labels"]
+        if chosen is None and outputs.get("logits") is None:
+            return
         chosen = outputs["logits"].argmax(-1) if chosen is None else chosen
-        counted = inputs["labels"] != -100
+        require(
+            chosen.shape == labels.shape,
+            f"metric: Accuracy has predictions of the shape {list(chosen.shape)}, but labels of "
+            f"{list(labels.shape)}: there must be one for each label",
+        )
+        counted = labels != -100
         if inputs.get("completion_mask") is not None:
             counted = counted & (inputs["completion_mask"] != 0)
-        self._correct += int(((chosen == inputs["labels"]) & counted).sum())
+        self._correct += int(((chosen == labels) & counted).sum())
         self._total += int(counted.sum())
 
     def calculate(self):
-        share = self._correct / self._total if self._total else float("nan")
-        return {
-            "accuracy": share,
-            "correct_tokens": self._correct,
-            "total_tokens": self._total,
-        }
+        if not self._total:
+            return {}
+        share, correct, total = self._correct / self._total, self._correct, self._total
+        return {"accuracy": share, "correct_tokens": correct, "total_tokens": total}
 
     def reset(self):
         self._correct = self._total = 0

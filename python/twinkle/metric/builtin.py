@@ -2,46 +2,41 @@
 
 import time
 
-from twinkle.metric.base import Metric
+from twinkle.metric.base import MeanMetric, Metric
 
 
-class LossMetric(Metric):
+class LossMetric(MeanMetric):
     """loss: mean per token since the last calculate (of mean losses: mean per call); num_tokens:
     labels that it is over; grad_norm: of the last step, before clipping."""
 
     needs_inputs = False
+    reports_norm = True
 
-    def __init__(self, device_mesh=None, process_group=None):
-        super().__init__(device_mesh, process_group)
-        self._grad_norm = None
-        self.reset()
-
-    def accumulate(self, inputs, outputs, *, loss_tokens=1, **kwargs):
-        del inputs, kwargs
+    def accumulate(self, inputs, outputs, *, loss_tokens=None, grad_norm=None, **kwargs):
+        """outputs: loss and num_tokens. loss_tokens: what the loss is a sum over; None, as where a
+        script calls this: num_tokens, or the labels, with loss_reduction='sum', and 1 otherwise."""
         if outputs.get("loss") is None:
             return
-        self._loss += outputs["loss"]
-        self._divisor += loss_tokens
-        self._num_tokens += outputs.get("num_tokens", 0)
-
-    def on_step(self, *, grad_norm=None, **kwargs):
-        del kwargs
-        self._grad_norm = grad_norm
+        num_tokens = int(outputs.get("num_tokens") or 0)
+        if loss_tokens is None and kwargs.get("loss_reduction") == "sum":
+            loss_tokens = num_tokens or int((inputs["labels"] >= 0).sum())
+        self._add("loss", float(outputs["loss"]), 1 if loss_tokens is None else loss_tokens)
+        self._num_tokens += num_tokens
+        self._grad_norm = self._grad_norm if grad_norm is None else grad_norm
 
     def calculate(self):
-        out = {}
-        if self._divisor:
-            out = {"loss": self._loss / self._divisor, "num_tokens": self._num_tokens}
-        if self._grad_norm is not None:
-            out["grad_norm"] = self._grad_norm
-        return out
+        out = super().calculate()
+        loss = {"loss": out.pop("loss"), "num_tokens": self._num_tokens} if "loss" in out else {}
+        return {**loss, **out}
 
     def reset(self):
-        self._loss, self._divisor, self._num_tokens = 0.0, 0.0, 0
+        super().reset()
+        self._num_tokens = 0
 
 
 class TrainMetric(Metric):
-    """lr (also as 'learning rate'): of the last step, or the first; iters: optimizer steps so far;
+    """lr (also as 'learning rate'): of the last step, or the first; of several, as a script may
+    give them, 'learning rate(param group 1)' and so on; iters: optimizer steps so far;
     'total time elapse': seconds since the first batch; speed: steps per second and tokens/s:
     tokens per second, both since the last calculate."""
 
@@ -54,8 +49,13 @@ class TrainMetric(Metric):
         self.reset()
 
     def accumulate(self, inputs, outputs, *, seq_tokens=0, started=None, lr=None, **kwargs):
-        del inputs, outputs, kwargs
-        started = time.perf_counter() if started is None else started
+        """As a model calls it; of a script's own call, which has no started, step divided by
+        gradient_accumulation_steps are the iters."""
+        del inputs, outputs
+        if started is None:
+            iters = (kwargs.get("step") or 0) // kwargs.get("gradient_accumulation_steps", 1)
+            self._steps, self._iters = self._steps + iters - self._iters, iters
+            started, self._lr = time.perf_counter(), lr
         self._first = started if self._first is None else self._first
         self._since = started if self._since is None else self._since
         self._tokens += seq_tokens
@@ -72,9 +72,12 @@ class TrainMetric(Metric):
             return {}
         now = time.perf_counter()
         seconds = max(now - self._since, 1e-9)
+        rates = self._lr if isinstance(self._lr, (list, tuple)) else [self._lr]
+        out = {"lr": rates[0], "learning rate": rates[0]}
+        if len(rates) > 1:
+            out = {f"learning rate(param group {i})": rate for i, rate in enumerate(rates, 1)}
         return {
-            "lr": self._lr,
-            "learning rate": self._lr,
+            **out,
             "iters": self._iters,
             "total time elapse": now - self._first,
             "speed": self._steps / seconds,

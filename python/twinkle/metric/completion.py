@@ -1,11 +1,14 @@
 """Metrics of sampling and rewards."""
 
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping
 
 from twinkle import checks
 from twinkle.errors import refuse_unknown
 from twinkle.metric.base import Metric
+
+_SECONDS = {"generate_time": "generate", "weight_sync_time": "move_model_to_sampler"}
 
 
 class CompletionRewardMetric(Metric):
@@ -40,40 +43,28 @@ class CompletionRewardMetric(Metric):
                 must = "a model's dict, or left out: pass completion_lengths= and rewards= by name"
                 checks.refuse(f"metric: {name} of CompletionRewardMetric", given, must)
         if outputs is None:
-            names = ("completion_lengths", "generate_time", "rewards", "weight_sync_time")
-            refuse_unknown("metric: CompletionRewardMetric", kwargs, names)
-        del inputs
+            names = ("completion_lengths", "rewards", *_SECONDS)
+            refuse_unknown("metric: CompletionRewardMetric", kwargs, sorted(names))
         for name, values in (rewards or {}).items():
-            self._rewards.setdefault(name, []).extend(map(float, values))
-        self._lengths.extend(map(float, [] if completion_lengths is None else completion_lengths))
-        for name, seconds in (
-            ("move_model_to_sampler", weight_sync_time),
-            ("generate", generate_time),
-        ):
+            self._given[f"train/{name}_reward"] += map(float, values)
+        if completion_lengths is not None:
+            self._given["train/completion_length"] += map(float, completion_lengths)
+        for name, seconds in zip(_SECONDS.values(), (generate_time, weight_sync_time), strict=True):
             if seconds is not None:
-                self._seconds.setdefault(name, []).append(float(seconds))
+                self._given[f"profiling/Time taken: {name}"].append(float(seconds))
 
     def calculate(self):
-        of_ranks = self.gather_results([(self._rewards, self._lengths, self._seconds)])
-        rewards, lengths, seconds = {}, [], {}
-        for more_rewards, more_lengths, more_seconds in of_ranks:
-            for known, more in ((rewards, more_rewards), (seconds, more_seconds)):
-                for name, values in more.items():
-                    known.setdefault(name, []).extend(values)
-            lengths += more_lengths
-        out = {
-            f"profiling/Time taken: {name}": statistics.fmean(values)
-            for name, values in seconds.items()
-        }
-        for name, values in rewards.items():
+        all_given = defaultdict(list)
+        for of_rank in self.gather_results([dict(self._given)]):
+            for name, values in of_rank.items():
+                all_given[name] += values
+        out = {}
+        for name, values in all_given.items():
             if values:
-                out[f"train/{name}_reward"] = statistics.fmean(values)
-                out[f"train/{name}_reward_std"] = (
-                    statistics.stdev(values) if len(values) > 1 else 0.0
-                )
-        if lengths:
-            out["train/completion_length"] = statistics.fmean(lengths)
+                out[name] = statistics.fmean(values)
+            if values and name.endswith("_reward"):
+                out[f"{name}_std"] = statistics.stdev(values) if len(values) > 1 else 0.0
         return out
 
     def reset(self):
-        self._rewards, self._lengths, self._seconds = {}, [], {}
+        self._given = defaultdict(list)

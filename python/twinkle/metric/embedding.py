@@ -1,21 +1,17 @@
 """Metrics of embedding losses."""
 
 from twinkle.loss.contrastive import anchors
-from twinkle.metric.base import Metric
+from twinkle.metric.base import MeanMetric
 
 
-class EmbeddingMetric(Metric):
+class EmbeddingMetric(MeanMetric):
     """Since the last calculate: pos_sim, pos_sim_min, pos_sim_max: the cosine similarities of
     anchors to their positives; neg_sim: the mean of those to the positives of other groups of the
     same call; loss: the mean of the calls'; grad_norm: of the last step, before clipping. Groups
     are as InfonceLoss has them; calls without embeddings count nothing."""
 
     reads = "embeddings"
-
-    def __init__(self, device_mesh=None, process_group=None):
-        super().__init__(device_mesh, process_group)
-        self._grad_norm = None
-        self.reset()
+    reports_norm = True
 
     def check(self, inputs, **kwargs):
         """InvalidError: as twinkle.loss.contrastive.anchors."""
@@ -23,40 +19,35 @@ class EmbeddingMetric(Metric):
         anchors(inputs, "metric: EmbeddingMetric")
 
     def accumulate(self, inputs, outputs, **kwargs):
-        """inputs: labels, as InfonceLoss has them; outputs: embeddings [B, D], and the loss.
-        InvalidError: as twinkle.loss.contrastive.anchors."""
+        """inputs: labels, as InfonceLoss has them; outputs: embeddings [B, D], or in their place
+        logits [B, D] or, of which the first is taken, [B, L, D]; and the loss. InvalidError: as
+        twinkle.loss.contrastive.anchors."""
         import torch
 
         del kwargs
-        if outputs.get("embeddings") is None:
+        embeddings = outputs.get("embeddings")
+        if embeddings is None and "logps" not in outputs:
+            embeddings = outputs.get("logits")
+        if embeddings is None:
             return
+        embeddings = embeddings[:, 0] if embeddings.ndim == 3 else embeddings
         first = anchors(inputs, "metric: EmbeddingMetric")
-        embeddings = torch.nn.functional.normalize(outputs["embeddings"].double(), dim=-1)
+        embeddings = torch.nn.functional.normalize(embeddings.double(), dim=-1)
         similarities = embeddings[first] @ embeddings[first + 1].T
-        other = ~torch.eye(len(first), dtype=torch.bool)
-        self._positive += similarities.diagonal().tolist()
-        self._negative_sum += float(similarities[other].sum())
-        self._negatives += int(other.sum())
+        own, other = similarities.diagonal(), ~torch.eye(len(first), dtype=torch.bool)
+        self._add("pos_sim", own, None)
+        self._add("neg_sim", similarities[other], None)
+        known = [*self._range, *own.tolist()]
+        self._range = min(known), max(known)
         if outputs.get("loss") is not None:
-            self._losses.append(float(outputs["loss"]))
-
-    def on_step(self, *, grad_norm=None, **kwargs):
-        del kwargs
-        self._grad_norm = grad_norm
+            self._add("loss", float(outputs["loss"]), 1)
 
     def calculate(self):
-        out = {}
-        if self._positive:
-            out["pos_sim"] = sum(self._positive) / len(self._positive)
-            out["pos_sim_min"], out["pos_sim_max"] = min(self._positive), max(self._positive)
-        if self._negatives:
-            out["neg_sim"] = self._negative_sum / self._negatives
-        if self._losses:
-            out["loss"] = sum(self._losses) / len(self._losses)
-        if self._grad_norm is not None:
-            out["grad_norm"] = self._grad_norm
+        out = super().calculate()
+        if "pos_sim" in out:
+            out["pos_sim_min"], out["pos_sim_max"] = self._range
         return out
 
     def reset(self):
-        self._positive, self._losses = [], []
-        self._negative_sum, self._negatives = 0.0, 0
+        super().reset()
+        self._range = ()

@@ -4,10 +4,10 @@ import math
 
 from twinkle import checks
 from twinkle.loss.labels import scored, spread
-from twinkle.metric.base import Metric
+from twinkle.metric.base import MeanMetric
 
 
-class GRPOMetric(Metric):
+class GRPOMetric(MeanMetric):
     """Means over labels since the last calculate; lp is log p, in nats, d is lp - old.
 
     train/mean_new_logp: lp; train/policy_confidence: the exponential of that mean; train/entropy:
@@ -42,7 +42,6 @@ class GRPOMetric(Metric):
         epsilon_high = epsilon if epsilon_high is None else epsilon_high
         self.epsilon_high = checks.number("metric: epsilon_high", epsilon_high, least=0)
         self.top_k_kl = checks.integer("metric: top_k_kl", top_k_kl, least=0)
-        self.reset()
 
     def check(self, inputs, *, old_logps=None, advantages=None, **kwargs):
         """InvalidError: a loss_scale of neither 0 nor 1, and as twinkle.loss.labels of what is
@@ -54,57 +53,51 @@ class GRPOMetric(Metric):
         """inputs: labels [B, L]; outputs: logps and, if they are there, entropies [B, L];
         old_logps and advantages as the loss got them."""
         del kwargs
-        if outputs.get("logps") is None:  # embeddings have none
+        if not outputs or outputs.get("logps") is None:  # embeddings have none
             return
         mask, old, advantages = self._read(inputs, old_logps, advantages)
+        self._sequences += len(mask)
         if not mask.any():
-            self._sequences += len(mask)
             return
         new = outputs["logps"].double()
-        self._add("mean_new_logp", self.temperature * new[mask])
+        self._add("mean_new_logp", self.temperature * new[mask], None)
         if outputs.get("entropies") is not None:
-            self._add("entropy", outputs["entropies"].double()[mask])
-        if old is not None:
-            self._add("mean_old_logp", self.temperature * old[mask])
-            self._compare(inputs, new, old, mask)
-            if advantages is not None:
-                d = (new - old).masked_fill(~mask, 0.0)
-                low, high = self._clipped(d, advantages, mask)
-                self._add("clip_ratio_low", low)
-                self._add("clip_ratio_high", high)
-        self._sequences += len(mask)
+            self._add("entropy", outputs["entropies"].double()[mask], None)
+        if old is None:
+            return
+        self._add("mean_old_logp", self.temperature * old[mask], None)
+        self._compare(inputs, new, old, mask)
+        if advantages is not None:
+            low, high = self._clipped((new - old).masked_fill(~mask, 0.0), advantages, mask)
+            self._add("clip_ratio_low", low, None)
+            self._add("clip_ratio_high", high, None)
 
     def _read(self, inputs, old_logps, advantages):
         """(mask, old log-probabilities or None, advantages or None), each [B, L]."""
         mask = scored(inputs, f"metric: {type(self).__name__}")
+        given = {"old_logps": old_logps, "advantages": advantages}
         if old_logps is None or not mask.any():
             return mask, None, None
-        old = spread("old_logps", old_logps, inputs, mask)
-        if advantages is None:
-            return mask, old, None
-        return mask, old, spread("advantages", advantages, inputs, mask)
+        return mask, *(
+            None if values is None else spread(name, values, inputs, mask)
+            for name, values in given.items()
+        )
 
     def _compare(self, inputs, new, old, mask):
         d = (new - old)[mask]
         kl = d.exp() - d - 1
-        self._add("logp_diff_mean", d)
-        self._add("approx_kl", kl)
+        self._add("logp_diff_mean", d, None)
+        self._add("approx_kl", kl, None)
         for name, values in (("token_kl_max", kl), ("token_ratio_max", d.exp())):
             self._greatest[name] = max(self._greatest.get(name, 0.0), float(values.max()))
         where = mask.nonzero()
         for i in kl.topk(min(self.top_k_kl, int((kl > 0).sum()))).indices.tolist():
             row, pos = where[i].tolist()
-            self._records.append(
-                {
-                    "gsi": self._sequences + row,
-                    "pos": pos,
-                    "token_id": int(inputs["labels"][row, pos]),
-                    "kl": float(kl[i]),
-                    "ratio": float(d[i].exp()),
-                    "logp_new": float(new[row, pos]),
-                    "logp_old": float(old[row, pos]),
-                }
-            )
+            record = {"gsi": self._sequences - len(mask) + row, "pos": pos}
+            record |= {"token_id": int(inputs["labels"][row, pos]), "kl": float(kl[i])}
+            record |= {"ratio": float(d[i].exp())}
+            record |= {"logp_new": float(new[row, pos]), "logp_old": float(old[row, pos])}
+            self._records.append(record)
 
     def _clipped(self, d, advantages, mask):
         """(below, above) the clip, of each item that is clipped on its own. d, advantages and mask:
@@ -115,12 +108,8 @@ class GRPOMetric(Metric):
             (ratio > 1 + self.epsilon_high) & (advantages > 0),
         )
 
-    def _add(self, name, values):
-        total, count = self._sums.get(name, (0.0, 0))
-        self._sums[name] = total + float(values.sum()), count + len(values)
-
     def calculate(self):
-        means = {name: total / count for name, (total, count) in self._sums.items()}
+        means = super().calculate()
         if "mean_new_logp" in means:
             means["policy_confidence"] = math.exp(means["mean_new_logp"])
         if "clip_ratio_low" in means:
@@ -129,7 +118,8 @@ class GRPOMetric(Metric):
         return {**out, "_high_kl_records": list(self._records)} if self._records else out
 
     def reset(self):
-        self._sums, self._greatest, self._records, self._sequences = {}, {}, [], 0
+        super().reset()
+        self._greatest, self._records, self._sequences = {}, [], 0
 
 
 class PPOMetric(GRPOMetric):

@@ -8,8 +8,10 @@
 namespace twinkle::loss {
 namespace {
 
+PolicyOptions parse(const Json& json) { return parsed<PolicyOptions>(json, "BNPOLoss"); }
+
 RowLoss make(const Inputs& in, const Json& json) {
-  const PolicyOptions o = parse_policy(json, "BNPOLoss");
+  const PolicyOptions o = parse(json);
   return of_policy(in, o, "BNPOLoss", mean_of_rows(in),
                    [o](const Ratio& r, double a, double) { return surrogate(o, r, a); });
 }
@@ -20,7 +22,8 @@ Loss bnpo() {
   return of_rows<make>({.name = "bnpo",
                         .class_name = "BNPOLoss",
                         .extras = kPolicyExtras,
-                        .check = [](const Json& json) { parse_policy(json, "BNPOLoss"); }});
+                        .check = checked<parse>,
+                        .options = described<PolicyOptions>});
 }
 
 }  // namespace twinkle::loss

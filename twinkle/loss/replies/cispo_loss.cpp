@@ -14,22 +14,22 @@ namespace {
 struct Options {
   PolicyOptions policy;
   int64_t divisor = 0;  // 0: the rows
+
+  static constexpr auto fields() {
+    return std::tuple{group("policy", &Options::policy),
+                      option("num_items_in_batch", &Options::divisor, at_least(1),
+                             "what the sum is divided by [the number of rows]")};
+  }
 };
 
-Options parse(const Json& json) {
-  const Options o{parse_policy(json, "CISPOLoss", {"num_items_in_batch"}),
-                  get_or<int64_t>(json, "num_items_in_batch", 0)};
-  require(!twinkle::find(json, "num_items_in_batch") || o.divisor >= 1, Code::kInvalid,
-          "loss: num_items_in_batch of CISPOLoss is ", o.divisor, ", it must be at least 1");
-  return o;
-}
+Options parse(const Json& json) { return parsed<Options>(json, "CISPOLoss"); }
 
 RowLoss make(const Inputs& in, const Json& json) {
   const Options o = parse(json);
   std::vector<double> scale = mean_of_rows(in);
   if (o.divisor) std::ranges::fill(scale, 1 / static_cast<double>(o.divisor));
   return of_policy(in, o.policy, "CISPOLoss", std::move(scale),
-                   [most = 1 + o.policy.epsilon_high](const Ratio& r, double a, double lp) -> Term {
+                   [most = 1 + o.policy.high()](const Ratio& r, double a, double lp) -> Term {
                      const double factor = -std::min(r.value, most) * a;
                      return {factor * lp, factor};
                    });
@@ -41,7 +41,8 @@ Loss cispo_loss() {
   return of_rows<make>({.name = "cispo_loss",
                         .class_name = "CISPOLoss",
                         .extras = kPolicyExtras,
-                        .check = checked<parse>});
+                        .check = checked<parse>,
+                        .options = described<Options>});
 }
 
 }  // namespace twinkle::loss

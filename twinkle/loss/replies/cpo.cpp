@@ -1,21 +1,21 @@
 // Contrastive preference optimization (Xu et al. 2024, arXiv 2401.08417, eq. 5): -log sigmoid(beta
 // (lw - ll)), the mean over pairs, and bc_coef times the chosen replies' -log p, a mean over their
 // rows. Options: beta (0.1), bc_coef (1). No extras.
-#include "twinkle/loss/options.h"
 #include "twinkle/loss/replies/preference.h"
 
 namespace twinkle::loss {
 namespace {
 
 struct Options {
-  double beta, bc_coef;
+  double beta = 0.1, bc_coef = 1;
+
+  static constexpr auto fields() {
+    return std::tuple{option("beta", &Options::beta, above(0), "of the margin"),
+                      option("bc_coef", &Options::bc_coef, at_least(0), "of the chosen -log p")};
+  }
 };
 
-Options parse(const Json& json) {
-  check_known(json, "CPOLoss", {"beta", "bc_coef"});
-  return {coefficient(json, "CPOLoss", "beta", 0.1, true),
-          coefficient(json, "CPOLoss", "bc_coef", 1)};
-}
+Options parse(const Json& json) { return parsed<Options>(json, "CPOLoss"); }
 
 OfReplies make(const Inputs& in, const Json& json) {
   const Options o = parse(json);
@@ -34,8 +34,11 @@ OfReplies make(const Inputs& in, const Json& json) {
 }  // namespace
 
 Loss cpo() {
-  return of_pairs<make>(
-      {.name = "cpo", .class_name = "CPOLoss", .extras = {}, .check = checked<parse>});
+  return of_pairs<make>({.name = "cpo",
+                         .class_name = "CPOLoss",
+                         .extras = {},
+                         .check = checked<parse>,
+                         .options = described<Options>});
 }
 
 }  // namespace twinkle::loss

@@ -3,7 +3,6 @@
 // loss_type of pair_loss.h: "sigmoid", "hinge", "ipo" or "kto_pair".
 // Options: beta (0.1), label_smoothing (0, at most 0.5), loss_type, sft_weight (0) of the chosen
 // replies' -log p, reference_free (false). Extras: ref_logps per row, or ref_sums per sequence.
-#include "twinkle/loss/options.h"
 #include "twinkle/loss/replies/pair_loss.h"
 #include "twinkle/loss/replies/preference.h"
 
@@ -12,21 +11,23 @@ namespace {
 
 struct Options {
   PairOptions pair;
-  double sft_weight;
-  bool reference_free;
+  bool reference_free = false;
+  double sft_weight = 0;
+
+  static constexpr auto fields() {
+    return std::tuple{
+        group("pair", &Options::pair),
+        option("reference_free", &Options::reference_free, any(), "rw and rl are 0"),
+        option("sft_weight", &Options::sft_weight, at_least(0), "of the chosen -log p")};
+  }
 };
 
 Options parse(const Json& json) {
-  check_known(json, "DPOLoss",
-              {"beta", "label_smoothing", "loss_type", "sft_weight", "reference_free"});
-  const PairOptions pair{coefficient(json, "DPOLoss", "beta", 0.1, true),
-                         coefficient(json, "DPOLoss", "label_smoothing", 0),
-                         choice(json, "DPOLoss", "loss_type", kPairLosses)};
-  require(pair.smooth <= 0.5 && (pair.smooth == 0 || pair.type == "sigmoid"), Code::kInvalid,
-          "loss: label_smoothing of DPOLoss is ", pair.smooth,
-          ", it must be at most 0.5, and 0 but for loss_type 'sigmoid'");
-  return {pair, coefficient(json, "DPOLoss", "sft_weight", 0),
-          get_or<bool>(json, "reference_free", false)};
+  auto o = parsed<Options>(json, "DPOLoss");
+  require(o.pair.smooth == 0 || o.pair.type == "sigmoid", Code::kInvalid,
+          "loss: label_smoothing is ", o.pair.smooth, ", but loss_type '", o.pair.type,
+          "' has none: leave it out, or use 'sigmoid'");
+  return o;
 }
 
 OfReplies make(const Inputs& in, const Json& json) {
@@ -53,7 +54,8 @@ Loss dpo() {
                          .class_name = "DPOLoss",
                          .extras = {{.name = "ref_logps", .optional = true},
                                     {.name = "ref_sums", .per_sequence = true, .optional = true}},
-                         .check = checked<parse>});
+                         .check = checked<parse>,
+                         .options = described<Options>});
 }
 
 }  // namespace twinkle::loss

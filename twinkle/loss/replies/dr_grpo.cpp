@@ -10,23 +10,25 @@
 namespace twinkle::loss {
 namespace {
 
-double parse_length(const Json& json) {
-  const auto length = get_or<int64_t>(json, "max_completion_length", 1024);
-  require(length >= 1, Code::kInvalid, "loss: max_completion_length of DRGRPOLoss is ", length,
-          ", it must be at least 1");
-  return static_cast<double>(length);
-}
+struct Options {
+  PolicyOptions policy;
+  int64_t max_completion_length = 1024;
 
-PolicyOptions parse(const Json& json) {
-  parse_length(json);
-  return parse_policy(json, "DRGRPOLoss", {"max_completion_length"});
-}
+  static constexpr auto fields() {
+    return std::tuple{group("policy", &Options::policy),
+                      option("max_completion_length", &Options::max_completion_length, at_least(1),
+                             "rows that a sequence's sum is divided by")};
+  }
+};
+
+Options parse(const Json& json) { return parsed<Options>(json, "DRGRPOLoss"); }
 
 RowLoss make(const Inputs& in, const Json& json) {
-  const PolicyOptions o = parse(json);
+  const Options options = parse(json);
+  const PolicyOptions o = options.policy;
   const double sequences = std::max(1.0, static_cast<double>(in.cu_seqlens.size()) - 1);
   std::vector<double> scale(static_cast<size_t>(in.weights.numel()),
-                            1 / (sequences * parse_length(json)));
+                            1 / (sequences * static_cast<double>(options.max_completion_length)));
   return of_policy(in, o, "DRGRPOLoss", std::move(scale),
                    [o](const Ratio& r, double a, double) { return surrogate(o, r, a); });
 }
@@ -37,7 +39,8 @@ Loss dr_grpo() {
   return of_rows<make>({.name = "dr_grpo",
                         .class_name = "DRGRPOLoss",
                         .extras = kPolicyExtras,
-                        .check = checked<parse>});
+                        .check = checked<parse>,
+                        .options = described<Options>});
 }
 
 }  // namespace twinkle::loss

@@ -8,8 +8,10 @@
 namespace twinkle::loss {
 namespace {
 
+PolicyOptions parse(const Json& json) { return parsed<PolicyOptions>(json, "GRPOLoss"); }
+
 RowLoss make(const Inputs& in, const Json& json) {
-  const PolicyOptions o = parse_policy(json, "GRPOLoss");
+  const PolicyOptions o = parse(json);
   return of_policy(in, o, "GRPOLoss", mean_of_sequences(in),
                    [o](const Ratio& r, double a, double) { return surrogate(o, r, a); });
 }
@@ -20,7 +22,8 @@ Loss grpo() {
   return of_rows<make>({.name = "grpo",
                         .class_name = "GRPOLoss",
                         .extras = kPolicyExtras,
-                        .check = [](const Json& json) { parse_policy(json, "GRPOLoss"); }});
+                        .check = checked<parse>,
+                        .options = described<PolicyOptions>});
 }
 
 }  // namespace twinkle::loss

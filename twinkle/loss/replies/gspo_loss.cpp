@@ -9,8 +9,10 @@
 namespace twinkle::loss {
 namespace {
 
+PolicyOptions parse(const Json& json) { return parsed<PolicyOptions>(json, "GSPOLoss"); }
+
 SequenceLoss make(const Inputs& in, const Json& json) {
-  const PolicyOptions o = parse_policy(json, "GSPOLoss");
+  const PolicyOptions o = parse(json);
   const PolicyRows rows = policy_rows(in, o, "GSPOLoss", mean_of_sequences(in));
   const auto add = [o, rows, weights = doubles(in.weights)](const Sequence& sequence,
                                                             const std::vector<double>& logprobs,
@@ -48,7 +50,8 @@ Loss gspo_loss() {
   return of_sequences<make>({.name = "gspo_loss",
                              .class_name = "GSPOLoss",
                              .extras = kPolicyExtras,
-                             .check = [](const Json& json) { parse_policy(json, "GSPOLoss"); }});
+                             .check = checked<parse>,
+                             .options = described<PolicyOptions>});
 }
 
 }  // namespace twinkle::loss

@@ -5,16 +5,20 @@
 #include <cmath>
 #include <numbers>
 
-#include "twinkle/loss/options.h"
 #include "twinkle/loss/replies/preference.h"
 
 namespace twinkle::loss {
 namespace {
 
-double parse(const Json& json) {
-  check_known(json, "ORPOLoss", {"lambda_orpo"});
-  return coefficient(json, "ORPOLoss", "lambda_orpo", 0.1);
-}
+struct Options {
+  double lambda_orpo = 0.1;
+
+  static constexpr auto fields() {
+    return std::tuple{option("lambda_orpo", &Options::lambda_orpo, at_least(0), "of the odds")};
+  }
+};
+
+Options parse(const Json& json) { return parsed<Options>(json, "ORPOLoss"); }
 
 // log(p / (1 - p)) of log p and its derivative. The two forms of log(1 - p) are exact near p = 1
 // and near p = 0; p itself stays below 1, where the odds are infinite.
@@ -27,7 +31,7 @@ Term log_odds(double mean) {
 }
 
 OfReplies make(const Inputs& in, const Json& json) {
-  const double lambda = parse(json);
+  const double lambda = parse(json).lambda_orpo;
   const Replies replies = replies_of(in, "ORPOLoss");
   const std::vector<double> means = replies.means();
   std::vector<double> margins, slopes;
@@ -46,8 +50,11 @@ OfReplies make(const Inputs& in, const Json& json) {
 }  // namespace
 
 Loss orpo() {
-  return of_pairs<make>(
-      {.name = "orpo", .class_name = "ORPOLoss", .extras = {}, .check = checked<parse>});
+  return of_pairs<make>({.name = "orpo",
+                         .class_name = "ORPOLoss",
+                         .extras = {},
+                         .check = checked<parse>,
+                         .options = described<Options>});
 }
 
 }  // namespace twinkle::loss

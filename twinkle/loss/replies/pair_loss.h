@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "twinkle/loss/options.h"
 #include "twinkle/loss/rows.h"
 
 namespace twinkle::loss {
@@ -40,10 +41,17 @@ inline PairLoss of_kto(double chosen, double rejected) {
 }
 
 struct PairOptions {
-  double beta, smooth;  // beta for of_ipo, smooth for of_sigmoid
-  std::string type;     // one of kPairLosses
+  double beta = 0.1, smooth = 0;  // smooth is for of_sigmoid
+  std::string type = "sigmoid";
+
+  static constexpr auto fields() {
+    return std::tuple{option("beta", &PairOptions::beta, above(0), "of the rewards"),
+                      option("label_smoothing", &PairOptions::smooth, between(0, 0.5),
+                             "the share of pairs that are labelled the other way round"),
+                      option("loss_type", &PairOptions::type,
+                             one_of("sigmoid", "hinge", "ipo", "kto_pair"), "a pair's loss")};
+  }
 };
-inline const std::vector<std::string_view> kPairLosses = {"sigmoid", "hinge", "ipo", "kto_pair"};
 
 inline PairLoss of_rewards(const PairOptions& o, double chosen, double rejected) {
   if (o.type == "kto_pair") return of_kto(chosen, rejected);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "twinkle/loss/options.h"
 #include "twinkle/loss/reduce.h"
 
 namespace twinkle::loss {
@@ -23,23 +22,6 @@ at::Tensor entropy_bonus(const Inputs& in, double entropy_coef, const std::vecto
 
 }  // namespace
 
-PolicyOptions parse_policy(const Json& json, std::string_view loss,
-                           std::vector<std::string_view> own) {
-  own.insert(own.begin(), {"epsilon", "epsilon_high", "beta", "entropy_coef"});
-  check_known(json, loss, own);
-  PolicyOptions o;
-  o.epsilon = get_or<double>(json, "epsilon", 0.2);
-  o.epsilon_high = get_or<double>(json, "epsilon_high", o.epsilon);
-  o.beta = get_or<double>(json, "beta", 0);
-  o.entropy_coef = get_or<double>(json, "entropy_coef", 0);
-  for (const auto& [name, value] :
-       {std::pair{"epsilon", o.epsilon}, std::pair{"epsilon_high", o.epsilon_high},
-        std::pair{"beta", o.beta}, std::pair{"entropy_coef", o.entropy_coef}})
-    require(value >= 0 && std::isfinite(value), Code::kInvalid, "loss: ", name, " of ", loss,
-            " is ", value, ", it must be at least 0 and finite");
-  return o;
-}
-
 Ratio ratio_of(double logprob, const double* old) {
   if (!old) return {1, 1};
   const double difference = logprob - *old;
@@ -48,7 +30,7 @@ Ratio ratio_of(double logprob, const double* old) {
 }
 
 Term surrogate(const PolicyOptions& o, const Ratio& ratio, double a) {
-  const double clipped = std::clamp(ratio.value, 1 - o.epsilon, 1 + o.epsilon_high) * a;
+  const double clipped = std::clamp(ratio.value, 1 - o.epsilon, 1 + o.high()) * a;
   if (clipped < ratio.value * a) return {-clipped, 0};
   return {-ratio.value * a, -ratio.slope * a};
 }

@@ -7,18 +7,25 @@
 #pragma once
 #include <vector>
 
+#include "twinkle/loss/options.h"
 #include "twinkle/loss/rows.h"
 
 namespace twinkle::loss {
 
 struct PolicyOptions {
-  double epsilon = 0.2, epsilon_high = 0.2, beta = 0, entropy_coef = 0;
-};
+  double epsilon = 0.2;
+  double epsilon_high = -1;  // below 0: epsilon
+  double beta = 0, entropy_coef = 0;
 
-// Options epsilon, epsilon_high (null: epsilon), beta and entropy_coef, all at least 0. Error
-// kInvalid: they are not, or another than these and the loss's `own`.
-PolicyOptions parse_policy(const Json& options, std::string_view loss,
-                           std::vector<std::string_view> own = {});
+  double high() const { return epsilon_high < 0 ? epsilon : epsilon_high; }
+  static constexpr auto fields() {
+    return std::tuple{
+        option("epsilon", &PolicyOptions::epsilon, at_least(0), "the ratio's clip below 1"),
+        option("epsilon_high", &PolicyOptions::epsilon_high, at_least(0), "above 1 [epsilon]"),
+        option("beta", &PolicyOptions::beta, at_least(0), "coefficient of the KL divergence"),
+        option("entropy_coef", &PolicyOptions::entropy_coef, at_least(0), "of the bonus")};
+  }
+};
 
 struct Ratio {
   double value, slope;  // r, d r / d lp

@@ -9,20 +9,22 @@ namespace {
 
 struct Options {
   PolicyOptions policy;
-  bool of_rows = true;
+  std::string loss_agg_mode = "token-mean";
+
+  static constexpr auto fields() {
+    return std::tuple{group("policy", &Options::policy),
+                      option("loss_agg_mode", &Options::loss_agg_mode,
+                             one_of("token-mean", "seq-mean-token-mean"), "what it averages")};
+  }
 };
 
-Options parse(const Json& json) {
-  const PolicyOptions policy = parse_policy(json, "PPOLoss", {"loss_agg_mode"});
-  const std::string mode =
-      choice(json, "PPOLoss", "loss_agg_mode", {"token-mean", "seq-mean-token-mean"});
-  return {policy, mode == "token-mean"};
-}
+Options parse(const Json& json) { return parsed<Options>(json, "PPOLoss"); }
 
 RowLoss make(const Inputs& in, const Json& json) {
   const Options options = parse(json);
   const PolicyOptions o = options.policy;
-  return of_policy(in, o, "PPOLoss", options.of_rows ? mean_of_rows(in) : mean_of_sequences(in),
+  const bool by_rows = options.loss_agg_mode == "token-mean";
+  return of_policy(in, o, "PPOLoss", by_rows ? mean_of_rows(in) : mean_of_sequences(in),
                    [o](const Ratio& r, double a, double) { return surrogate(o, r, a); });
 }
 
@@ -32,7 +34,8 @@ Loss ppo_loss() {
   return of_rows<make>({.name = "ppo_loss",
                         .class_name = "PPOLoss",
                         .extras = kPolicyExtras,
-                        .check = checked<parse>});
+                        .check = checked<parse>,
+                        .options = described<Options>});
 }
 
 }  // namespace twinkle::loss

@@ -13,9 +13,9 @@ std::vector<double> Replies::means() const {
   return out;
 }
 
-Replies replies_of(const Inputs& in, std::string_view loss) {
+Replies replies_of(const Inputs& in, std::string_view loss, bool pairs) {
   const size_t n = in.cu_seqlens.size() - 1;
-  require(n % 2 == 0, Code::kInvalid, "loss: ", loss,
+  require(!pairs || n % 2 == 0, Code::kInvalid, "loss: ", loss,
           " needs pairs, each chosen reply followed by its rejected one, but there are ", n,
           " sequences: pass an even number of them");
   Replies out{std::vector<double>(n), std::vector<double>(n)};
@@ -85,15 +85,6 @@ Output output_of(const Inputs& in, const OfReplies& of_replies) {
   return {.loss = of_replies.loss,
           .grad = gradient_of(in, grad),
           .num_tokens = weights.empty() ? 0.0 : 1.0};
-}
-
-double coefficient(const Json& json, std::string_view loss, std::string_view name, double otherwise,
-                   bool above_zero) {
-  const auto value = get_or<double>(json, name, otherwise);
-  require((above_zero ? value > 0 : value >= 0) && std::isfinite(value), Code::kInvalid,
-          "loss: ", name, " of ", loss, " is ", value, ", it must be ",
-          above_zero ? "above 0" : "at least 0", " and finite");
-  return value;
 }
 
 }  // namespace twinkle::loss

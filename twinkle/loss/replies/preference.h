@@ -3,6 +3,7 @@
 #pragma once
 #include <vector>
 
+#include "twinkle/loss/options.h"
 #include "twinkle/loss/rows.h"
 
 namespace twinkle::loss {
@@ -14,9 +15,9 @@ struct Replies {
   std::vector<double> means() const;  // [S]
 };
 
-// Error kInvalid: an odd number of sequences, one without a scored row, a weight other than 0
-// and 1.
-Replies replies_of(const Inputs& inputs, std::string_view loss);
+// Error kInvalid: an odd number of sequences where these are pairs, one without a scored row, a
+// weight other than 0 and 1.
+Replies replies_of(const Inputs& inputs, std::string_view loss, bool pairs = true);
 
 // [S] the same sums of the reference, from one of the extras ref_logps, per row, and ref_sums, per
 // sequence. Error kInvalid: none of them, or both.
@@ -33,10 +34,6 @@ void add_chosen_nll(const Replies& replies, double coefficient, OfReplies& out);
 void add_preferred(const std::vector<double>& margins, const std::vector<double>& slopes,
                    double coefficient, OfReplies& out);
 Output output_of(const Inputs& inputs, const OfReplies& of_replies);
-
-// The option, at least 0, or above 0. Error kInvalid: it is not, or not finite.
-double coefficient(const Json& options, std::string_view loss, std::string_view name,
-                   double otherwise, bool above_zero = false);
 
 template <OfReplies (*make)(const Inputs&, const Json&)>
 Loss of_pairs(Loss loss) {

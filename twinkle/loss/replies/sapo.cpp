@@ -13,18 +13,15 @@ namespace {
 struct Options {
   PolicyOptions policy;
   double tau_pos = 1, tau_neg = 1;
+
+  static constexpr auto fields() {
+    return std::tuple{group("policy", &Options::policy),
+                      option("tau_pos", &Options::tau_pos, above(0), "tau where A > 0"),
+                      option("tau_neg", &Options::tau_neg, above(0), "tau elsewhere")};
+  }
 };
 
-Options parse(const Json& json) {
-  const Options o{parse_policy(json, "SAPOLoss", {"tau_pos", "tau_neg"}),
-                  get_or<double>(json, "tau_pos", 1), get_or<double>(json, "tau_neg", 1)};
-  for (const double tau : {o.tau_pos, o.tau_neg})
-    require(tau > 0 && std::isfinite(tau), Code::kInvalid,
-            "loss: tau_pos and tau_neg of SAPOLoss "
-            "are ",
-            o.tau_pos, " and ", o.tau_neg, ", they must be above 0 and finite");
-  return o;
-}
+Options parse(const Json& json) { return parsed<Options>(json, "SAPOLoss"); }
 
 RowLoss make(const Inputs& in, const Json& json) {
   const Options o = parse(json);
@@ -39,8 +36,11 @@ RowLoss make(const Inputs& in, const Json& json) {
 }  // namespace
 
 Loss sapo() {
-  return of_rows<make>(
-      {.name = "sapo", .class_name = "SAPOLoss", .extras = kPolicyExtras, .check = checked<parse>});
+  return of_rows<make>({.name = "sapo",
+                        .class_name = "SAPOLoss",
+                        .extras = kPolicyExtras,
+                        .check = checked<parse>,
+                        .options = described<Options>});
 }
 
 }  // namespace twinkle::loss

@@ -1,25 +1,20 @@
 // Simple preference optimization (Meng et al. 2024, arXiv 2405.14734, eq. 6): -log sigmoid(beta (lw
 // / |w| - ll / |l|) - gamma), the mean over pairs. Options: beta (2.5), gamma (0.5). No extras.
-#include <cmath>
-
-#include "twinkle/loss/options.h"
 #include "twinkle/loss/replies/preference.h"
 
 namespace twinkle::loss {
 namespace {
 
 struct Options {
-  double beta, gamma;
+  double beta = 2.5, gamma = 0.5;
+
+  static constexpr auto fields() {
+    return std::tuple{option("beta", &Options::beta, above(0), "of the margin"),
+                      option("gamma", &Options::gamma, any(), "what the margin is to exceed")};
+  }
 };
 
-Options parse(const Json& json) {
-  check_known(json, "SimPOLoss", {"beta", "gamma"});
-  const Options o{coefficient(json, "SimPOLoss", "beta", 2.5, true),
-                  get_or<double>(json, "gamma", 0.5)};
-  require(std::isfinite(o.gamma), Code::kInvalid, "loss: gamma of SimPOLoss is ", o.gamma,
-          ", it must be finite");
-  return o;
-}
+Options parse(const Json& json) { return parsed<Options>(json, "SimPOLoss"); }
 
 OfReplies make(const Inputs& in, const Json& json) {
   const Options o = parse(json);
@@ -39,8 +34,11 @@ OfReplies make(const Inputs& in, const Json& json) {
 }  // namespace
 
 Loss simpo() {
-  return of_pairs<make>(
-      {.name = "simpo", .class_name = "SimPOLoss", .extras = {}, .check = checked<parse>});
+  return of_pairs<make>({.name = "simpo",
+                         .class_name = "SimPOLoss",
+                         .extras = {},
+                         .check = checked<parse>,
+                         .options = described<Options>});
 }
 
 }  // namespace twinkle::loss

@@ -221,6 +221,59 @@ TEST(PreferenceLosses, RefuseWhatAreNoPairs) {
             "loss: DPOLoss needs 'ref_logps' or 'ref_sums', pass one with the batch");
 }
 
+TEST(Kto, IsItsFormula) {
+  const Sums s = sums_of();
+  const auto gain = [&](size_t i) { return s.of[i] - s.reference[i]; };
+  const auto sigmoid = [](double x) { return 1 / (1 + std::exp(-x)); };
+  const auto kto = [](std::vector<float> marks, const char* options) {
+    Inputs in = read_by(find("KTOLoss"));
+    in.extras["desirable"] = at::tensor(marks);
+    return run(find("KTOLoss"), in, parse_json(options, "options"));
+  };
+  const double z = std::max(0.0, (gain(1) + gain(3)) / 2);
+  EXPECT_NEAR(kto({1, -1, 0, -1}, R"({"beta": 0.3, "desirable_weight": 1.5})").loss,
+              (1.5 * (1 - sigmoid(0.3 * (gain(0) - z))) + 1 - sigmoid(0.3 * (z - gain(2)))) / 2,
+              1e-9);
+  EXPECT_NEAR(
+      kto({1, 0, 0, 1}, R"({"beta": 0.3, "baseline": "zero", "undesirable_weight": 0.5})").loss,
+      (2 - sigmoid(0.3 * gain(0)) - sigmoid(0.3 * gain(3)) +
+       0.5 * (2 - sigmoid(-0.3 * gain(1)) - sigmoid(-0.3 * gain(2)))) /
+          4,
+      1e-9);
+  const at::Tensor grad = kto({1, -1, 0, -1}, "{}").grad;
+  EXPECT_EQ(grad.slice(0, 4, 10).abs().sum().item<double>(), 0) << "a reply to another prompt";
+}
+
+TEST(Kto, RefusesABaselineThatItCannotHave) {
+  const auto text = [](float mark, const char* options) {
+    Inputs in = read_by(find("KTOLoss"));
+    in.extras["desirable"] = at::tensor({1.0F, 0.0F, mark, 1.0F});
+    return invalid_of([&] { run(find("KTOLoss"), in, parse_json(options, "options")); });
+  };
+  EXPECT_EQ(text(0, "{}"),
+            "loss: KTOLoss needs replies to other prompts, whose desirable is None, to estimate "
+            "its baseline: add some to each batch, or set baseline='zero'");
+  EXPECT_EQ(text(-1, R"({"baseline": "zero"})"),
+            "loss: KTOLoss has baseline 'zero', but desirable is None of 1 sequences: leave them "
+            "out");
+}
+
+TEST(Opsd, IsItsFormula) {
+  for (const double sign : {1.0, -1.0}) {
+    Inputs in = read_by(find("OPSDLoss"));
+    in.extras["teacher_logps"] = batch().extras["ref_logps"];
+    const Json options = JsonObject{{"reverse", sign > 0}};
+    const auto k3 = [&](double lp, double, double ref, double) {
+      return std::exp(sign * (ref - lp)) - sign * (ref - lp) - 1;
+    };
+    EXPECT_NEAR(run(find("OPSDLoss"), in, options).loss, of_rows(rows_of(k3)), 1e-7);
+    in.extras["teacher_logps"] = in.logprobs + 11;
+    const Output far = run(find("OPSDLoss"), in, options);
+    EXPECT_NEAR(far.loss, std::exp(sign * 10) - sign * 10 - 1, 1e-7) << "held at 10";
+    EXPECT_EQ(far.grad.abs().sum().item<double>(), 0);
+  }
+}
+
 struct Case {
   const char *name, *options;
 };
@@ -234,10 +287,14 @@ TEST(PolicyAndPreferenceLosses, HaveTheGradientsOfFiniteDifferences) {
         Case{"DPOLoss", R"({"loss_type": "hinge"})"},
         Case{"DPOLoss", R"({"loss_type": "ipo", "beta": 0.5})"},
         Case{"DPOLoss", R"({"loss_type": "kto_pair"})"}, Case{"SimPOLoss", "{}"},
-        Case{"CPOLoss", "{}"}, Case{"ORPOLoss", R"({"lambda_orpo": 0.4})"}}) {
+        Case{"CPOLoss", "{}"}, Case{"ORPOLoss", R"({"lambda_orpo": 0.4})"},
+        Case{"KTOLoss", R"({"baseline": "zero"})"}, Case{"OPSDLoss", "{}"},
+        Case{"OPSDLoss", R"({"reverse": false})"}}) {
     const Loss& loss = find(c.name);
     const Json options = parse_json(c.options, "options");
     Inputs in = read_by(loss);
+    if (loss.extra("desirable")) in.extras["desirable"] = at::tensor({1.0F, 0.0F, 0.0F, 1.0F});
+    if (loss.extra("teacher_logps")) in.extras["teacher_logps"] = batch().extras["ref_logps"];
     const at::Tensor grad = run(loss, in, options).grad, start = in.logprobs;
     for (int64_t t = 0; t < kReplyRows; ++t) {
       const auto moved = [&](double by) {

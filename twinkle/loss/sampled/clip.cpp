@@ -10,13 +10,16 @@ namespace twinkle::loss {
 namespace {
 
 struct Bounds {
-  double low, high;
+  double low = 0.8, high = 1.2;
+
+  static constexpr auto fields() {
+    return std::tuple{option("clip_low_threshold", &Bounds::low, any(), "of the ratio"),
+                      option("clip_high_threshold", &Bounds::high, any(), "of the ratio")};
+  }
 };
 
 Bounds parse(const Json& json, std::string_view loss) {
-  check_known(json, loss, {"clip_low_threshold", "clip_high_threshold"});
-  const Bounds b{get_or<double>(json, "clip_low_threshold", 0.8),
-                 get_or<double>(json, "clip_high_threshold", 1.2)};
+  const auto b = parsed<Bounds>(json, loss);
   require(b.low >= 0 && b.high >= b.low && std::isfinite(b.high), Code::kInvalid, "loss: ", loss,
           ": clip_low_threshold is ", b.low, " and clip_high_threshold ", b.high,
           "; they bound the ratio, the first must be at least 0 and at most the second");

@@ -2,8 +2,6 @@
 // of reward and value: the sum over rows of -(A log p - beta / 2 (log p - logprobs)^2). Tinker's
 // loss of this name. Extras per row: logprobs, advantages. Options: beta (default 0.05), at least
 // 0.
-#include <cmath>
-
 #include "twinkle/loss/options.h"
 #include "twinkle/loss/reduce.h"
 #include "twinkle/loss/rows.h"
@@ -11,13 +9,15 @@
 namespace twinkle::loss {
 namespace {
 
-double parse_beta(const Json& json) {
-  check_known(json, "dro", {"beta"});
-  const auto beta = get_or<double>(json, "beta", 0.05);
-  require(beta >= 0 && std::isfinite(beta), Code::kInvalid, "loss: beta of dro is ", beta,
-          ", it must be at least 0 and finite");
-  return beta;
-}
+struct Options {
+  double beta = 0.05;
+
+  static constexpr auto fields() {
+    return std::tuple{option("beta", &Options::beta, at_least(0), "of the squared gap")};
+  }
+};
+
+double parse_beta(const Json& json) { return parsed<Options>(json, "dro").beta; }
 
 RowLoss make(const Inputs& in, const Json& json) {
   return {.term = [beta = parse_beta(json), old = doubles(in, "logprobs", 0),

@@ -27,7 +27,7 @@ Loss importance_sampling() {
       {.name = "importance_sampling",
        .class_name = "importance_sampling",
        .extras = {{.name = "logprobs"}, {.name = "advantages"}},
-       .check = [](const Json& json) { check_known(json, "importance_sampling", {}); }});
+       .check = [](const Json& json) { set_options({}, json, "importance_sampling"); }});
 }
 
 }  // namespace twinkle::loss

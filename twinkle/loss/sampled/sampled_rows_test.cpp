@@ -142,7 +142,7 @@ TEST(SampledRows, RefuseWhatTheyCannotUse) {
   EXPECT_EQ(text("importance_sampling", JsonObject{{"beta", 1}}),
             "loss: importance_sampling has no option 'beta', it has none");
   EXPECT_EQ(text("dro", JsonObject{{"beta", -1}}),
-            "loss: beta of dro is -1, it must be at least 0 and finite");
+            "loss: beta is -1, it must be a number of at least 0");
   EXPECT_EQ(text("ppo", JsonObject{{"clip_low_threshold", 1.3}}),
             "loss: ppo: clip_low_threshold is 1.3 and clip_high_threshold 1.2; they bound the "
             "ratio, the first must be at least 0 and at most the second");
