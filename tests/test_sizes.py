@@ -20,7 +20,6 @@ WIDE = {
     "python/twinkle/model/checkpoint.py: save",
     "python/twinkle/model/multi_lora.py: __init__",
     "python/twinkle/model/transformers_model.py: __init__",
-    "python/twinkle/model/transformers_model.py: forward_backward",
     "python/twinkle/sampler/torch_sampler.py: sample",  # and the fields of SamplingParams by name
     "python/twinkle/template/template.py: __init__",
     "tests/cuda_emulation/flash_emulated.cpp: forward",  # as ATen has them

@@ -14,7 +14,7 @@ import torch
 from twinkle import _core as real
 from twinkle.errors import ConflictError, InvalidError
 
-# What knows no weights is the compiled one's.
+# These know no weights: they are the compiled ones.
 Batch, Loop = real.Batch, real.Loop
 loop_state_in, schedule_names = real.loop_state_in, real.schedule_names
 

@@ -132,7 +132,7 @@ for correct in ([1.0, 0.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]):  # the same for bot
     losses.append(train(inputs=rows(5), correct=mine_of(correct))["loss"])
 refused("more than rows", train, inputs=rows(5), correct=[1.0, 0.0, 1.0])
 model.set_loss(scaled)
-for count in (4, 6):  # of rows; it is no list of these
+for count in (4, 6):  # rows; coef is no list of these
     losses.append(train(inputs=rows(5, count), coef=[0.5, 2.0, 1.0])["loss"])
 scaled.row_arguments = ("coef",)
 model.set_loss(scaled)
@@ -197,7 +197,7 @@ found = json.loads(core().arithmetic("bf16", "cpu", True))
 for what, name in (("arithmetic", "products"), ("instructions", "instructions")):
     of_another = {**found, name: "those of another machine"}
     with mock.patch.object(alike, "core") as patched:
-        patched().digest_of_files = core().digest_of_files
+        patched().digest_of_files = patched().digest_of_texts = core().digest_of_files
         patched().arithmetic.return_value = json.dumps(on_last(of_another, found))
         refused(what, Engine, directory, device_mesh=mesh)
 with mock.patch.object(alike, "version", lambda _: on_last("9.9", "1.1")):

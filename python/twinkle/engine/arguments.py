@@ -26,7 +26,7 @@ def as_json(what, values):
 
 
 def is_json(value):
-    """Whether JSON has it."""
+    """True for what JSON has."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

@@ -18,7 +18,7 @@ def as_list(inputs):
         checks.refuse("model: inputs", inputs, "a dict, a list of dicts, or sample responses")
     out = []
     for item in inputs:
-        for sequence in getattr(item, "sequences", ()):  # of a SampleResponse
+        for sequence in getattr(item, "sequences", ()):  # a SampleResponse's
             require(
                 sequence.new_input_feature is not None,
                 "model: a sample response has no new_input_feature, set the sampler's template",
@@ -35,7 +35,7 @@ def as_list(inputs):
                 f"model: inputs[{index}] must be an InputFeature with input_ids or a Trajectory "
                 f"with messages{has}"
             )
-        if "input_ids" in item:  # of other rows the template makes the fields
+        if "input_ids" in item:  # the template makes other rows' fields
             refuse_misspelt(f"model: inputs[{index}]", item)
     return out
 

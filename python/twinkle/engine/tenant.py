@@ -16,7 +16,7 @@ from twinkle.infra import current_run
 from twinkle.loss.old_logps import Compared, warn_of_ratio
 from twinkle.seeding import stable_seed
 
-_OWN_FIELDS = {"tenant", "sequences", "loss", "loss_options"}  # which a tenant makes itself
+_OWN_FIELDS = {"tenant", "sequences", "loss", "loss_options"}  # a tenant makes these itself
 
 
 class Tenant:

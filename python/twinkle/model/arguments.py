@@ -43,7 +43,7 @@ def check_model_cls(model_cls, value_head):
     """InvalidError: no class, or name of one, of a causal language model; with value_head a
     classifier of tokens or sequences may be given, too."""
     name = model_cls if isinstance(model_cls, str) else getattr(model_cls, "__name__", "")
-    heads = ("ForCausalLM", "ForConditionalGeneration")  # whose text model is taken
+    heads = ("ForCausalLM", "ForConditionalGeneration")  # its text model is taken
     if value_head:
         heads += ("ForTokenClassification", "ForSequenceClassification")
     require(
@@ -182,7 +182,7 @@ def forward_kwargs(method, kwargs, temperature, loss=False):
     if not isinstance(task, str) or task not in ("embedding", "causal_lm", "fused_lm_ce"):
         checks.refuse("model: task", task, "'causal_lm', 'fused_lm_ce' or 'embedding'")
     logits = checks.flag("model: return_logits", kwargs.pop("return_logits", False))
-    logits = logits and task != "embedding"  # of which there are none: INERT
+    logits = logits and task != "embedding"  # there are none: INERT
     routes = records(method, kwargs.pop("router_replay_action", None))
     coef = 0.0
     if method != "forward_only":

@@ -1,4 +1,4 @@
-"""What scripts reach for on `model.model`, where other engines have torch's modules."""
+"""The part of `model.model` that scripts reach for, where other engines have torch's modules."""
 
 import json
 import re

@@ -18,18 +18,18 @@ namespace twinkle::engine {
 // Micro-batches, steps, and what is known of the gradients that wait.
 struct Progress {
   int64_t cur_step = 0;     // micro-batches, ever
-  int64_t accumulated = 0;  // of these, since the last step
+  int64_t accumulated = 0;  // micro-batches since the last step
   int64_t iters = 0;        // optimizer steps
   int64_t lr_step = 0;      // steps of the schedule
   bool just_stepped = false;
-  std::optional<double> grad_norm;     // of the last step, before clipping
-  std::optional<double> clipped_norm;  // of a ClipGradNorm since the last micro-batch
+  std::optional<double> grad_norm;     // the last step's, before clipping
+  std::optional<double> clipped_norm;  // a ClipGradNorm's since the last micro-batch
 };
 
 class Loop {
  public:
   static constexpr double kDefaultLr = 1e-5;
-  static constexpr int64_t kStateVersion = 2;  // of state(), the only one that is read
+  static constexpr int64_t kStateVersion = 2;  // state()'s, the only one that is read
 
   Loop();  // AdamW at kDefaultLr, a constant rate, a step for each micro-batch
 
@@ -42,7 +42,7 @@ class Loop {
   void set_schedule(const std::string& name, const Json& options);
   // A caller's own. `options` tell it from others of its name in saves.
   void set_schedule(const std::string& name, const Json& options, optim::Schedule rate);
-  void set_accumulation(int64_t micro_batches);  // of one step, at least 1
+  void set_accumulation(int64_t micro_batches);  // a step's, at least 1
 
   const std::string& optimizer() const { return optimizer_; }
   const Json& options() const { return options_; }
@@ -53,13 +53,13 @@ class Loop {
 
   // True: as many micro-batches are accumulated as one step takes.
   bool at_boundary() const { return progress_.accumulated >= accumulation_; }
-  double lr() const;  // of the next step
+  double lr() const;  // the next step's
 
   // The next step's optimizer and options, with those that are `given` (null: none) in place of the
   // loop's, from now on; a given lr takes the place of the schedule's once. Error kInvalid: an
   // option that the optimizer does not take.
   Step step(const Json& given = nullptr) const;
-  double lr(const Json& given) const;  // of that step
+  double lr(const Json& given) const;  // that step's
 
   // Operations that have ended well.
   void add_micro_batch();
@@ -71,7 +71,7 @@ class Loop {
   void forget_all();        // the tenant is as before its first step; settings stay
   void load_weights();      // a Load of weights alone
 
-  // What a save carries: settings by name, and counters. consumed_samples: of the data, kept for
+  // The text of a save: settings by name, and counters. consumed_samples: of the data, kept for
   // the caller, at least 0. Error kInvalid: it is below.
   Json state(int64_t consumed_samples) const;
   // Error kInvalid: a state() of another optimizer, schedule or schedule's options than this

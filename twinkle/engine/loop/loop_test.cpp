@@ -11,7 +11,7 @@ namespace {
 
 Json json(const char* text) { return parse_json(text, "test"); }
 
-Json options_of(const Loop& loop, const char* given = "{}") {
+Json step_options(const Loop& loop, const char* given = "{}") {
   return parse_json(loop.step(json(given)).options, "options");
 }
 
@@ -36,11 +36,11 @@ TEST(Loop, TheScheduleMultipliesTheOptimizersRateUnlessAStepIsGivenOne) {
   loop.set_schedule("ExponentialLR", json(R"({"gamma": 0.5})"));
   loop.add_micro_batch();
   loop.add_step(nullptr, 1, 1);
-  EXPECT_EQ(options_of(loop), json(R"({"lr": 0.25, "momentum": 0.9})"));
+  EXPECT_EQ(step_options(loop), json(R"({"lr": 0.25, "momentum": 0.9})"));
   const char* given = R"({"lr": 2, "momentum": 0.1})";
-  EXPECT_EQ(options_of(loop, given), json(R"({"lr": 2.0, "momentum": 0.1})"));
+  EXPECT_EQ(step_options(loop, given), json(R"({"lr": 2.0, "momentum": 0.1})"));
   loop.add_step(json(given), 1, 1);
-  EXPECT_EQ(options_of(loop), json(R"({"lr": 0.125, "momentum": 0.1})"));
+  EXPECT_EQ(step_options(loop), json(R"({"lr": 0.125, "momentum": 0.1})"));
 }
 
 TEST(Loop, WithoutAScheduleAGivenRateStays) {
