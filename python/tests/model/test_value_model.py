@@ -1,5 +1,7 @@
 """TransformersValueModel on the compiled engine: its loop, what it saves, and what it refuses."""
 
+import math
+
 import pytest
 import torch
 from features import drawn
@@ -172,6 +174,18 @@ def test_what_is_of_a_vocabulary_is_refused_by_name(critic, kwargs, text):
     for method in (critic.forward, critic.forward_only, critic.forward_backward):
         with pytest.raises(InvalidError, match=text):
             method(inputs=BATCH, **kwargs)
+
+
+def test_a_reward_model_comes_to_score_chosen_replies_higher(critic):
+    critic.set_loss("RewardLoss", center_rewards_coefficient=0.01)
+    losses = []
+    for _ in range(8):
+        losses.append(critic.forward_backward(inputs=BATCH)["loss"])
+        critic.clip_grad_and_step()
+    assert losses[0] == pytest.approx(math.log(2)) and losses[-1] < 0.5 * losses[0]
+    values = critic.forward_only(inputs=BATCH)["values"]
+    last = [values[i, int(scored.nonzero().max())] for i, scored in enumerate(SCORED)]
+    assert last[0] > last[1] and last[2] > last[3]
 
 
 class Greedy(Squares):

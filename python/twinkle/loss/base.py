@@ -74,11 +74,8 @@ def row_arguments(loss):
             names = loss.row_arguments
             is_list = isinstance(names, (tuple, list, set, frozenset))
             if names is not None and not (is_list and all(isinstance(n, str) for n in names)):
-                checks.refuse(
-                    f"loss: row_arguments of {type(loss).__name__}",
-                    names,
-                    "a tuple of names, such as ('weights',) or ()",
-                )
+                must = "a tuple of names, such as ('weights',) or ()"
+                checks.refuse(f"loss: row_arguments of {type(loss).__name__}", names, must)
             return names
         if "__call__" in vars(owner):
             return None
@@ -132,9 +129,8 @@ class _Outputs(dict):
         self._reader, self._labels = type(loss).__name__, labels
 
     def __contains__(self, name):
-        return super().__contains__(name) or (
-            name in ("logps", "entropies") and super().__contains__("logits")
-        )
+        has = super().__contains__
+        return has(name) or (name in ("logps", "entropies") and has("logits"))
 
     def get(self, name, default=None):
         if name not in self:
@@ -188,7 +184,7 @@ def check_usable(loss, value_head=False):
     """InvalidError: the loss has require_values, and the model has no value_head, or it is the
     other way round; it needs what a model with a value_head does not give; its row_arguments are no
     names."""
-    name = type(loss).__name__
+    name, only = type(loss).__name__, "a TransformersValueModel gives outputs['values'] alone"
     row_arguments(loss)
     require(
         value_head or not loss.require_values,
@@ -198,16 +194,11 @@ def check_usable(loss, value_head=False):
     )
     require(
         not value_head or loss.require_values,
-        f"loss: {name} has no require_values, but a TransformersValueModel gives "
-        "outputs['values'] alone: set PPOValueLoss, or a subclass of Loss with require_values = "
-        "True",
+        f"loss: {name} has no require_values, but {only}: set PPOValueLoss, or a subclass of Loss "
+        "with require_values = True",
     )
     extra = [flag for flag in ("require_entropy", "require_logits") if getattr(loss, flag)]
-    require(
-        not value_head or not extra,
-        f"loss: {name} has {' and '.join(extra)}, but a TransformersValueModel gives "
-        "outputs['values'] alone",
-    )
+    require(not (value_head and extra), f"loss: {name} has {' and '.join(extra)}, but {only}")
 
 
 def check_kwargs(loss, kwargs):
@@ -230,24 +221,22 @@ def evaluate(loss, inputs, outputs, kwargs):
     an output that is not there."""
     import torch
 
+    name, num_tokens = type(loss).__name__, 0
     result = loss(inputs, _Outputs(outputs, loss, inputs["labels"]), **kwargs)
-    num_tokens = 0
     if isinstance(result, dict):
-        require("loss" in result, f"loss: {type(loss).__name__} returned a dict without 'loss'")
+        require("loss" in result, f"loss: {name} returned a dict without 'loss'")
         num_tokens = float(result.get("num_tokens") or 0)
         result = result["loss"]
-    if not isinstance(result, torch.Tensor) or result.numel() != 1:
-        raise InvalidError(
-            f"loss: {type(loss).__name__} must return a scalar tensor or "
-            f"{{'loss': ..., 'num_tokens': ...}}, it returned {type(result).__name__}"
-        )
     require(
-        math.isfinite(result.item()),
-        f"loss: {type(loss).__name__} is {result.item()}, nothing was accumulated",
+        isinstance(result, torch.Tensor) and result.numel() == 1,
+        f"loss: {name} must return a scalar tensor or {{'loss': ..., 'num_tokens': ...}}, it "
+        f"returned {type(result).__name__}",
     )
+    value = result.item()
+    require(math.isfinite(value), f"loss: {name} is {value}, nothing was accumulated")
     require(
         math.isfinite(num_tokens) and num_tokens >= 0,
-        f"loss: num_tokens of {type(loss).__name__} is {num_tokens}, it must be at least 0",
+        f"loss: num_tokens of {name} is {num_tokens}, it must be at least 0",
     )
     return result.reshape(()), num_tokens
 

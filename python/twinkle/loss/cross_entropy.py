@@ -45,11 +45,8 @@ class LigerFusedLinearCrossEntropyLoss(CrossEntropyLoss):
     softcap (that of a model's config.json is the model's). InvalidError: as CrossEntropyLoss."""
 
     def __init__(self, ignore_index=-100, reduction="sum", label_smoothing=0.0, softcap=None):
-        for name, value, without in [
-            ("label_smoothing", label_smoothing, 0),
-            ("softcap", softcap, None),
-        ]:
-            if value != without:
+        for name, value in (("label_smoothing", label_smoothing), ("softcap", softcap)):
+            if value not in (0, None):
                 raise NotAvailableError(
                     f"loss: {name} is {value!r}, which LigerFusedLinearCrossEntropyLoss does not "
                     "have in this version: leave it out"

@@ -43,22 +43,21 @@ class TableLoss(Loss):
 
     def _checked(self, name, value):
         option, what = self._options[name], f"loss: {name}"
-        least, kind = option["least"], option["kind"]
+        kind, least, most = option["kind"], option["least"], option["most"]
         if value is None and option["default"] is None:
             return None
         if kind == "flag":
             return checks.flag(what, value)
         if kind == "integer":
-            return checks.integer(what, value, least, option["most"])
-        if kind == "text" and not (isinstance(value, str) and value in option["one_of"]):
-            checks.refuse(what, value, option["must"])
+            return checks.integer(what, value, least, most)
         if kind == "text":
-            return value
-        bound = {"above" if option["open"] else "least": least}
-        number = checks.number(what, value, **bound)
-        if option["most"] is not None and number > option["most"]:
+            fits = isinstance(value, str) and value in option["one_of"]
+        else:
+            value = checks.number(what, value, **{"above" if option["open"] else "least": least})
+            fits = most is None or value <= most
+        if not fits:
             checks.refuse(what, value, option["must"])
-        return number
+        return value
 
     def engine_options(self, **kwargs):
         """The options, and those of number_arguments that kwargs give. InvalidError: one of these
