@@ -78,8 +78,8 @@ class MeanMetric(Metric):
 
     reports_norm = False
 
-    def __init__(self, device_mesh=None, process_group=None):
-        super().__init__(device_mesh, process_group)
+    def __init__(self, device_mesh=None, process_group=None, **kwargs):
+        super().__init__(device_mesh, process_group, **kwargs)
         self._grad_norm = None
         self.reset()
 
