@@ -195,7 +195,7 @@ TEST_F(BadInput, AdaptersThatCannotBe) {
   const auto create = [](const char* lora) { return Create{.tenant = "new", .lora_json = lora}; };
   expect_refused(create(R"({"r": 0, "target_modules": "all-linear"})"),
                  "field 'r' is 0, it must be an integer of at least 1");
-  expect_refused(create(R"({"r": 4, "target_modules": ["q_proj", "query"]})"),
+  expect_refused(create(R"({"r": 4, "target_modules": ["query", "key"]})"),
                  "lora: target module 'query' matches nothing; there is: q_proj, k_proj, v_proj, "
                  "o_proj, gate_proj, up_proj, down_proj");
   expect_refused(create(R"({"r": 4, "target_modules": []})"), "field 'target_modules' is []");

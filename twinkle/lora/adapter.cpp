@@ -91,7 +91,10 @@ Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linea
   const std::vector<LinearShape> shapes = shapes_of(linears);
   config_ = with_named_targets(config, shapes);
   const Sizes sizes(config_);
-  const std::vector<size_t> matched = match_targets(config, shapes);
+  std::vector<std::string> unused;
+  const std::vector<size_t> matched = match_targets(config, shapes, &unused);
+  for (const std::string& name : unused)
+    TORCH_WARN("lora: target module '", name, "' matches nothing, and changes nothing");
   check_sharing(config, shapes, matched);
   std::vector<std::string> paths;
   for (const size_t i : matched) paths.push_back(linears[i].path);

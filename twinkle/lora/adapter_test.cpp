@@ -17,6 +17,17 @@ namespace {
 
 using Names = std::vector<std::string>;
 
+// Keeps the warnings that come while it lives.
+class Warnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override { texts_.push_back(warning.msg()); }
+  const Names& texts() const { return texts_; }
+
+ private:
+  Names texts_;
+  const c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
 class AdapterTest : public testing::Test {
  protected:
   AdapterTest()
@@ -156,8 +167,19 @@ TEST_F(AdapterTest, AllLinearIsKeptAsTheNamesThatItStandsFor) {
   EXPECT_EQ(match_targets(adapter.config(), shapes), match_targets(all, shapes));
 }
 
-TEST_F(AdapterTest, ATargetThatMatchesNothingIsNamedThoughOthersMatch) {
-  EXPECT_EQ(error_of([&] { targets(Names{"q_proj", "query"}); }),
+TEST_F(AdapterTest, ATargetThatMatchesNothingIsToldAndKeptWhereOthersMatch) {
+  PeftConfig some = config();
+  some.target_modules = Names{"q_proj", "query"};
+  Warnings warnings;
+  const Adapter adapter(some, linears_, 1);
+  EXPECT_EQ(warnings.texts(),
+            Names{"lora: target module 'query' matches nothing, and changes nothing"});
+  EXPECT_EQ(adapter.factors().size(), 2u);
+  EXPECT_EQ(adapter.config().target_modules, some.target_modules) << "as peft writes it";
+}
+
+TEST_F(AdapterTest, TargetsOfWhichNoneMatchesAreRefused) {
+  EXPECT_EQ(error_of([&] { targets(Names{"query", "key"}); }),
             "lora: target module 'query' matches nothing; there is: q_proj, k_proj, v_proj, "
             "o_proj, gate_proj, up_proj, down_proj, lm_head");
   for (const auto& none : {std::variant<Names, std::string>(Names{}),

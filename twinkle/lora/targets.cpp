@@ -287,19 +287,19 @@ std::vector<size_t> match_modules(const PeftConfig& config, std::span<const Line
   return out;
 }
 
-std::vector<size_t> match_targets(const PeftConfig& config, std::span<const LinearShape> linears) {
+std::vector<size_t> match_targets(const PeftConfig& config, std::span<const LinearShape> linears,
+                                  std::vector<std::string>* unused) {
   const auto* names = std::get_if<std::vector<std::string>>(&config.target_modules);
   const std::string text = names ? "" : std::get<std::string>(config.target_modules);
   std::vector<size_t> out = match_parameters(config, linears);
   require(!out.empty() || (names ? !names->empty() : !text.empty()), Code::kInvalid,
           "lora: target_modules is empty; name modules or use \"all-linear\"");
-  std::vector<std::string> unused;
-  const std::vector<size_t> by_module = match_modules(config, linears, unused);
+  std::vector<std::string> idle;
+  const std::vector<size_t> by_module = match_modules(config, linears, idle);
   out.insert(out.end(), by_module.begin(), by_module.end());
-  require(unused.empty(), Code::kInvalid, "lora: target module '", unused.empty() ? "" : unused[0],
-          "' matches nothing; there is: ", listed(endings(linears)));
-  require(!out.empty(), Code::kInvalid, "lora: target_modules '", text,
-          "' matches nothing; there is: ", listed(endings(linears)));
+  require(!out.empty(), Code::kInvalid, names ? "lora: target module '" : "lora: target_modules '",
+          idle.empty() ? text : idle[0], "' matches nothing; there is: ", listed(endings(linears)));
+  if (unused) std::ranges::move(idle, std::back_inserter(*unused));
   if (!config.target_parameters.empty()) {
     std::ranges::sort(out);
     out.erase(std::unique(out.begin(), out.end()), out.end());

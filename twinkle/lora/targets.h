@@ -29,9 +29,11 @@ std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linear
 
 // The indices of the linears that the config targets, by its modules or its parameters. An expert
 // has one linear for gate and up together, gate_up_proj, which "all-linear" leaves out: it stands
-// for gate_proj and up_proj, and no adapter has both. Error kInvalid: a target that matches no
-// linear, with what there is.
-std::vector<size_t> match_targets(const PeftConfig& config, std::span<const LinearShape> linears);
+// for gate_proj and up_proj, and no adapter has both. Names of a list of target_modules that match
+// nothing are added to `unused`, unless it is null. Error kInvalid: nothing matches, or a
+// parameter matches nothing, with what there is.
+std::vector<size_t> match_targets(const PeftConfig& config, std::span<const LinearShape> linears,
+                                  std::vector<std::string>* unused = nullptr);
 
 // As match_targets, by target_modules alone and with expressions and names that match nothing: the
 // names are added to `unused`. An expert's linears may be matched twice over.
