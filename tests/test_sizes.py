@@ -12,7 +12,6 @@ import functions  # noqa: E402
 SOURCES = ("*.h", "*.cpp", "*.cu", "*.cuh", "*.py", "*.rs", "*.sh", "*.cmake")
 # The names and defaults are those of Twinkle's scripts, or of a published formula.
 WIDE = {
-    "python/twinkle/data_format/sampling.py: _number",
     "python/twinkle/dataloader/dataloader.py: __init__",
     "python/twinkle/device_mesh.py: from_sizes",
     "python/twinkle/infra.py: initialize",

@@ -166,6 +166,12 @@ void bind_io(py::module_& m) {
   m.def("write_safetensors", &python::write, py::arg("path"), py::arg("tensors"),
         py::arg("metadata") = std::map<std::string, std::string>{{"format", "pt"}},
         "Writes one file atomically; uint16 arrays are BF16.");
+  m.def(
+      "peft_config",
+      [](const std::filesystem::path& dir) {
+        return python::from_json(json_of(read_peft_config(dir)));
+      },
+      py::arg("directory"), "The fields of a PEFT directory's adapter_config.json that count.");
   m.def("read_peft", &python::read_adapter, py::arg("directory"),
         "(adapter_config.json's fields, {module: (A [r, in], B [out, r])}) of a PEFT directory.");
   m.def("write_peft", &python::write_adapter, py::arg("directory"), py::arg("config"),

@@ -88,6 +88,11 @@ def run_loss(name, options, counts, extras, logps, entropies=None):
 DEVICE_NAMES = "'cpu', 'cuda' or 'cuda:' and a number"
 
 
+def peft_config(directory):
+    config = json.loads((Path(directory) / "adapter_config.json").read_text())
+    return {"base_model_name_or_path": None, **config}
+
+
 def engine_options():
     names = ["token_budget", "kv_tokens", "max_sequences", "prefill_tokens", "prefix_cache",
              "decode_graphs", "memory_share"]  # fmt: skip

@@ -16,23 +16,31 @@ def test_sampling_params_of_the_documents():
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
-        ("max_tokens", -1, "max_tokens is -1, it must be at least 0"),
+        ("max_tokens", -1, "max_tokens is -1, it must be an integer of at least 0"),
         ("max_tokens", 1.5, "max_tokens is 1.5, it must be an integer"),
         ("seed", -1, "seed is -1"),
-        ("temperature", -0.1, "temperature is -0.1, it must be at least 0"),
+        ("temperature", -0.1, "temperature is -0.1, it must be a number of at least 0"),
         ("temperature", "hot", "temperature is 'hot', it must be a number"),
         ("top_k", -2, "top_k is -2"),
-        ("top_p", 0, "top_p is 0, it must be above 0"),
-        ("top_p", 1.1, "top_p is 1.1, it must be at most 1"),
-        ("min_p", -0.1, "min_p is -0.1, it must be at least 0"),
-        ("min_p", 1.1, "min_p is 1.1, it must be at most 1"),
+        ("top_p", 0, "top_p is 0, it must be a number above 0, at most 1"),
+        ("top_p", 1.1, "top_p is 1.1, it must be a number above 0, at most 1"),
+        ("min_p", -0.1, "min_p is -0.1, it must be a number of at least 0, at most 1"),
+        ("min_p", 1.1, "min_p is 1.1, it must be a number of at least 0, at most 1"),
         ("repetition_penalty", 0, "repetition_penalty is 0"),
-        ("repetition_penalty", 1e-300, "repetition_penalty is 1e-300, it must be at least 1e-06"),
+        (
+            "repetition_penalty",
+            1e-300,
+            "repetition_penalty is 1e-300, it must be a number of at least 1e-06",
+        ),
         ("num_samples", 0, "num_samples is 0"),
         ("logprobs", -1, "logprobs is -1"),
         ("prompt_logprobs", -1, "prompt_logprobs is -1"),
-        ("logprobs", 129, "logprobs is 129, it must be at most 128"),
-        ("prompt_logprobs", 129, "prompt_logprobs is 129, it must be at most 128"),
+        ("logprobs", 129, "logprobs is 129, it must be an integer of at least 0, at most 128"),
+        (
+            "prompt_logprobs",
+            129,
+            "prompt_logprobs is 129, it must be an integer of at least 0, at most 128",
+        ),
         ("stop", ["a", 1], "stop is"),
         ("stop", [""], "stop holds an empty text"),
     ],
@@ -126,8 +134,11 @@ def test_a_config_of_peft_is_accepted_equally():
     assert LoraConfig.from_any(ours) is ours
 
 
+@pytest.mark.usefixtures("data_built")
 def test_a_directory_of_peft_is_read(tmp_path):
-    (tmp_path / "adapter_config.json").write_text(LoraConfig(r=3).to_json())
+    config = LoraConfig(r=3, target_modules=["q_proj"], rank_pattern={"b": 2, "a": 1})
+    (tmp_path / "adapter_config.json").write_text(config.to_json())
+    assert LoraConfig.from_any(tmp_path) == config
     assert LoraConfig.from_any(tmp_path).r == 3
     with pytest.raises(NotFoundError, match=r"no PEFT directory: adapter_config.json is missing"):
         LoraConfig.from_any(tmp_path / "nowhere")
@@ -136,16 +147,16 @@ def test_a_directory_of_peft_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b'{"r": 8', "cannot be read as JSON: Expecting ',' delimiter"),
-        (b'{"r": "\xff"}', "cannot be read as JSON: 'utf-8' codec can't decode byte 0xff"),
-        (b"[" * 100_000, "cannot be read as JSON: maximum recursion depth"),
-        (b"[1]", "holds a list, it must hold a JSON object"),
+        (b'{"r": 8', "line 1 column 8: incomplete JSON"),
+        (b'{"r": "\xff"}', "line 1 column 8: invalid UTF-8; save the file as UTF-8"),
+        (b"[" * 100_000, "line 1 column 129: too deep"),
+        (b"[1]", "must be a JSON object"),
     ],
     ids=["broken", "no UTF-8", "too deep", "no object"],
 )
 def test_a_file_that_is_no_config_is_named_with_the_cause(tmp_path, content, text):
     (tmp_path / "adapter_config.json").write_bytes(content)
-    with pytest.raises(InvalidError, match=f"lora: {tmp_path}/adapter_config.json {text}"):
+    with pytest.raises(InvalidError, match=f"{tmp_path}/adapter_config.json {text}"):
         LoraConfig.from_any(tmp_path)
 
 
@@ -158,15 +169,19 @@ def test_an_unknown_field_is_refused_in_a_dict_and_where_it_is_set(tmp_path, val
         peft_type = "LORA"
 
         def to_dict(self):
-            return {"r": 4, "peft_type": self.peft_type, "use_newest": value}
+            fields = {"r": 4, "peft_type": self.peft_type, "target_modules": ["q_proj"]}
+            return {**fields, "use_newest": value}
 
     (tmp_path / "adapter_config.json").write_text(json.dumps(Newer().to_dict()))
-    for config in (Newer(), tmp_path):
-        if value:
-            with pytest.raises(InvalidError, match="use_newest is 1, this version takes only its"):
+    for config, text in (
+        (Newer(), "use_newest is 1, this version takes only its"),
+        (tmp_path, f"'use_newest' is {value}, a feature of peft that Twinkle does not support"),
+    ):
+        if value or (value == 0 and value is not False and config is tmp_path):
+            with pytest.raises(InvalidError, match=text):
                 LoraConfig.from_any(config)
         else:
-            assert LoraConfig.from_any(config) == LoraConfig(r=4)
+            assert LoraConfig.from_any(config) == LoraConfig(r=4, target_modules=["q_proj"])
 
 
 @pytest.mark.parametrize(

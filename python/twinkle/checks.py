@@ -43,7 +43,7 @@ def integer(what, value, least=None, most=None, none=False):
     return int(value)
 
 
-def number(what, value, least=None, above=None, infinite=False):
+def number(what, value, least=None, above=None, most=None, infinite=False):
     """A float that is finite, unless `infinite`."""
     right = isinstance(value, numbers.Real) and not isinstance(value, bool)
     try:
@@ -55,9 +55,11 @@ def number(what, value, least=None, above=None, infinite=False):
         or (math.isinf(out) and not infinite)
         or (least is not None and out < least)
         or (above is not None and out <= above)
+        or (most is not None and out > most)
     ):
         bound = f" of at least {least}" if least is not None else ""
-        refuse(what, value, "a number" + (bound if above is None else f" above {above}"))
+        bound = bound if above is None else f" above {above}"
+        refuse(what, value, "a number" + bound + ("" if most is None else f", at most {most}"))
     return out
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from twinkle import checks
+from twinkle.core import core
 from twinkle.errors import (
     InvalidError,
-    NotFoundError,
     names_arguments,
     refuse_unknown,
     require,
@@ -30,9 +30,6 @@ _REFUSED = {
     'monteclora_config', 'layer_replication', 'lora_bias', 'use_bdlora',
     'arrow_config', 'kasa_config', 'ensure_weight_tying',
 }  # fmt: skip
-# How factors may begin that take nothing from the base's weights; peft_config.cpp has the same.
-_BEGINNINGS = (None, True, False, "gaussian", "orthogonal", "eva")
-_OF_BEGINNINGS = {"init_lora_weights", "eva_config", "corda_config"}
 
 
 def _is_number(value):
@@ -51,7 +48,8 @@ _RANK = _Unsaid(8)
 @dataclass
 class LoraConfig:
     """r: rank, also taken as rank=. target_modules: 'all-linear', a list of names, or a regular
-    expression; 'all-linear' leaves out the output layer, whose name is 'lm_head'.
+    expression; 'all-linear' leaves out the output layer, whose name is 'lm_head'. A name of a list
+    that matches nothing is warned of, unless all are such: then the adapter is refused.
 
     target_parameters: stacks of experts, by the end of their path, 'mlp.experts.gate_up_proj' or
     'mlp.experts.down_proj'; gate_up_proj has one factor A for gate and up, target_modules'
@@ -120,70 +118,40 @@ class LoraConfig:
             f"lora: r is {checks.short(self.r)} and rank is {checks.short(rank)}, two names of one "
             "number: leave one of them out",
         )
-        require(
-            isinstance(self.r, int) and not isinstance(self.r, bool) and self.r >= 1,
-            f"lora: rank is {checks.short(self.r)}, it must be at least 1",
-        )
-        require(
-            self.r < 2**31,
-            f"lora: rank is {checks.short(self.r)}, it must be below 2**31",
-        )
-        require(
-            _is_number(self.lora_alpha) and self.lora_alpha > 0,
-            f"lora: lora_alpha is {checks.short(self.lora_alpha)}, it must be above 0 and finite",
-        )
-        require(
-            _is_number(self.lora_dropout) and 0 <= self.lora_dropout < 1,
-            f"lora: lora_dropout is {checks.short(self.lora_dropout)}, it must be at least 0 and "
-            "below 1",
-        )
+        _must("rank", self.r, _is_integer(self.r) and self.r >= 1, "at least 1")
+        _must("rank", self.r, self.r < 2**31, "below 2**31")
         for name in ("rank_pattern", "alpha_pattern"):
             if getattr(self, name) is None:
                 setattr(self, name, {})
-        if isinstance(self.target_modules, (set, tuple)):
-            self.target_modules = sorted(map(str, self.target_modules))
-        if isinstance(self.target_parameters, (set, tuple)):
-            self.target_parameters = sorted(map(str, self.target_parameters))
+        for name in ("target_modules", "target_parameters"):
+            if isinstance(getattr(self, name), (set, tuple)):
+                setattr(self, name, sorted(map(str, getattr(self, name))))
         parameters = self.target_parameters or []
         if self.target_modules == [] and parameters:  # as peft's help has it
             self.target_modules = None
-        modules = self.target_modules
-        if modules is not None and not (isinstance(modules, str) and modules):
-            require(
-                isinstance(modules, list)
-                and modules
-                and all(isinstance(name, str) and name for name in modules),
-                f"lora: target_modules is {checks.short(modules)}, it must be 'all-linear', a list "
-                "of names or a regular expression",
-            )
-        _check_patterns(self.rank_pattern, self.alpha_pattern)
-        require(
-            isinstance(parameters, list) and all(isinstance(p, str) and p for p in parameters),
-            f"lora: target_parameters is {checks.short(parameters)}, it must be a list of names",
-        )
-        require(
-            not parameters or self.lora_dropout == 0,
-            f"lora: lora_dropout is {checks.short(self.lora_dropout)}, it must be 0 with "
-            "target_parameters, as in peft",
-        )
+        modules, drop = self.target_modules, self.lora_dropout
+        named = modules is None or (_are_names(modules) and modules)
+        any_name = isinstance(modules, str) and modules
+        for name, right, must in (
+            ("lora_alpha", _is_alpha(self.lora_alpha), "above 0 and finite"),
+            ("lora_dropout", _is_number(drop) and 0 <= drop < 1, "at least 0 and below 1"),
+            ("target_modules", named or any_name,
+             "'all-linear', a list of names or a regular expression"),
+            ("rank_pattern", _is_pattern(self.rank_pattern, _is_rank),
+             "a dict of regular expressions and integers from 1 to 4096"),
+            ("alpha_pattern", _is_pattern(self.alpha_pattern, _is_alpha),
+             "a dict of regular expressions and numbers above 0"),
+            ("target_parameters", _are_names(parameters), "a list of names"),
+            ("lora_dropout", not parameters or drop == 0, "0 with target_parameters, as in peft"),
+        ):  # fmt: skip
+            _must(name, getattr(self, name), right, must)
         checks.flag("lora: use_rslora", self.use_rslora)
         checks.flag("lora: share_expert_factors", self.share_expert_factors)
-        named = self.base_model_name_or_path
-        checks.text("lora: base_model_name_or_path", named, none=True, empty=True)
-        for name in sorted(_REFUSED):
-            require(
-                getattr(self, name) in (None, {}, [], "") or getattr(self, name) is False,
-                f"lora: {name} is {checks.short(getattr(self, name))}, this version takes only its "
-                "default",
-            )
-        require(
-            self.bias == "none",
-            f"lora: bias is {checks.short(self.bias)}, this version takes only 'none'",
-        )
-        require(
-            self.init_lora_weights is True,
-            f"lora: init_lora_weights is {self.init_lora_weights!r}, this version takes only True",
-        )
+        base = self.base_model_name_or_path
+        checks.text("lora: base_model_name_or_path", base, none=True, empty=True)
+        only = {**dict.fromkeys(sorted(_REFUSED)), "bias": "none", "init_lora_weights": True}
+        for name, value in only.items():
+            _takes_only(name, getattr(self, name), value)
 
     def to_dict(self):
         """{field: value}, as peft's to_dict gives it: all but runtime_config. share_expert_factors,
@@ -204,13 +172,12 @@ class LoraConfig:
         NotFoundError: no adapter_config.json in the directory; InvalidError: one that is no JSON
         object, another thing, a peft_type that is not LORA, values that the class refuses, an
         unknown field: of a dict any, of a directory and of peft, which may be newer, one that is
-        set. How a directory's factors began (init_lora_weights) is left out, where that took
-        nothing from the base's weights."""
+        set. Of a directory only what counts for a finished adapter is read."""
         if isinstance(config, cls):
             return config
         rank = None
         if isinstance(config, (str, Path)):
-            values = _without_beginning(_read(Path(checks.path("lora: the config", config))))
+            values = core().peft_config(checks.path("lora: the config", config))
         elif isinstance(config, dict):
             values = dict(checks.mapping("lora: the config", config))
             rank = values.pop("rank", None)
@@ -226,10 +193,7 @@ class LoraConfig:
         require(kind == "LORA", f"lora: peft_type is {kind!r}, only LORA is known")
         known = {f.name for f in fields(cls)}
         for name in sorted(set(values) - known):
-            require(
-                not values[name],
-                f"lora: {name} is {values[name]!r}, this version takes only its default",
-            )
+            _takes_only(name, values[name] or None, None)
         kept = {k: v for k, v in values.items() if k in known and k not in _INERT}
         # peft writes None for an empty pattern
         for name in ("rank_pattern", "alpha_pattern"):
@@ -237,52 +201,40 @@ class LoraConfig:
         return cls(**kept, rank=rank)
 
 
-def _without_beginning(values):
-    """The config of a directory without the start of its factors, which peft keeps in every
-    save."""
-    began = values.get("init_lora_weights")
-    if not isinstance(began, (str, bool, type(None))) or began not in _BEGINNINGS:
-        return values
-    return {key: value for key, value in values.items() if key not in _OF_BEGINNINGS}
+def _must(name, value, right, must):
+    require(right, f"lora: {name} is {checks.short(value)}, it must be {must}")
 
 
-def _check_patterns(ranks, alphas):
-    for name, pattern, fits, what in (
-        ("rank_pattern", ranks, _is_rank, "integers from 1 to 4096"),
-        ("alpha_pattern", alphas, _is_alpha, "numbers above 0"),
-    ):
-        require(
-            isinstance(pattern, dict)
-            and all(isinstance(key, str) and fits(value) for key, value in pattern.items()),
-            f"lora: {name} is {checks.short(pattern)}, it must be a dict of regular expressions "
-            f"and {what}",
-        )
+def _takes_only(name, value, only):
+    """InvalidError: another value than `only`; of None: than those that peft writes for it."""
+    unused = value in (None, {}, [], "") or value is False
+    default = "its default" if only is None else repr(only)
+    require(
+        unused if only is None else value == only and type(value) is type(only),
+        f"lora: {name} is {checks.short(value)}, this version takes only {default}",
+    )
+
+
+def _is_integer(value):
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_names(values):
+    return isinstance(values, list) and all(isinstance(name, str) and name for name in values)
+
+
+def _is_pattern(pattern, fits):
+    return isinstance(pattern, dict) and all(
+        isinstance(key, str) and fits(value) for key, value in pattern.items()
+    )
 
 
 def _is_rank(value):
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 4096
+    return _is_integer(value) and 1 <= value <= 4096
 
 
 def _is_alpha(value):
     return _is_number(value) and value > 0
-
-
-def _read(directory):
-    """The values of a PEFT directory's adapter_config.json."""
-    file = directory / "adapter_config.json"
-    if not file.is_file():
-        raise NotFoundError(
-            f"lora: {directory} is no PEFT directory: adapter_config.json is missing"
-        )
-    try:
-        values = json.loads(file.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:  # JSON's and UTF-8's are ValueErrors
-        raise InvalidError(f"lora: {file} cannot be read as JSON: {error}") from error
-    require(
-        isinstance(values, dict),
-        f"lora: {file} holds a {type(values).__name__}, it must hold a JSON object",
-    )
-    return values
 
 
 def warn_of_another_base(adapter, *bases):
@@ -290,9 +242,8 @@ def warn_of_another_base(adapter, *bases):
     name than `bases`, the ids or directories of the model in use. Shapes alone are refused: of
     weights with equal ones, it is unknown whether they are meant. NotFoundError and InvalidError:
     as LoraConfig.from_any of a directory."""
-    config = _read(Path(adapter))
-    named = config.get("base_model_name_or_path") or ""
-    last = str(named).rstrip("/").rpartition("/")[2].lower()
+    named = core().peft_config(adapter)["base_model_name_or_path"] or ""
+    last = named.rstrip("/").rpartition("/")[2].lower()
     if last not in " ".join(map(str, bases)).lower():
         get_logger().warning(
             f"lora: the adapter at {adapter} was trained on {named!r}, the model here is "

@@ -1,6 +1,5 @@
 """How to sample, and what was sampled."""
 
-import math
 from dataclasses import InitVar, dataclass, fields
 from typing import Any
 
@@ -12,22 +11,26 @@ MAX_TOP_LOGPROBS = 128
 MAX_SAMPLES = 65536  # for one prompt
 
 
-def _number(name, value, *, least, most=None, above=False, integer=False, none=False):
-    if value is None and none:
-        return
-    kind = "an integer" if integer else "a number"
-    require(
-        isinstance(value, int if integer else (int, float)) and not isinstance(value, bool),
-        f"sampler: {name} is {checks.short(value)}, it must be {kind}",
-    )
-    if isinstance(value, int) and abs(value) >= 2**64:
-        checks.refuse(f"sampler: {name}", value, f"{kind} of at most 64 bits")
-    bound = f"above {least}" if above else f"at least {least}"
-    require(
-        math.isfinite(value) and (value > least if above else value >= least),
-        f"sampler: {name} is {value}, it must be {bound}",
-    )
-    require(most is None or value <= most, f"sampler: {name} is {value}, it must be at most {most}")
+_MOST = 2**64 - 1
+# field: what checks.integer, or checks.number, takes
+_INTEGERS = {
+    "max_tokens": {"least": 0, "most": _MOST, "none": True},
+    "seed": {"least": 0, "most": _MOST, "none": True},
+    "top_k": {"least": -1, "most": _MOST},
+    "logprobs": {"least": 0, "most": MAX_TOP_LOGPROBS, "none": True},
+    "prompt_logprobs": {"least": 0, "most": MAX_TOP_LOGPROBS, "none": True},
+    "num_samples": {"least": 1, "most": MAX_SAMPLES},
+}
+_NUMBERS = {
+    "temperature": {"least": 0, "most": _MOST},
+    "top_p": {"above": 0, "most": 1},
+    "min_p": {"least": 0, "most": 1},
+    "repetition_penalty": {"least": 1e-6, "most": 1e6},
+}
+
+
+def _integer(name, value):
+    return checks.integer(f"sampler: {name}", value, **_INTEGERS["max_tokens"])
 
 
 def _two_names(given, other):
@@ -82,41 +85,28 @@ class SamplingParams:
 
     def __post_init__(self, max_new_tokens):
         if max_new_tokens is not None:
-            _number("max_new_tokens", max_new_tokens, least=0, integer=True)
+            _integer("max_new_tokens", max_new_tokens)
             require(
                 self.max_tokens in (None, max_new_tokens),
                 _two_names(self.max_tokens, max_new_tokens),
             )
             self.max_tokens = max_new_tokens
-        _number("max_tokens", self.max_tokens, least=0, integer=True, none=True)
-        _number("seed", self.seed, least=0, most=2**64 - 1, integer=True, none=True)
-        _number("temperature", self.temperature, least=0)
-        _number("top_k", self.top_k, least=-1, integer=True)
-        _number("top_p", self.top_p, least=0, most=1, above=True)
-        _number("min_p", self.min_p, least=0, most=1)
-        _number("repetition_penalty", self.repetition_penalty, least=0, above=True)
-        _number("repetition_penalty", self.repetition_penalty, least=1e-6, most=1e6)
-        _number("logprobs", self.logprobs, least=0, most=MAX_TOP_LOGPROBS, integer=True, none=True)
-        _number(
-            "prompt_logprobs", self.prompt_logprobs,
-            least=0, most=MAX_TOP_LOGPROBS, integer=True, none=True,
-        )  # fmt: skip
-        _number("num_samples", self.num_samples, least=1, most=MAX_SAMPLES, integer=True)
+        for check, limits in ((checks.integer, _INTEGERS), (checks.number, _NUMBERS)):
+            for name, limit in limits.items():
+                setattr(self, name, check(f"sampler: {name}", getattr(self, name), **limit))
         checks.flag("sampler: routed_experts", self.routed_experts)
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop
-        stop = [] if stop is None else stop
-        require(
-            isinstance(stop, (list, tuple))
-            and (
-                all(isinstance(s, str) for s in stop)
-                or all(isinstance(s, int) and not isinstance(s, bool) for s in stop)
-            ),
-            f"sampler: stop is {checks.short(self.stop)}, it must be a text, a list of texts or of "
-            "token ids",
-        )
+        stop = self._stops()
+        if not isinstance(stop, (list, tuple)) or not any(
+            all(isinstance(part, kind) and not isinstance(part, bool) for part in stop)
+            for kind in (str, int)
+        ):
+            checks.refuse("sampler: stop", self.stop, "a text, a list of texts or of token ids")
         for part in self.stop_texts:
             checks.utf8("sampler: stop", part)
         require("" not in stop, "sampler: stop holds an empty text, which would end at once")
+
+    def _stops(self):
+        return [self.stop] if isinstance(self.stop, str) else [] if self.stop is None else self.stop
 
     @property
     def engine_logprobs(self):
@@ -132,15 +122,12 @@ class SamplingParams:
     @property
     def stop_texts(self):
         """The texts of `stop`, as a list."""
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return [s for s in stop if isinstance(s, str)]
+        return [part for part in self._stops() if isinstance(part, str)]
 
     @property
     def stop_token_ids(self):
         """The token ids of `stop`, as a list."""
-        return (
-            [] if isinstance(self.stop, str) else [s for s in self.stop or [] if isinstance(s, int)]
-        )
+        return [part for part in self._stops() if isinstance(part, int)]
 
     @classmethod
     def from_dict(cls, values):
@@ -149,7 +136,7 @@ class SamplingParams:
         values = dict(checks.mapping("sampler: sampling parameters", values))
         if "max_new_tokens" in values:
             other = values.pop("max_new_tokens")
-            _number("max_new_tokens", other, least=0, integer=True, none=True)
+            _integer("max_new_tokens", other)
             most = values.setdefault("max_tokens", other)
             require(most is other or most == other, _two_names(most, other))
         known = [field.name for field in fields(cls)]

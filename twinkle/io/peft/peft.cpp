@@ -100,6 +100,13 @@ bool is_tinkers(std::string_view module) {
          std::string_view("123").find(module.back()) != std::string_view::npos;
 }
 
+PeftConfig read_peft_config(const fs::path& dir) {
+  const fs::path file = dir / "adapter_config.json";
+  require(is_there(file), Code::kNotFound, "io: ", dir.string(),
+          " is no PEFT directory: adapter_config.json is missing");
+  return peft_config(read_json(file), file.string());
+}
+
 PeftAdapter read_peft(const fs::path& dir) {
   const fs::path config_file = dir / "adapter_config.json";
   const Json config = read_json(config_file);

@@ -77,6 +77,10 @@ struct PeftAdapter {
 PeftConfig peft_config(const Json& object, const std::string& what);
 Json json_of(const PeftConfig& config);
 
+// The config of a folder. Error kNotFound: no adapter_config.json; kInvalid: as peft_config, or no
+// JSON.
+PeftConfig read_peft_config(const std::filesystem::path& dir);
+
 // Error kNotFound: no adapter_config.json or adapter_model.safetensors; kInvalid: as peft_config
 // and SafetensorsFile, a tensor that is no half of a LoRA pair, a half without the other, another
 // shape than the config's rank says.
