@@ -274,6 +274,10 @@ std::vector<Ids> tokens_of(const Tokenizer& self, const std::vector<py::str>& te
   return interruptible([&] { return self.batch_encode(utf8s, special); });
 }
 
+py::object standard_messages(const py::object& messages, const std::string& system) {
+  return from_json(text::standard_messages(to_json(messages, "text: messages"), system));
+}
+
 void bind_tokenizer(py::module_& m) {
   py::class_<Tokenizer>(m, "Tokenizer", "The tokenizer of a model directory (tokenizer.json).")
       .def(py::init(
@@ -359,6 +363,9 @@ void bind_text(py::module_& m) {
         "By which columns a row without messages is read, and as what; '' of one that is not.");
   m.def("is_read_as_chat", &twinkle::python::is_read_as_chat, pybind11::arg("row"),
         "True if the columns of a row without messages are those of a chat.");
+  m.def("standard_messages", &twinkle::python::standard_messages, pybind11::arg("messages"),
+        pybind11::arg("system"),
+        "Messages with texts as contents, reasoning apart, and dicts of arguments.");
   m.def("in_place_of_messages", &twinkle::python::in_place_of_messages, pybind11::arg("row"),
         "The end of an error about a row without messages: its fields, and what makes messages.");
 }

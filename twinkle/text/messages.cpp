@@ -182,7 +182,7 @@ JsonObject message_of(const Json& given, size_t index, const MessageOptions& opt
   refuse_lost(given, "messages[" + std::to_string(index) + "].");
   if (Json* content = message.if_contains("content"))
     *content = content_for(*content, index, options.takes_parts);
-  alias_reasoning(message);
+  if (options.names_reasoning) alias_reasoning(message);
   if (is_assistant) {
     if (options.absent_content && message.contains("tool_calls") && !message.contains("content"))
       message["content"] = *options.absent_content;
@@ -191,6 +191,24 @@ JsonObject message_of(const Json& given, size_t index, const MessageOptions& opt
     normalise_reasoning(message, options.reads_reasoning);
   }
   return message;
+}
+
+// Error kInvalid: a call or its arguments that are no objects.
+void require_calls(const JsonObject& message, size_t index) {
+  const Json* calls = message.if_contains("tool_calls");
+  if (!calls) return;
+  const auto refuse = [index](const Json& value, const char* field, const char* must) {
+    fail(Code::kInvalid, "text: field 'messages[", index, "].tool_calls", field, "' is ",
+         boost::json::serialize(value).substr(0, 80), ", it must be ", must);
+  };
+  if (!calls->is_array()) refuse(*calls, "", "a list of calls, or its JSON text");
+  for (const Json& call : calls->get_array()) {
+    if (!call.is_object()) refuse(call, "[]", "an object");
+    const Json* function = find(call, "function");
+    const Json* arguments = function ? find(*function, "arguments") : nullptr;
+    if (arguments && arguments->is_string())
+      refuse(*arguments, "[].function.arguments", "the JSON text of an object");
+  }
 }
 
 Json tools_of(const Json& trajectory) {
@@ -240,6 +258,20 @@ std::optional<std::vector<size_t>> key_rounds(const Json& trajectory, size_t num
 }
 
 }  // namespace
+
+JsonArray standard_messages(const Json& messages, const std::string& system) {
+  require(messages.is_array() && !messages.get_array().empty(), Code::kInvalid,
+          "text: field 'messages' is ", boost::json::serialize(messages).substr(0, 80),
+          ", it must be a list that is not empty");
+  JsonArray out;
+  for (const Json& given : messages.get_array()) {
+    out.push_back(message_of(given, out.size(), {.reads_reasoning = true, .names_reasoning = false}));
+    require_calls(out.back().get_object(), out.size() - 1);
+  }
+  if (!system.empty() && out[0].at("role") == "user")
+    out.insert(out.begin(), Json{{"role", "system"}, {"content", system}});
+  return out;
+}
 
 std::string plain_text(const Json& content, size_t message_index) {
   if (content.is_string()) return std::string(content.get_string());

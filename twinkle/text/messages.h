@@ -18,6 +18,7 @@ struct MessageOptions {
   bool takes_parts = false;      // content may stay a list of text parts; else they are joined
   bool reads_reasoning = false;  // the template writes reasoning; else it goes into <think>
   bool takes_argument_text = false;  // a call's arguments may stay JSON text; else they are parsed
+  bool names_reasoning = true;       // under every name that a template may read
   // The content of a message with tool calls whose own is missing or null; nothing: it stays
   // missing.
   std::optional<Json> absent_content;
@@ -51,6 +52,11 @@ void refuse_weights_of_others(const Json& trajectory);
 // not text, key_rounds or a weight out of range, a field of another form of chats that would be
 // lost (function_call, mask); each names the field and the value.
 Prepared prepare(const Json& trajectory, const MessageOptions& options);
+
+// The messages in their standard form: texts as contents, reasoning in reasoning_content, tool calls
+// as lists with objects of arguments; and `system`, unless it is empty, in front of a user message.
+// Error kInvalid: as prepare's; calls or arguments that are text without such JSON.
+JsonArray standard_messages(const Json& messages, const std::string& system);
 
 // The text of a content that is a string or a list of text parts. Error kInvalid: other parts.
 std::string plain_text(const Json& content, size_t message_index);

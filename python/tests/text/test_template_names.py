@@ -66,24 +66,30 @@ def test_the_standard_form_encodes_as_the_row_itself(template):
 @pytest.mark.parametrize(
     ("messages", "text"),
     [
-        (None, "messages is None, it must be a list of messages that is not empty"),
-        ([], r"messages is \[\], it must be a list"),
-        ("hi", "messages is 'hi', it must be a list"),
-        ([1], r"messages\[0\] is 1, it must be a dict"),
-        ([{"content": "a"}], r"messages\[0\]\.role is None, it must be a text"),
+        (None, "field 'messages' is null, it must be a list that is not empty"),
+        ([], r"field 'messages' is \[\], it must be a list"),
+        ("hi", "field 'messages' is \"hi\", it must be a list"),
+        ([1], r"field 'messages\[0\]' is not an object with role and content"),
+        ([{"content": "a"}], r"field 'messages\[0\]\.role' is missing or not a string"),
         ([{"role": "user", "content": [{"type": "image"}]}],
-         r"messages\[0\] has a part of type 'image', this version reads text"),
-        ([{"role": "user", "content": [3]}], "the text of a part is 3, it must be a text"),
+         r"field 'messages\[0\]\.content' has a part .*image.*, this template reads text only"),
+        ([{"role": "user", "content": [3]}], "has a part 3, this template reads text only"),
         ([{"role": "assistant", "tool_calls": "no"}],
-         r"tool_calls is 'no', it must be the JSON text of a list"),
-        ([{"role": "assistant", "tool_calls": [1]}], r"tool_calls is \[1\], it must be a list of"),
+         r"field 'messages\[0\]\.tool_calls' is \"no\", it must be a list of calls, or its JSON"),
+        ([{"role": "assistant", "tool_calls": [1]}], r"tool_calls\[\]' is 1, it must be an object"),
         ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "no"}}]}],
-         "arguments is 'no', it must be the JSON text of a dict"),
+         r"tool_calls\[\]\.function\.arguments' is \"no\", it must be the JSON text of an object"),
     ],
 )  # fmt: skip
 def test_what_has_no_standard_form_is_named(template, messages, text):
     with pytest.raises(InvalidError, match=text):
         template.format_trajectory({"messages": messages})
+
+
+@pytest.mark.parametrize("name", ["encode", "render", "check", "format_trajectory"])
+def test_the_messages_of_one_chat_are_told_to_be_a_row(template, name):
+    with pytest.raises(InvalidError, match=r"one chat's list of messages: pass \{\"messages\": \["):
+        getattr(template, name)([USER])
 
 
 def test_tool_calls_of_a_reply(template):

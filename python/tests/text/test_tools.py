@@ -6,22 +6,22 @@ import time
 
 import pytest
 
-from twinkle.template.tools import FORMATS, ToolCallParser, ToolCallRegistry
+from twinkle.template.tools import ToolCallParser, ToolCallRegistry
 
 
 def calls(text):
-    parser = FORMATS.detect_first(text)
+    parser = ToolCallRegistry.detect_first(text)
     found = parser.parse(text) if parser else []
     return [(call["function"]["name"], call["function"]["arguments"]) for call in found]
 
 
 def name_of(text):
-    parser = FORMATS.detect_first(text)
+    parser = ToolCallRegistry.detect_first(text)
     return parser and parser.name
 
 
 def clean(text):
-    return FORMATS.detect_first(text).clean(text)
+    return ToolCallRegistry.detect_first(text).clean(text)
 
 
 JSON_BLOCK = '<tool_call>\n{"name": "look", "arguments": {"at": "sky", "n": 2}}\n</tool_call>'
@@ -78,7 +78,7 @@ def test_cline_elements(text, expected, rest):
      "<Read><path>a</path></Read>", "Action: none", "Observation: [x]"],
 )  # fmt: skip
 def test_what_is_no_call_is_in_no_format(text):
-    assert FORMATS.detect_first(text) is None
+    assert ToolCallRegistry.detect_first(text) is None
 
 
 def test_vcp_requests():
@@ -112,7 +112,7 @@ def test_results_of_tools_are_taken_out_of_their_frame():
         "react": ("Observation: 21", "21"),
         "vcp": ("<<<x>>>", None),
     }
-    for parser in FORMATS.parsers():
+    for parser in ToolCallRegistry.parsers():
         text, result = texts[parser.name]
         assert parser.extract_tool_result(text) == result
         assert parser.extract_tool_result("nothing of it") is None
@@ -131,12 +131,14 @@ def test_the_order_decides_and_a_format_of_ones_own_can_be_added():
         def parse(self, text):
             return [{"type": "function", "function": {"name": text[1:], "arguments": {}}}]
 
-    formats = ToolCallRegistry(FORMATS.parsers())
+    class formats(ToolCallRegistry):  # noqa: N801
+        _parsers = ToolCallRegistry.parsers()
+
     own = formats.register(Shout())
-    assert formats.detect_first("!go") is own and FORMATS.detect_first("!go") is None
+    assert formats.detect_first("!go") is own and ToolCallRegistry.detect_first("!go") is None
     newer = Shout()
     assert formats.register(newer) is newer
-    assert formats.parsers() == [*FORMATS.parsers(), newer]
+    assert formats.parsers() == [*ToolCallRegistry.parsers(), newer]
     for method in ("detect", "parse", "clean"):
         with pytest.raises(NotImplementedError, match=f"ToolCallParser must define {method}"):
             getattr(ToolCallParser(), method)("x")
@@ -161,7 +163,7 @@ def test_calls_that_transformers_renders_are_read_back(tiny_llama_dir):
         chat_template=QWEN_TOOLS, tokenize=False,
     )  # fmt: skip
     reply = text.removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n")
-    assert FORMATS.detect_first(reply).parse(reply) == given
+    assert ToolCallRegistry.detect_first(reply).parse(reply) == given
     assert clean(reply) == "Let me see."
     assert json.loads(json.dumps(given)) == given
 
@@ -177,7 +179,7 @@ def test_the_time_is_in_proportion_to_the_text_whatever_a_model_writes(piece, he
     tail = "<<<[END_TOOL_REQUEST]>>>" if head.startswith("<<<") else ""
     text = head + piece * (100_000 // len(piece)) + tail
     start = time.process_time()
-    for parser in FORMATS.parsers():
+    for parser in ToolCallRegistry.parsers():
         parser.detect(text), parser.parse(text), parser.clean(text)
         parser.extract_tool_result(text)
     assert time.process_time() - start < 5, "a quadratic search takes minutes"

@@ -2,18 +2,34 @@
 
 import numpy as np
 
-from twinkle import checks
+from twinkle import checks, hub
 from twinkle.core import core
 from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown
 from twinkle.logger import get_logger
 from twinkle.preprocessor.base import map_col_to_row, map_row_to_col
 from twinkle.remote.decorate import remote_class
 from twinkle.remote.how import of_one
-from twinkle.template.messages import standard
-from twinkle.template.tools import FORMATS
+from twinkle.template.tools import ToolCallRegistry
 
 _SKIP = "template: skip_special_tokens"
 _INERT = ("trust_remote_code", "revision", "token")
+
+
+def _no_media(what):
+    """The two methods for a kind of media."""
+
+    def one(self, given):
+        raise NotAvailableError(
+            f"template: {what} need a multimodal model, which this version does not have: leave "
+            "them out of the row"
+        )
+
+    def each(self, given):
+        return [one(self, item) for item in _list(what, given)]
+
+    one.__doc__ = f"NotAvailableError, always: {what} come with multimodal models."
+    each.__doc__ = "[] of none, else as of one."
+    return one, each
 
 
 @remote_class(execute="all", listed=False)
@@ -156,8 +172,9 @@ class Template:
         InvalidError: messages that encode refuses, too.
         """
         wanted = checks.flag("template: add_default_system", add_default_system)
-        wanted = wanted and self.use_chat_template and self.default_system
-        return standard(_row(trajectory), wanted or "")
+        system = wanted and self.use_chat_template and self.default_system
+        row = _row(trajectory)
+        return {**row, "messages": core().standard_messages(row.get("messages"), system or "")}
 
     # ---- tool calls in a model's text
 
@@ -167,13 +184,13 @@ class Template:
 
         The first format of twinkle.template.tools that finds its marks reads the whole text.
         """
-        parser = FORMATS.detect_first(_reply(decoded))
+        parser = ToolCallRegistry.detect_first(_reply(decoded))
         return parser.parse(decoded) if parser else []
 
     @of_one
     def clean_tool_call(self, decoded):
         """The reply without its tool calls, and without white space at its end."""
-        parser = FORMATS.detect_first(_reply(decoded))
+        parser = ToolCallRegistry.detect_first(_reply(decoded))
         return (parser.clean(decoded) if parser else decoded or "").rstrip()
 
     # ---- what media and other engines need; of text nothing is to be done
@@ -195,32 +212,21 @@ class Template:
         del model
         return args, kwargs
 
-    def preprocess_image(self, image):
-        """NotAvailableError, always: images, videos and audios come with multimodal models."""
-        raise _no_media("images")
-
-    def preprocess_video(self, video):
-        """As preprocess_image: NotAvailableError."""
-        raise _no_media("videos")
-
-    def preprocess_audio(self, audio):
-        """As preprocess_image: NotAvailableError."""
-        raise _no_media("audios")
-
-    def preprocess_images(self, images):
-        """A list of preprocess_image of each, so [] of none."""
-        return [self.preprocess_image(image) for image in _list("images", images)]
-
-    def preprocess_videos(self, videos):
-        """A list of preprocess_video of each, so [] of none."""
-        return [self.preprocess_video(video) for video in _list("videos", videos)]
-
-    def preprocess_audios(self, audios):
-        """A list of preprocess_audio of each, so [] of none."""
-        return [self.preprocess_audio(audio) for audio in _list("audios", audios)]
+    preprocess_image, preprocess_images = _no_media("images")
+    preprocess_video, preprocess_videos = _no_media("videos")
+    preprocess_audio, preprocess_audios = _no_media("audios")
 
 
 def _row(value, what="trajectory"):
+    if (
+        isinstance(value, (list, tuple))
+        and value
+        and "role" in (value[0] if isinstance(value[0], dict) else ())
+    ):
+        raise InvalidError(
+            f"template: {what} is a list: this is one chat's list of messages: pass "
+            '{"messages": [...]}, or of batch_encode [{"messages": [...]}]'
+        )
     return dict(checks.mapping(f"template: {what}", value))
 
 
@@ -250,13 +256,6 @@ def _reply(value):
     return checks.text("template: decoded", value, none=True, empty=True) or ""
 
 
-def _no_media(what):
-    return NotAvailableError(
-        f"template: {what} need a multimodal model, which this version does not have: leave "
-        "them out of the row"
-    )
-
-
 def _generation(value):
     return checks.flag("template: add_generation_prompt", value)
 
@@ -267,6 +266,4 @@ class Qwen3_5Template(Template):  # noqa: N801 (ModelScope's name)
 
 def resolve(model_id, weights=True):
     """The local directory of a model id; weights=False fetches tokenizer and config alone."""
-    from twinkle import hub
-
     return str(hub.get(str(model_id), weights=weights))

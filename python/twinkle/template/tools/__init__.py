@@ -7,10 +7,10 @@ from twinkle.template.tools.react import ReActParser
 from twinkle.template.tools.vcp import VCPParser
 
 # The order in which they are asked: those with marks of their own come before looser ones.
-FORMATS = ToolCallRegistry([HermesQwenParser(), ClineParser(), VCPParser(), ReActParser()])
+for _parser in (HermesQwenParser, ClineParser, VCPParser, ReActParser):
+    ToolCallRegistry.register(_parser())
 
 __all__ = [
-    "FORMATS",
     "ClineParser",
     "HermesQwenParser",
     "ReActParser",

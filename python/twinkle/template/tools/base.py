@@ -7,6 +7,7 @@ class ToolCallParser:
     """One way in which models write tool calls into their text. Subclass it, then register it."""
 
     name = ""
+    open_marker = close_marker = None  # the texts around a call, where they are always the same
 
     def detect(self, text):
         """True when the text holds this format's marks."""
@@ -26,27 +27,30 @@ class ToolCallParser:
 
 
 class ToolCallRegistry:
-    """The known formats, in order: the first that detects its marks takes the whole text."""
+    """The known formats, in order: the first that detects its marks takes the whole text. A
+    subclass with _parsers of its own is another list."""
 
-    def __init__(self, parsers=()):
-        self._parsers = list(parsers)
+    _parsers = []  # noqa: RUF012 (what scripts register is known everywhere)
 
-    def register(self, parser):
+    @classmethod
+    def register(cls, parser):
         """Puts a format last; one whose name is known already replaces that. Returns it."""
-        names = [known.name for known in self._parsers]
+        names = [known.name for known in cls._parsers]
         if parser.name in names:
-            self._parsers[names.index(parser.name)] = parser
+            cls._parsers[names.index(parser.name)] = parser
         else:
-            self._parsers.append(parser)
+            cls._parsers.append(parser)
         return parser
 
-    def parsers(self):
+    @classmethod
+    def parsers(cls):
         """The formats, in the order in which they are asked: a new list."""
-        return list(self._parsers)
+        return list(cls._parsers)
 
-    def detect_first(self, text):
+    @classmethod
+    def detect_first(cls, text):
         """The first format whose marks the text holds; None: no one's."""
-        return next((parser for parser in self._parsers if parser.detect(text)), None)
+        return next((parser for parser in cls._parsers if parser.detect(text)), None)
 
 
 def tool_call(name, arguments):

@@ -16,6 +16,7 @@ class HermesQwenParser(ToolCallParser):
     </function> between <tool_call> and </tool_call>; the last block may lack its end."""
 
     name = "hermes_qwen"
+    open_marker, close_marker = "<tool_call>", "</tool_call>"
 
     def detect(self, text):
         return "<tool_call>" in text
