@@ -16,6 +16,10 @@ class InvalidError(TwinkleError, ValueError):
     """The caller passed something that cannot be right."""
 
 
+class NoLengthError(InvalidError, TypeError, NotImplementedError):
+    """Raised by len() of a stream; list() accepts a TypeError as an answer."""
+
+
 class NotFoundError(TwinkleError, FileNotFoundError, LookupError):
     """A file, a model, an adapter or a name does not exist."""
 

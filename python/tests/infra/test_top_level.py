@@ -109,7 +109,6 @@ def test_packages_of_later_versions_say_what_they_need(module):
 
 # Names that ModelScope's Twinkle has, by module; each says what it waits for.
 LATER = {
-    "dataloader": "RetrySampler",
     "patch": "GatedDeltaNetPaddingFreePatch MegatronEmbeddingPatch MegatronPeft "
     "Qwen3AllowToolTailTemplate Qwen3ChatTemplate TransformersEmbeddingPatch "
     "TransformersFusedCEPatch VLLMLoraWeights VLLMMoEWeights",

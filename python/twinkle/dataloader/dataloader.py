@@ -2,7 +2,7 @@
 
 import reprlib
 
-from twinkle import checks
+from twinkle import checks, processor
 from twinkle.core import core
 from twinkle.dataloader.stream import EMPTY, StreamLoader
 from twinkle.errors import InvalidError, refuse_unknown, require
@@ -66,9 +66,8 @@ class DataLoader:
             "callable that makes one",
         )
         batch_size = checks.integer("dataloader: batch_size", batch_size, 1, _INT64_MAX)
-        min_batch_size = checks.integer(
-            "dataloader: min_batch_size", min_batch_size, 1, _INT64_MAX, none=True
-        )
+        least = "dataloader: min_batch_size"
+        min_batch_size = checks.integer(least, min_batch_size, 1, _INT64_MAX, none=True)
         checks.integer("dataloader: max_retries", max_retries, least=0)
         seed = checks.integer("dataloader: seed", seed, 0, 2**64 - 1)
         shuffle = checks.flag("dataloader: shuffle", shuffle)
@@ -101,13 +100,13 @@ class DataLoader:
             require(len(dataset) > 0, f"dataloader: {EMPTY}")
             options = core().LoaderOptions(**options, shuffle=shuffle, seed=seed)
             self._loader = core().Loader(len(dataset), options)
-            get_logger().warning_if(
-                f"dataloader: {len(dataset)} rows make no batch of at least "
-                f"{min_batch_size}: a loop over this loader does nothing",
-                len(self._loader) == 0,
-            )
             if len(self._loader) > 0:
                 self._tell_dropped(len(dataset) % batch_size)
+            else:
+                get_logger().warning(
+                    f"dataloader: {len(dataset)} rows make no batch of at least "
+                    f"{min_batch_size}: a loop over this loader does nothing"
+                )
         else:
             self._loader = StreamLoader(dataset, **options)
         self._indexed = indexed
@@ -161,8 +160,6 @@ class DataLoader:
     @at_once
     def set_processor(self, processor_cls, **kwargs):
         """Sets the InputProcessor (or its class or name) that turns rows into the yielded batch."""
-        from twinkle import processor
-
         self._collate = construct_class(
             processor_cls, processor.InputProcessor, processor, **kwargs
         )
@@ -171,17 +168,11 @@ class DataLoader:
     def skip_consumed_samples(self, consumed_train_samples):
         """The next epoch begins after these rows, which are not read again; those of a stream are
         read and discarded. InvalidError: no integer from 0 to 2^63 - 1."""
-        self._loader.skip(
-            checks.integer(
-                "dataloader: consumed_train_samples", consumed_train_samples, 0, _INT64_MAX
-            )
-        )
+        what = "dataloader: consumed_train_samples"
+        self._loader.skip(checks.integer(what, consumed_train_samples, 0, _INT64_MAX))
         self._epoch, self._loop = 0, None
 
-    @at_once
-    def resume_from_checkpoint(self, consumed_train_samples):
-        """skip_consumed_samples, under the name that goes with a model's method."""
-        self.skip_consumed_samples(consumed_train_samples)
+    resume_from_checkpoint = skip_consumed_samples  # the name that goes with a model's method
 
     @at_once
     def get_state(self):

@@ -3,13 +3,9 @@
 import itertools
 
 from twinkle.core import core
-from twinkle.errors import InvalidError, require
+from twinkle.errors import NoLengthError, require
 
 EMPTY = "the dataset has no rows: its source is empty, or a filter, check or encode dropped all"
-
-
-class NoLengthError(InvalidError, TypeError):
-    """Raised by len() of a stream; list() accepts a TypeError as an answer."""
 
 
 class StreamLoader:
