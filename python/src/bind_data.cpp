@@ -17,6 +17,7 @@
 #include "twinkle/data/encode.h"
 #include "twinkle/data/forms.h"
 #include "twinkle/data/loader.h"
+#include "twinkle/data/packing.h"
 #include "twinkle/data/preprocessors/preprocessor.h"
 #include "twinkle/data/rows/json_rows.h"
 #include "twinkle/data/writer.h"
@@ -117,6 +118,8 @@ void bind_dataset(py::module_& m) {
       .def("remarks", &data::remarks, py::arg("template"), NoGil(),
            "Lines about encoded rows that may teach something else than is meant.")
       .def("check", &check, py::arg("template"), "Without the rows that cannot be encoded.")
+      .def("packed", &data::packed, py::arg("limit"), py::arg("chunk"), NoGil(),
+           "Rows of several encoded ones, of at most `limit` tokens each.")
       .def("replaced", &replaced, py::arg("rows"), py::arg("origins"),
            "These rows, row i in the place of row origins[i].")
       .def(
@@ -125,7 +128,7 @@ void bind_dataset(py::module_& m) {
             data::write_rows(self.rows(), file, format);
           },
           py::arg("file"), py::arg("format") = "", NoGil(),
-          "Writes jsonl, json or csv, whole or not at all.");
+          "Writes jsonl, json (which is jsonl) or csv, whole or not at all.");
 }
 
 void bind_preprocessors(py::module_& m) {

@@ -33,15 +33,6 @@ std::string lines(const Rows& rows) {
   return out;
 }
 
-std::string array(const Rows& rows) {
-  std::string out = "[";
-  for (size_t i = 0; i < rows.size(); ++i) {
-    out += i ? ",\n " : "\n ";
-    out += boost::json::serialize(rows[i]);
-  }
-  return out += "\n]\n";
-}
-
 std::string cell(const Json* value) {
   if (!value || value->is_null()) return "";
   std::string text =
@@ -85,8 +76,7 @@ std::string csv(const Rows& rows) {
 
 std::string format_rows(const Rows& rows, std::string_view format) {
   require_finite(rows);
-  if (format == "jsonl") return lines(rows);
-  if (format == "json") return array(rows);
+  if (format == "jsonl" || format == "json") return lines(rows);
   if (format == "csv") return csv(rows);
   fail(Code::kInvalid, "data: cannot write format '", format, "', it must be jsonl, json or csv");
 }

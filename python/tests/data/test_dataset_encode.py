@@ -5,7 +5,7 @@ import json
 import pytest
 from data_rows import conversation, dataset
 
-from twinkle.errors import InvalidError, NotAvailableError
+from twinkle.errors import InvalidError
 
 pytestmark = pytest.mark.usefixtures("data_built")
 
@@ -73,13 +73,43 @@ def test_sources_are_mapped_apart_and_mixed():
         Dataset().mix_dataset()
 
 
-def test_what_is_not_there_yet_says_so():
-    from twinkle.dataset import Dataset, DatasetMeta
+def test_streaming_is_of_a_whole_dataset():
+    from twinkle.dataset import Dataset, DatasetMeta, IterableDataset
 
-    with pytest.raises(NotAvailableError, match="streaming=True is not for a Dataset: use an It"):
-        Dataset(DatasetMeta(data=[]), streaming=True)
-    with pytest.raises(InvalidError, match="dataset_meta is a str, it must be a DatasetMeta"):
+    rows = Dataset(DatasetMeta(data=[{"i": 0}]), streaming=True)
+    assert type(rows) is IterableDataset and list(rows) == [{"i": 0}]
+    rows = dataset([{"i": 0}])
+    with pytest.raises(InvalidError, match="streaming=True is for all sources"):
+        rows.add_dataset(DatasetMeta(data=[{"i": 1}]), streaming=True)
+    with pytest.raises(
+        InvalidError, match=r"dataset_meta is 'file\.jsonl', it must be a DatasetMet"
+    ):
         Dataset("file.jsonl")
+
+
+@pytest.mark.parametrize("kind", ["Dataset", "LazyDataset"])
+def test_sources_and_their_mixture_are_seen_as_rows(kind):
+    from twinkle import dataset
+    from twinkle.dataset import DatasetMeta
+
+    rows = getattr(dataset, kind)()
+    assert rows.dataset is None and rows.datasets == {}
+    parts = [[{"i": 0}, {"i": 1}], [{"i": 2}]]
+    for part in parts:
+        rows.add_dataset(DatasetMeta(data=part))
+    assert [list(part) for part in rows.datasets.values()] == parts
+    assert list(rows.dataset) == parts[0] and rows.dataset[-1] == {"i": 1}
+    rows.mix_dataset(interleave=False)
+    assert rows.dataset["i"] == [0, 1, 2] and len(rows.dataset) == 3
+
+
+def test_a_lazy_datasets_rows_are_seen_without_its_work():
+    from twinkle.dataset import DatasetMeta, LazyDataset
+
+    rows = LazyDataset(DatasetMeta(data=[{"i": 3}]))
+    rows.map(lambda columns: {"j": columns["i"]})
+    assert rows.dataset[0] == {"i": 3} and rows[0] == {"i": 3, "j": 3}
+    assert not rows.do_encode and not rows.do_check
 
 
 def test_encode_keeps_the_row_and_adds_lists(tiny_llama_dir):

@@ -55,6 +55,19 @@ def test_a_builtin_called_from_python_gives_what_map_gives(data_dir):
     assert AlpacaProcessor()(columns) == {"messages": mapped["messages"]}
 
 
+def test_a_subclass_of_a_builtin_changes_what_that_makes_of_a_row():
+    from twinkle.preprocessor import GSM8KProcessor
+
+    class Mine(GSM8KProcessor):
+        def preprocess(self, row):
+            made = super().preprocess(row)
+            return {**made, "asked": made["messages"][0]["content"].upper()}
+
+    rows = dataset([{"question": "what?", "answer": "it #### 7"}])
+    rows.map(Mine)
+    assert rows[0]["asked"] == "WHAT?" and rows[0]["user_data"] == [["ground_truth", "7"]]
+
+
 def test_python_preprocessors_and_functions_run_over_columns_or_rows():
     from twinkle.preprocessor import Preprocessor
 

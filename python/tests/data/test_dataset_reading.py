@@ -71,10 +71,11 @@ def test_random_rows_come_back_equal_and_python_reads_them_too(tmp_path, format)
     file = tmp_path / f"rows.{format}"
     dataset(rows).save_as(file)
     assert list(dataset(file)) == rows
-    text = file.read_text()
-    assert (
-        json.loads(text) if format == "json" else list(map(json.loads, text.splitlines()))
-    ) == rows
+    assert list(map(json.loads, file.read_text().splitlines())) == rows
+    dataset(rows[:1]).save_as(file)
+    assert list(dataset(file)) == rows[:1]
+    dataset([{"messages": [1, 2]}]).save_as(file)
+    assert list(dataset(file)) == [{"messages": [1, 2]}], "and not two rows"
     (tmp_path / "python.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert list(dataset(tmp_path / "python.jsonl")) == rows
 
@@ -197,7 +198,9 @@ def test_slices_wrap_and_memory_takes_rows_columns_and_callables():
         rows["x"]
     with pytest.raises(InvalidError, match="data_slice is 5, it must be an iterable"):
         dataset(numbers(3), data_slice=5)
-    with pytest.raises(InvalidError, match="data_slice holds 'a', it must hold row indices"):
+    with pytest.raises(
+        InvalidError, match="a row index of data_slice is 'a', it must be an integer"
+    ):
         dataset(numbers(3), data_slice=["a"])
     with pytest.raises(InvalidError, match="row 1 is a int, it must be a dict"):
         dataset([{}, 1])

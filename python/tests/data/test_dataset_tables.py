@@ -134,6 +134,11 @@ def test_a_lance_table_is_a_directory(arrow, tmp_path, monkeypatch):
             return arrow.Table.from_pylist(ROWS)
 
     monkeypatch.setitem(sys.modules, "lance", Lance)
+    (tmp_path / "b.lance").touch()
+    with pytest.raises(
+        InvalidError, match=r"b\.lance is one file of a Lance data set: name the fol"
+    ):
+        dataset(tmp_path / "b.lance")
     (tmp_path / "a.lance").mkdir()
     assert list(dataset(tmp_path / "a.lance")) == ROWS
 

@@ -10,7 +10,7 @@ from twinkle import DeviceMesh
 from twinkle.dataloader import DataLoader
 from twinkle.dataloader.stream import StreamLoader
 from twinkle.dataset import Dataset, DatasetMeta, IterableDataset, LazyDataset
-from twinkle.errors import InvalidError, NotAvailableError, NotFoundError
+from twinkle.errors import InvalidError, NoLengthError, NotAvailableError, NotFoundError
 from twinkle.template import Template
 
 pytestmark = pytest.mark.usefixtures("data_built")
@@ -217,16 +217,19 @@ def test_rows_are_saved_as_they_are_read(tmp_path):
     assert list(rows) == numbers(3)
     rows.flush_save()
     assert list(map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())) == numbers(3)
+    rows.save_as(tmp_path / "b.json")
+    assert (tmp_path / "b.json").read_text() == (tmp_path / "a.jsonl").read_text()
 
 
 def test_what_a_stream_cannot_do_is_named(tmp_path):
     rows = IterableDataset(DatasetMeta(data=numbers(2)), streaming=True)
-    with pytest.raises(TypeError):
+    with pytest.raises(InvalidError, match="length is not known: count its rows in a loop"):
         len(rows)
+    assert issubclass(NoLengthError, TypeError) and issubclass(NoLengthError, NotImplementedError)
     with pytest.raises(TypeError):
         rows[0]
     for call, text in (
-        (lambda: rows.save_as(tmp_path / "a.jsonl", mode="immediate"), "for a stream it must be"),
+        (lambda: rows.save_as(tmp_path / "a.jsonl", mode="later"), "mode is 'later', it must be"),
         (rows.encode, "encode needs a template"),
         (lambda: rows.map(square, colour=1), "map: unknown argument 'colour'"),
         (lambda: rows.add_dataset("a.jsonl"), "dataset_meta is 'a.jsonl', it must be a"),
@@ -277,8 +280,8 @@ def test_a_filter_takes_a_row_at_a_time(kind):
 def test_a_loaders_option_without_a_source_is_refused(kind):
     kind(num_proc=2, revision=None, trust_remote_code=False)  # holds in any case
     for name, value in (("revision", "v1"), ("trust_remote_code", True), ("streaming", True)):
-        if (kind, name) == (IterableDataset, "streaming"):
-            kind(streaming=True)
+        if name == "streaming" and kind is not LazyDataset:
+            assert type(kind(streaming=True)) is IterableDataset
             continue
         with pytest.raises(InvalidError, match=f"dataset: {name} is an option of a hub's lo"):
             kind(**{name: value})

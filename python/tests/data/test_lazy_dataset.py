@@ -108,11 +108,19 @@ def test_a_bad_row_is_named_when_it_is_read(tiny_llama_dir, tmp_path):
     assert rows[0]["square"] == 1
     with pytest.raises(InvalidError, match=r"a\.jsonl line 2: Counted: KeyError\('i'\)"):
         rows[1]
-    for returned in ({"n": [1, 2]}, 5, [3]):
+    for returned, text in (
+        ({"n": [1, 2]}, "returned 2 rows for 1"),
+        (5, "returned int, it must return a dict of columns"),
+        ([3], "returned list, it must return a dict of columns"),
+    ):
         rows = LazyDataset(DatasetMeta(data=numbers(1)))
         rows.map(lambda columns, returned=returned: returned)
-        with pytest.raises(InvalidError, match="it must return one row for one row"):
+        with pytest.raises(InvalidError, match=f"memory row 0: <lambda>: .*{text}"):
             rows[0]
+    rows = LazyDataset(DatasetMeta(data=numbers(1)))
+    rows.map(lambda columns: {"n": [1, 2]}, remove_columns=["i"])
+    with pytest.raises(InvalidError, match="it must return one row for one row"):
+        rows[0]
     rows = LazyDataset(DatasetMeta(data=[conversation("Nova"), {"messages": []}]))
     with pytest.raises(InvalidError, match=r"encode needs a template: call set_template\(\)"):
         rows.encode()

@@ -1,14 +1,12 @@
 """Packed rows: nothing lost, nothing too long, and training on them is training on the samples."""
 
 import itertools
-import random
 
 import numpy as np
 import pytest
 from data_rows import conversation, dataset, numbers
 
 from twinkle.dataset import DatasetMeta, IterablePackingDataset, PackingDataset
-from twinkle.dataset.packing import bins
 from twinkle.errors import InvalidError
 
 pytestmark = pytest.mark.usefixtures("engine_built", "data_built")
@@ -33,20 +31,6 @@ def samples_of(packed):
             yield list(row["input_ids"][a:b]), list(row["labels"][a:b])
 
 
-def test_bins_hold_every_sample_once_and_are_few():
-    draw = random.Random(3)
-    for _ in range(50):
-        lengths = [draw.randint(1, 100) for _ in range(draw.randrange(1, 60))]
-        found = bins(lengths, 100)
-        assert sorted(itertools.chain(*found)) == list(range(len(lengths)))
-        sums = [sum(lengths[i] for i in bin_) for bin_ in found]
-        assert max(sums) <= 100 and len(found) <= 1.23 * sum(lengths) / 100 + 1 + sum(
-            length > 50 for length in lengths
-        )
-        assert sum(2 * total <= 100 for total in sums) <= 1  # two such bins would be one
-    assert bins([], 5) == []
-
-
 def test_a_packed_dataset_has_the_samples_behind_each_other(tiny_llama_dir):
     alone = encoded(PackingDataset, tiny_llama_dir)
     packed = encoded(PackingDataset, tiny_llama_dir, packing_num_proc=2)
@@ -63,6 +47,11 @@ def test_a_stream_is_packed_in_intervals(tiny_llama_dir):
     rows = [{k: np.asarray(v).tolist() for k, v in row.items()} for row in stream]
     wanted = sorted((list(row["input_ids"]), list(row["labels"])) for row in alone)
     assert sorted(samples_of(rows)) == wanted and len(rows) < len(alone)
+    asked = IterablePackingDataset(DatasetMeta(data=TALKS), packing_interval=3)
+    asked.set_template("Template", model_id=tiny_llama_dir, max_length=96)
+    for _ in range(2):
+        asked.pack_dataset()  # encodes, once
+    assert list(asked) == rows
     again = encoded(IterablePackingDataset, tiny_llama_dir, packing_interval=8, cyclic=True)
     lengths = [row["length"] for row in itertools.islice(again, 3 * len(TALKS))]
     period = len(list(encoded(IterablePackingDataset, tiny_llama_dir, packing_interval=8)))
@@ -121,7 +110,7 @@ def test_what_cannot_be_packed_is_named(tiny_llama_dir, tmp_path):
     with pytest.raises(InvalidError, match="row 0 has 2049 tokens, packed rows have from 1 to 20"):
         rows.pack_dataset()
     assert len(rows) == 1
-    with pytest.raises(InvalidError, match="a row has no input_ids"):
+    with pytest.raises(InvalidError, match="interval 0 row 0 has no input_ids"):
         list(IterablePackingDataset(DatasetMeta(data=numbers(2))))
     with pytest.raises(InvalidError, match="there are no rows to begin again with"):
         list(IterablePackingDataset(DatasetMeta(data=[]), cyclic=True))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from twinkle.core import core
 from twinkle.data_format import SamplingParams
-from twinkle.dataset.packing import joined
 from twinkle.engine.sampling import response_of
 from twinkle.errors import InvalidError
 from twinkle.remote.collect import join_rows
@@ -63,4 +63,4 @@ def test_rows_of_ranks_are_widened_with_what_the_model_pads_with():
 def test_samples_with_routes_are_not_packed():
     row = {"input_ids": [1, 2], "routed_experts": np.zeros((1, 2, 3))}
     with pytest.raises(InvalidError, match="routed_experts, which packed rows do not carry"):
-        joined([{"input_ids": [3]}, row])
+        core().Dataset.of([{"input_ids": [3]}, row]).packed(9, 9)

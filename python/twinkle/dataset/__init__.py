@@ -1,9 +1,8 @@
 """Datasets: rows from files, hubs or memory, preprocessed and encoded by the C++ core."""
 
 from twinkle.dataset.dataset import Dataset
-from twinkle.dataset.iterable import IterableDataset
-from twinkle.dataset.lazy import LazyDataset
 from twinkle.dataset.meta import DatasetMeta
+from twinkle.dataset.noted import IterableDataset, LazyDataset
 from twinkle.dataset.packing import IterablePackingDataset, PackingDataset
 
 __all__ = [

@@ -106,6 +106,11 @@ def _arrow(path):
 
 def _lance(path):
     lance = package("lance", path)
+    require(
+        Path(path).is_dir(),
+        f"dataset: {path} is one file of a Lance data set: name the folder, whose name ends in "
+        ".lance, or write the rows as .parquet",
+    )
     try:
         return lance.dataset(str(path)).to_table()
     except (OSError, ValueError) as error:

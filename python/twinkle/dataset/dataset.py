@@ -6,11 +6,12 @@ from twinkle import checks, preprocessor, template
 from twinkle.core import core
 from twinkle.dataset import recorder, rowwise, source
 from twinkle.dataset.meta import DatasetMeta
+from twinkle.dataset.view import Rows
 from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, require
 from twinkle.logger import get_logger
 from twinkle.plugin import construct_class
 from twinkle.preprocessor import DataFilter, Preprocessor
-from twinkle.preprocessor.base import map_row_to_col
+from twinkle.preprocessor.builtin import is_builtin
 from twinkle.remote.decorate import remote_class
 from twinkle.remote.how import at_once, of_one
 
@@ -24,80 +25,103 @@ class Dataset:
 
     dataset_meta: the first source; add_dataset adds others, mix_dataset combines them.
     kwargs: revision, features and token are passed to a hub's loader; num_proc is accepted without
-    effect, since all cores are used anyway; streaming=True is refused. InvalidError: an unknown
-    one, one that is set without a dataset_meta; and what add_dataset raises.
+    effect, since all cores are used anyway; with streaming=True it is an IterableDataset.
+    InvalidError: an unknown one, one that is set without a dataset_meta; and what add_dataset
+    raises.
     """
 
+    _streams = None  # the class of Dataset(streaming=True)
     _needless = ("num_proc",)  # options of _LOADER that hold in any case
+
+    def __new__(cls, *args, **kwargs):
+        is_stream = cls is Dataset and kwargs.get("streaming") is True
+        return object.__new__(cls._streams if is_stream else cls)
 
     def __init__(self, dataset_meta=None, **kwargs):
         self._sources = {}
         self._data = []  # the sources in memory, whose names are theirs as long as they are here
-        self._mixed = None
+        self._mixed = None  # the rows that mix_dataset made
         self._recorder = None  # for save_as(mode='training')
         self.template = None
         if dataset_meta is not None:
             self.add_dataset(dataset_meta, **kwargs)
-        else:
-            refuse_unknown("dataset: Dataset", kwargs, _LOADER)
-            for name in sorted(set(kwargs) - set(self._needless)):
-                require(
-                    kwargs[name] is None or kwargs[name] is False,
-                    f"dataset: {name} is an option of a hub's loader, but there is no "
-                    "dataset_meta: pass it to add_dataset",
-                )
+            return
+        refuse_unknown("dataset: Dataset", kwargs, _LOADER)
+        for name in sorted(set(kwargs) - set(self._needless)):
+            require(
+                kwargs[name] is None or kwargs[name] is False,
+                f"dataset: {name} is an option of a hub's loader, but there is no dataset_meta: "
+                "pass it to add_dataset",
+            )
 
     # ---- sources
 
     @at_once
     def add_dataset(self, dataset_meta, **kwargs):
-        """Loads one more source. InvalidError: no DatasetMeta, an unknown argument; it is there
-        already or has no rows, mix_dataset came before, or a row is bad; NotFoundError: no such
-        file, or the hub does not give it; NotAvailableError: streaming=True, or a missing package.
-        """
+        """Loads one more source. InvalidError: no DatasetMeta, an unknown argument,
+        streaming=True; it is there already or has no rows, mix_dataset came before, or a row is
+        bad; NotFoundError: no such file, or the hub does not give it; NotAvailableError: a missing
+        package. An IterableDataset reads it in every loop: its data_slice must be an increasing
+        range."""
         refuse_unknown("dataset: Dataset", kwargs, _LOADER)
-        require(
-            isinstance(dataset_meta, DatasetMeta),
-            f"dataset: dataset_meta is a {type(dataset_meta).__name__}, it must be a DatasetMeta",
-        )
-        if kwargs.pop("streaming", False):
-            raise NotAvailableError(
-                "dataset: streaming=True is not for a Dataset: use an IterableDataset"
-            )
-        kwargs.pop("num_proc", None)
-        key = dataset_meta.get_id()
+        key = _id_of(dataset_meta)
         require(key not in self._sources, f"dataset: {key} has been added already")
         require(self._mixed is None, "dataset: add_dataset must come before mix_dataset")
-        rows = source.load(dataset_meta, **kwargs)
+        options = {k: v for k, v in kwargs.items() if k not in self._needless}
+        self._sources[key] = self._load(dataset_meta, options)
+        self._data.append(dataset_meta.data)
+
+    def _load(self, meta, options):
+        require(
+            not options.pop("streaming", False),
+            "dataset: streaming=True is for all sources: Dataset(dataset_meta, streaming=True), or "
+            "an IterableDataset",
+        )
+        rows = source.load(meta, **options)
         require(
             len(rows) > 0,
-            f"dataset: {dataset_meta.dataset_id or 'data'} has no rows"
-            + ("" if dataset_meta.data_slice is None else ", or data_slice selects none"),
+            f"dataset: {meta.dataset_id or 'data'} has no rows"
+            + ("" if meta.data_slice is None else ", or data_slice selects none"),
         )
-        self._sources[key] = rows
-        self._data.append(dataset_meta.data)
+        return rows
 
     @at_once
     def mix_dataset(self, interleave=True):
-        """Combines all sources: interleaved row by row until the shortest ends, or concatenated.
-        InvalidError: there is no source."""
-        interleave = checks.flag("dataset: interleave", interleave)
-        parts = list(self._sources.values())
-        require(bool(parts), "dataset: there is nothing to mix: add_dataset comes first")
-        if len(parts) > 1:
-            mix = core().Dataset.interleave if interleave else core().Dataset.concat
-            self._mixed = mix(parts)
+        """Combines all sources: interleaved row by row until the shortest ends (a LazyDataset's
+        shorter ones begin again, until the longest ends), or concatenated. InvalidError: there is
+        no source, or interleave is neither True nor False."""
+        order = "interleave" if checks.flag("dataset: interleave", interleave) else "concat"
+        require(bool(self._sources), "dataset: there is nothing to mix: add_dataset comes first")
+        self._mix(order)
+
+    def _mix(self, order):
+        if len(self._sources) > 1:
+            self._mixed = getattr(core().Dataset, order)(list(self._sources.values()))
+
+    @property
+    def datasets(self):
+        """{name: its rows as they are now} of the sources; names as of DatasetMeta.get_id()."""
+        return {key: Rows(rows) for key, rows in self._sources.items()}
+
+    @property
+    def dataset(self):
+        """The rows as they are now, of the first source until mix_dataset is called: len() and
+        [index], as of the Dataset. None: there is no source."""
+        first = next(iter(self._sources.values()), None)
+        rows = first if self._mixed is None else self._mixed
+        return rows if rows is None else Rows(rows)
+
+    def _require_ready(self):
+        require(bool(self._sources), "dataset: it has no rows: pass a DatasetMeta, or add_dataset")
+        require(
+            len(self._sources) == 1 or self._mixed is not None,
+            f"dataset: it has {len(self._sources)} sources: call mix_dataset() first",
+        )
 
     @property
     def _rows(self):
-        if self._mixed is not None:
-            return self._mixed
-        require(bool(self._sources), "dataset: it has no rows: pass a DatasetMeta, or add_dataset")
-        require(
-            len(self._sources) == 1,
-            f"dataset: it has {len(self._sources)} sources: call mix_dataset() first",
-        )
-        return next(iter(self._sources.values()))
+        self._require_ready()
+        return next(iter(self._sources.values())) if self._mixed is None else self._mixed
 
     def _set_rows(self, rows):
         if self._mixed is not None:
@@ -114,11 +138,7 @@ class Dataset:
                 f"choose one for {what} with dataset_meta=",
             )
             return next(iter(self._sources))
-        require(
-            isinstance(dataset_meta, DatasetMeta),
-            f"dataset: dataset_meta is a {type(dataset_meta).__name__}, it must be a DatasetMeta",
-        )
-        key = dataset_meta.get_id()
+        key = _id_of(dataset_meta)
         require(
             key in self._sources,
             f"dataset: there is no source {key}; there are {', '.join(self._sources) or 'none'}",
@@ -136,33 +156,42 @@ class Dataset:
         for Python code. InvalidError: another preprocessor or argument; dataset_meta names no
         source, or is None while there is not exactly one; mix_dataset came before; what the
         preprocessor raises of a row, with its file and line, or wrongly returns, no row at all
-        included. The dataset is then unchanged.
+        included. The dataset is then unchanged. A LazyDataset and an IterableDataset do it a row at
+        a time, when that is read.
         """
         known = ("batched", "batch_size", "remove_columns", *_INERT)
         refuse_unknown("dataset: map", kwargs, known)
         options = {key: value for key, value in kwargs.items() if key not in _INERT}
         key = self._key(dataset_meta, "map")
-        work = _construct(preprocess_func, Preprocessor, init_args)
-        from twinkle.preprocessor.builtin import is_builtin
+        function = _construct(preprocess_func, Preprocessor, init_args)
+        batched = checks.flag("dataset: batched", kwargs.get("batched", True))
+        options["batched"] = batched or isinstance(function, Preprocessor)
+        self._map(key, function, **options)
 
+    def _map(self, key, function, batch_size=1000, **options):
         rows = self._sources[key]
-        if is_builtin(work) and not options.get("remove_columns"):
-            self._sources[key] = rows.map(work.core_name, work.arguments)
+        if is_builtin(function) and not options.get("remove_columns"):
+            self._sources[key] = rows.map(function.core_name, function.arguments)
         else:
-            if isinstance(work, Preprocessor):
-                options["batched"] = True
-            self._sources[key] = rowwise.map_rows(rows, work, **options)
+            work = rowwise.Work(function, **options)
+            self._sources[key] = rowwise.map_rows(rows, work, batch_size)
 
     @at_once
     def filter(self, filter_func, dataset_meta=None, init_args=None, **kwargs):
         """Keeps the rows for which a Filter (object, class or name) or a function returns True.
         InvalidError: batched=True, or no filter; a dataset_meta that map refuses, or mix_dataset
         came before; what the filter raises names the row; it keeps no row. The dataset is then
-        unchanged."""
-        _check_filter(kwargs)
+        unchanged. A LazyDataset does it at once, too, on rows as the maps before it make them."""
+        refuse_unknown("dataset: filter", kwargs, ("batched", *_INERT))
+        require(
+            not kwargs.get("batched"), "dataset: filter takes a row at a time, not batched=True"
+        )
         key = self._key(dataset_meta, "filter")
-        keep = _construct(filter_func, DataFilter, init_args)
-        self._sources[key] = rowwise.filter_rows(self._sources[key], keep)
+        self._filter(key, _construct(filter_func, DataFilter, init_args))
+
+    def _filter(self, key, keep):
+        rows = self._sources[key]
+        self._sources[key] = rows.slice(rowwise.kept_indices(rows, keep))
 
     @at_once
     def set_template(self, template_func, **kwargs):
@@ -178,33 +207,30 @@ class Dataset:
         says as what they are read. Rows that encode to nothing are dropped. kwargs: batched and
         batch_size are accepted without effect, for calls written for map. InvalidError: a row that
         cannot be encoded, or be read in two ways, with its file and line; no template, no row that
-        encodes to something, several sources that are not mixed, an unknown argument. The dataset
-        then stays as it was.
+        encodes to something, several sources that are not mixed, an unknown argument; of a
+        LazyDataset the truncation_strategy 'split'. The dataset then stays as it was.
         """
         refuse_unknown("dataset: encode", kwargs, ("batched", "batch_size", *_INERT))
-        add_generation_prompt = checks.flag("dataset: add_generation_prompt", add_generation_prompt)
-        rows, chosen = self._rows, self._require_template("encode")
-        for line in [] if add_generation_prompt else rows.readings():
+        prompt = checks.flag("dataset: add_generation_prompt", add_generation_prompt)
+        self._encode(self._require_template("encode"), prompt)
+
+    def _encode(self, chosen, prompt):
+        rows = self._rows
+        for line in [] if prompt else rows.readings():
             get_logger().info(line)
         if _is_core_template(chosen):
-            self._set_encoded(rows, rows.encode(chosen._template, add_generation_prompt))
-            for line in [] if add_generation_prompt else self._rows.remarks(chosen._template):
+            encoded = rows.encode(chosen._template, prompt)
+            for line in [] if prompt else encoded.remarks(chosen._template):
                 get_logger().info(line)
-            return
-        out, origins = [], []
-        for index in range(len(rows)):
-            made = rowwise._called(
-                rows,
-                lambda row: chosen.batch_encode([row], add_generation_prompt=add_generation_prompt),
-                rows.row(index),
-                index,
-            )
-            made = [row for row in made if row is not None and _encoded(row)]
-            out += made
-            origins += [index] * len(made)
-        self._set_encoded(rows, rows.replaced(out, origins))
-
-    def _set_encoded(self, rows, encoded):
+        else:
+            encode, out, origins = rowwise.encoder(chosen, prompt), [], []
+            for index in range(len(rows)):
+                made = rowwise.called(
+                    lambda index=index: rows.where(index), encode, rows.row(index)
+                )
+                out += made
+                origins += [index] * len(made)
+            encoded = rows.replaced(out, origins)
         require(
             len(encoded) > 0,
             f"dataset: none of the {len(rows)} rows encodes to a token: check the messages of "
@@ -214,18 +240,21 @@ class Dataset:
 
     @at_once
     def check(self, **kwargs):
-        """Drops the rows that the template cannot encode. kwargs: as encode's. InvalidError: no
-        template, no row that it can encode, several sources that are not mixed, an unknown
-        argument; what a template in Python raises of a row, with its file and line. The dataset
-        then stays as it was."""
+        """Drops the rows that the template cannot encode; in a LazyDataset such a row is an
+        InvalidError when it is read. kwargs: as encode's. InvalidError: no template, no row that it
+        can encode, several sources that are not mixed, an unknown argument; what a template in
+        Python raises of a row, with its file and line. The dataset then stays as it was."""
         refuse_unknown("dataset: check", kwargs, ("batched", "batch_size", *_INERT))
-        rows, chosen = self._rows, self._require_template("check")
+        self._check(self._require_template("check"))
+
+    def _check(self, chosen):
+        rows = self._rows
         if _is_core_template(chosen):
             kept = rows.check(chosen._template)
             rowwise.require_rows(len(kept), rows, "check")
-            self._set_rows(kept)
         else:
-            self._set_rows(rowwise.filter_rows(rows, passing(chosen)))
+            kept = rows.slice(rowwise.kept_indices(rows, rowwise.checker(chosen)))
+        self._set_rows(kept)
 
     @at_once
     def cast_column(self, column, decode=True):
@@ -243,8 +272,9 @@ class Dataset:
 
     @of_one
     def save_as(self, path, format=None, batch_size=1000, mode="immediate"):
-        """Writes the rows as jsonl, json, csv or parquet (format, else the path's extension), whole
-        or not at all. Nested values are JSON in a CSV's cells.
+        """Writes the rows as jsonl, json (which is jsonl), csv or parquet (format, else the path's
+        extension), whole or not at all; of a stream, all of them, which must fit in memory. Nested
+        values are JSON in a CSV's cells.
 
         mode='training': writes the rows that are read from now on, by index or in a loop, until
         flush_save. batch_size: rows written at a time, and of a row group.
@@ -259,17 +289,21 @@ class Dataset:
             f"dataset: mode is {mode!r}, it must be 'immediate' or 'training'",
         )
         format = recorder.format_of(path, format)
-        if mode == "immediate":
-            rows = self._rows
-            recorder.place_of(path)
-            recorder.write(rows, path, format, batch_size)
-            return
+        now = mode == "immediate"
         require(
-            self._recorder is None,
+            now or self._recorder is None,
             "dataset: rows are being saved to another file: call flush_save() first",
         )
+        rows = self._all() if now else None
         recorder.place_of(path)
-        self._recorder = recorder.Recorder(path, format, batch_size)
+        if now:
+            recorder.write(rows, path, format, batch_size)
+        else:
+            self._recorder = recorder.Recorder(path, format, batch_size)
+
+    def _all(self):
+        """The rows, as the core has them."""
+        return self._rows
 
     @at_once
     def flush_save(self):
@@ -278,11 +312,9 @@ class Dataset:
             writing, self._recorder = self._recorder, None
             writing.close()
 
-    def _read_row(self, rows, index):
-        row = rows.row(index)
+    def _record(self, row):
         if self._recorder is not None:
             self._recorder.add(row)
-        return row
 
     def _require_template(self, what):
         require(self.template is not None, f"dataset: {what} needs a template: call set_template()")
@@ -306,28 +338,17 @@ class Dataset:
     def __getitem__(self, index):
         """A row for an index; a dict of columns for a slice; a column for its name.
         IndexError: no such row; KeyError: no row has such a column; InvalidError: a row is bad."""
-        rows = self._rows
-        if isinstance(index, slice):
-            return map_row_to_col(
-                [self._read_row(rows, i) for i in range(*index.indices(len(rows)))]
-            )
-        if isinstance(index, str):
-            column = [row.get(index, _MISSING) for row in rows.rows(0, len(rows))]
-            if all(cell is _MISSING for cell in column):
-                raise KeyError(f"dataset: no row has a field {index!r}")
-            return [None if cell is _MISSING else cell for cell in column]
-        index = checks.integer("dataset: index", index)
-        if not -len(rows) <= index < len(rows):
-            raise IndexError(f"dataset: row {index} is outside the dataset of {len(rows)} rows")
-        return self._read_row(rows, index)
+        return Rows(self._rows, self._record)[index]
 
     @of_one
     def __iter__(self):
-        rows = self._rows
-        return (self._read_row(rows, index) for index in range(len(rows)))
+        return iter(Rows(self._rows, self._record))
 
 
-_MISSING = object()
+def _id_of(dataset_meta):
+    if not isinstance(dataset_meta, DatasetMeta):
+        checks.refuse("dataset: dataset_meta", dataset_meta, "a DatasetMeta")
+    return dataset_meta.get_id()
 
 
 def _construct(value, base, init_args):
@@ -336,26 +357,12 @@ def _construct(value, base, init_args):
     if callable(value) and not inspect.isclass(value) and not isinstance(value, base):
         require(
             not init_args,
-            f"dataset: {rowwise._name(value)} is a function, it cannot take init_args",
+            f"dataset: {rowwise.name_of(value)} is a function, it cannot take init_args",
         )
         return value
     if inspect.isclass(value) and not issubclass(value, base):
         raise InvalidError(f"dataset: {value.__name__} must be a subclass of {base.__name__}")
     return construct_class(value, base, preprocessor, **init_args)
-
-
-def _check_filter(kwargs):
-    refuse_unknown("dataset: filter", kwargs, ("batched", *_INERT))
-    require(not kwargs.get("batched"), "dataset: filter takes a row at a time, not batched=True")
-
-
-def passing(chosen):
-    """A filter of the rows that a template can encode."""
-
-    def check(row):
-        return chosen.check(row) is not None
-
-    return check
 
 
 def _is_core_template(chosen):
@@ -365,8 +372,3 @@ def _is_core_template(chosen):
     return hasattr(chosen, "_template") and all(
         getattr(kind, name) is getattr(base, name) for name in names
     )
-
-
-def _encoded(row):
-    """False for a row whose tokens are none."""
-    return "input_ids" not in row or len(row["input_ids"]) > 0

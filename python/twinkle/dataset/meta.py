@@ -42,16 +42,12 @@ class DatasetMeta:
             checks.path("dataset: dataset_id", self.dataset_id)
         checks.text("dataset: subset_name", self.subset_name)
         checks.text("dataset: split", self.split)
-        require(
-            self.data_slice is None
-            or (
-                isinstance(self.data_slice, Iterable)
-                and not isinstance(self.data_slice, (str, bytes, dict, type))
-            ),
-            f"dataset: data_slice is {self.data_slice!r}, it must be an iterable of row indices",
-        )
-        if self.data_slice is not None and not isinstance(self.data_slice, range):
-            self.data_slice = list(self.data_slice)  # an iterator could be read only once
+        part = self.data_slice
+        right = isinstance(part, Iterable) and not isinstance(part, (str, bytes, dict, type))
+        if part is not None and not right:
+            checks.refuse("dataset: data_slice", part, "an iterable of row indices")
+        if part is not None and not isinstance(part, range):
+            self.data_slice = list(part)  # an iterator could be read only once
         require(
             bool(self.dataset_id) or self.data is not None,
             "dataset: DatasetMeta has neither a dataset_id nor data",

@@ -10,7 +10,7 @@ from twinkle.errors import InvalidError, require
 
 _FORMATS = {
     ".jsonl": "jsonl",
-    ".json": "json",
+    ".json": "json",  # lines, too, as `datasets` writes it
     ".csv": "csv",
     ".parquet": "parquet",
     ".pq": "parquet",

@@ -2,7 +2,6 @@
 
 import codecs
 import itertools
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from twinkle.core import core
 from twinkle.dataset import columnar
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.errors import InvalidError, NotFoundError, require
-from twinkle.hub import HubOperation
+from twinkle.hub import HubOperation, aliases_of
 from twinkle.preprocessor.base import map_col_to_row
 
 CORE_EXTENSIONS = (".jsonl", ".json", ".csv", ".tsv", ".txt")  # of files that the core reads
@@ -19,20 +18,13 @@ _EXTENSIONS = (*CORE_EXTENSIONS, *columnar.TABLES)
 
 
 def load(meta, **kwargs):
-    """The core's Dataset of a DatasetMeta; kwargs go to a hub's loader."""
+    """The core's Dataset of a DatasetMeta; kwargs go to a hub's loader. InvalidError: data_slice
+    holds no integers, or rows are bad; NotFoundError: as local_path."""
     rows = _of_memory(meta.data) if meta.data is not None else _of_id(meta, kwargs)
     if meta.data_slice is None:
         return rows
-    indices = [_index(value) for value in meta.data_slice]
-    return rows.slice(indices)
-
-
-def _index(value):
-    require(
-        hasattr(value, "__index__") and not isinstance(value, bool),
-        f"dataset: data_slice holds {value!r}, it must hold row indices",
-    )
-    return checks.integer("dataset: a row index of data_slice", value, most=2**63 - 1)
+    what = "dataset: a row index of data_slice"
+    return rows.slice([checks.integer(what, value, most=2**63 - 1) for value in meta.data_slice])
 
 
 def _of_memory(data):
@@ -79,19 +71,15 @@ class Stream:
 
     def _all(self):
         data = self._meta.data
-        if data is None and self._path is not None:
+        if self._path is not None:
             files = _files(self._path, self._meta.split)
             return itertools.chain.from_iterable(map(_lines, files))
         if data is None:
-            name, data = self._meta.dataset_id, _from_hub(self._meta, {**self._kwargs, **_STREAM})
-        elif isinstance(data, Mapping):
-            name, data = "memory", map_col_to_row(data)
-        else:
-            name, data = "memory", data() if callable(data) else data
-        return _placed(name, data)
-
-
-_STREAM = {"streaming": True}
+            options = {**self._kwargs, "streaming": True}
+            return _placed(self._meta.dataset_id, _from_hub(self._meta, options))
+        if isinstance(data, Mapping):
+            return _placed("memory", map_col_to_row(data))
+        return _placed("memory", data() if callable(data) else data)
 
 
 def _placed(name, rows):
@@ -136,7 +124,7 @@ def local_path(dataset_id):
     """The file or directory that an id stands for; None: it must come from a hub. NotFoundError: an
     alias of what does not exist, or neither a file here nor an id owner/name; InvalidError:
     TWINKLE_DATASET_ID_ALIASES holds something else than id=path."""
-    aliases = _aliases()
+    aliases = aliases_of("TWINKLE_DATASET_ID_ALIASES", "dataset")
     name = dataset_id.partition("://")[2] or dataset_id
     for key in (dataset_id, name):
         if key in aliases:
@@ -157,28 +145,13 @@ def local_path(dataset_id):
     return None
 
 
-def _aliases():
-    aliases = {}
-    for part in os.environ.get("TWINKLE_DATASET_ID_ALIASES", "").split(","):
-        if not part.strip():
-            continue
-        name, mark, path = (piece.strip() for piece in part.partition("="))
-        require(
-            name and mark and path,
-            f"dataset: TWINKLE_DATASET_ID_ALIASES has {part.strip()!r}, it must have the form "
-            "id=path",
-        )
-        aliases[name] = path
-    return aliases
-
-
 def _files(path, split):
     """The data files at a path that have the split in their name; of the usual split, 'train', all
     where none has."""
     alone = not path.is_dir() or columnar.extension(path) == ".lance"
-    files = [path] if alone else sorted(path.iterdir())
+    files = [path]
     if not alone:
-        files = [file for file in files if columnar.extension(file) in _EXTENSIONS]
+        files = sorted(file for file in path.iterdir() if columnar.extension(file) in _EXTENSIONS)
     if not files:
         raise NotFoundError(f"dataset: {path} holds no file of {', '.join(_EXTENSIONS)}")
     named = [file for file in files if split.lower() in file.stem.lower()]

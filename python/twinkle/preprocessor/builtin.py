@@ -20,8 +20,12 @@ class Builtin(Preprocessor):
 
     def __call__(self, rows):
         """Columns to columns, as of a preprocessor written in Python."""
-        made = core().preprocess(self.core_name, self.arguments, self.map_col_to_row(rows))
-        return self.map_row_to_col(made)
+        return self.map_row_to_col([self.preprocess(row) for row in self.map_col_to_row(rows)])
+
+    def preprocess(self, row):
+        """The fields that are set on a row, a dict. InvalidError: a row of another form."""
+        (made,) = core().preprocess(self.core_name, self.arguments, [row])
+        return made
 
     def __repr__(self):
         arguments = ", ".join(f"{key}={value!r}" for key, value in self.arguments.items())
@@ -47,7 +51,10 @@ def lookup(name, module):
 
 def is_builtin(value):
     """True when calling `value` would do no more than the core does."""
-    return isinstance(value, Builtin) and type(value).__call__ is Builtin.__call__
+    kind = type(value)
+    return isinstance(value, Builtin) and all(
+        getattr(kind, name) is getattr(Builtin, name) for name in ("__call__", "preprocess")
+    )
 
 
 def _make(name, defaults):

@@ -159,6 +159,7 @@ Kind kind_of(const std::string& cell) {
 Kind column_kind(const std::vector<Record>& records, size_t column) {
   std::optional<Kind> kind;
   for (const Record& record : records) {
+    if (column >= record.cells.size()) continue;
     if (record.cells[column].quoted) return Kind::kString;
     const Kind cell = kind_of(record.cells[column].text);
     const bool numbers = kind && *kind <= Kind::kNumber && cell <= Kind::kNumber;
@@ -205,7 +206,7 @@ Table parse_csv(std::string_view text, const std::string& name, const Renames& r
   const auto columns = renamed(column_names(*header, name), renames, name);
   std::vector<Record> records;
   while (auto record = scanner.next()) {
-    require(record->cells.size() == columns.size(), Code::kInvalid, "data: ", name, " line ",
+    require(record->cells.size() <= columns.size(), Code::kInvalid, "data: ", name, " line ",
             record->line, ": ", record->cells.size(), " cells, the header names ", columns.size());
     records.push_back(std::move(*record));
   }
@@ -218,7 +219,7 @@ Table parse_csv(std::string_view text, const std::string& name, const Renames& r
   if (separator != ',') table.note = separator == ';' ? "separated by ';'" : "separated by tabs";
   parallel_ranges(std::ssize(records), 256, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      for (size_t c = 0; c < columns.size(); ++c) {
+      for (size_t c = 0; c < records[i].cells.size(); ++c) {
         table.rows[i][columns[c]] = value_of(records[i].cells[c].text, kinds[c]);
       }
     }

@@ -47,8 +47,14 @@ TEST(Csv, ColumnsOfTextTakeTheCellAsWritten) {
             (Row{{"prompt", "007"}, {"completion", "1e5"}, {"n", 5}, {"quoted", "2"}}));
 }
 
+TEST(Csv, ARowOfFewerCellsLacksTheLastFields) {
+  const Table table = parse_csv("a,n\nx,1\ny\nz,2\n", "f");
+  EXPECT_EQ(table.rows[1], (Row{{"a", "y"}}));
+  EXPECT_EQ(table.rows[2], (Row{{"a", "z"}, {"n", 2}}));
+}
+
 TEST(Csv, ErrorsNameTheLineAndTheCause) {
-  EXPECT_EQ(csv_error("a,b\n\"x\ny\",1\nz\n"), "data: f.csv line 4: 1 cells, the header names 2");
+  EXPECT_EQ(csv_error("a\n\"x\ny\"\nz,1\n"), "data: f.csv line 4: 2 cells, the header names 1");
   EXPECT_EQ(csv_error("a\nx\"y\n"),
             "data: f.csv line 2: a quote inside a cell that is not quoted; quote the "
             "cell and write the quote twice");

@@ -231,7 +231,9 @@ Table read_json_rows(const std::filesystem::path& file) {
   }
   size_t used = 0;
   const Json value = parse_prefix(table.name, all, used);
-  if (!blank(all.text.substr(used))) return read_jsonl_rows(file);
+  const bool on_one_line = text.substr(0, text.find_last_not_of(kBlank)).find('\n') == text.npos;
+  if (!blank(all.text.substr(used)) || (value.is_object() && on_one_line))
+    return read_jsonl_rows(file);
   require(value.is_object(), Code::kInvalid, "data: ", table.name, " holds ", kind(value),
           "; a JSON file holds an array of rows or an object of columns");
   return from_columns(value.get_object(), table.name);

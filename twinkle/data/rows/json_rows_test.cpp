@@ -125,14 +125,16 @@ TEST(JsonRows, ColumnsBecomeRowsAndRaggedOnesAreRefused) {
       read_json_rows(rows_file("columns.json", "{\"a\": [1, 2],\n \"b\": [\"x\", null]}"));
   ASSERT_EQ(table.rows.size(), 2u);
   EXPECT_EQ(table.rows[1], (Row{{"a", 2}, {"b", nullptr}}));
-  const auto ragged = rows_file("ragged.json", "{\"a\": [1], \"b\": []}");
+  const auto ragged = rows_file("ragged.json", "{\"a\": [1],\n \"b\": []}");
   EXPECT_EQ(error_of([&] { read_json_rows(ragged); }),
             "data: " + ragged.string() + ": column 'b' has 0 rows, the first column has 1");
-  const auto scalar = rows_file("scalar.json", "{\"a\": 1}");
+  const auto scalar = rows_file("scalar.json", "{\n\"a\": 1}\n");
   EXPECT_EQ(error_of([&] { read_json_rows(scalar); }),
             "data: " + scalar.string() +
                 ": column 'a' is a number; a JSON file holds an array of rows or an "
                 "object of columns");
+  const auto line = rows_file("line.json", " {\"messages\": [1, 2]}\n");
+  EXPECT_EQ(read_json_rows(line).rows.size(), 1u) << "JSONL of one row";
   const auto text = rows_file("text.json", "\"a\"");
   EXPECT_EQ(error_of([&] { read_json_rows(text); }),
             "data: " + text.string() +
