@@ -65,8 +65,7 @@ TEST(Packing, RowsThatCannotBePackedAreNamed) {
   const auto error = [](std::string_view json) {
     return error_of([&] { packed(rows_of(json), 2, 10); });
   };
-  EXPECT_EQ(error(R"([{"i": 1}])"),
-            "data: t row 0 has no input_ids: packing comes after encode");
+  EXPECT_EQ(error(R"([{"i": 1}])"), "data: t row 0 has no input_ids: packing comes after encode");
   EXPECT_EQ(error(R"([{"input_ids": [1]}, {"input_ids": [1, 2, 3]}])"),
             "data: t row 1 has 3 tokens, packed rows have from 1 to 2");
   EXPECT_EQ(error(R"([{"input_ids": []}])"),

@@ -265,7 +265,8 @@ JsonArray standard_messages(const Json& messages, const std::string& system) {
           ", it must be a list that is not empty");
   JsonArray out;
   for (const Json& given : messages.get_array()) {
-    out.push_back(message_of(given, out.size(), {.reads_reasoning = true, .names_reasoning = false}));
+    out.push_back(
+        message_of(given, out.size(), {.reads_reasoning = true, .names_reasoning = false}));
     require_calls(out.back().get_object(), out.size() - 1);
   }
   if (!system.empty() && out[0].at("role") == "user")

@@ -53,9 +53,9 @@ void refuse_weights_of_others(const Json& trajectory);
 // lost (function_call, mask); each names the field and the value.
 Prepared prepare(const Json& trajectory, const MessageOptions& options);
 
-// The messages in their standard form: texts as contents, reasoning in reasoning_content, tool calls
-// as lists with objects of arguments; and `system`, unless it is empty, in front of a user message.
-// Error kInvalid: as prepare's; calls or arguments that are text without such JSON.
+// The messages in their standard form: texts as contents, reasoning in reasoning_content, tool
+// calls as lists with objects of arguments; and `system`, unless it is empty, in front of a user
+// message. Error kInvalid: as prepare's; calls or arguments that are text without such JSON.
 JsonArray standard_messages(const Json& messages, const std::string& system);
 
 // The text of a content that is a string or a list of text parts. Error kInvalid: other parts.
