@@ -13,6 +13,8 @@ INERT = {
     "attn_implementation": "the engine has one way to attend",
     "config": "it is that of model_id, but for use_cache; other values are refused by name",
     "device_map": "device_mesh, remote_group and TWINKLE_DEVICE choose the device",
+    "foreach": "an optimizer's step is one pass over all parameters",
+    "fused": "an optimizer's step is one pass over all parameters",
     "instance_id": "one object is made for each constructor that is called",
     "lora_config": "adapters of MultiLoraTransformersModel need no slots, their own configs count",
     "return_logits": "with task='embedding' there are no logits: embeddings are returned",

@@ -4,22 +4,23 @@ from twinkle import checks
 from twinkle.errors import NotAvailableError, refuse_unknown, require
 from twinkle.logger import get_logger
 
-_ONE_WAY = "ranks have one way to share a model"
 _HONOURED = ("expert_parallel", "gathered_bytes", "reshard_after_forward", "sharding_strategy")
-# Fields of ddp_config and of fsdp_config that are checked and change nothing: why. Those of
-# _HONOURED, too, where a mesh has no ranks along fsdp.
-INERT = {
-    "ddp_config": dict.fromkeys((
+_OTHERS = {
+    "ddp_config": (
         "broadcast_buffers", "bucket_cap_mb", "check_reduction", "find_unused_parameters",
-        "gradient_as_bucket_view", "init_sync", "static_graph"), _ONE_WAY),
-    "fsdp_config": dict.fromkeys((
+        "gradient_as_bucket_view", "init_sync", "static_graph"),
+    "fsdp_config": (
         "auto_wrap_policy", "backward_prefetch", "cpu_ram_efficient_loading", "forward_prefetch",
         "fsdp_version", "limit_all_gathers", "manual_prefetch", "sync_module_states",
-        "transformer_layer_cls_to_wrap", "use_orig_params"), _ONE_WAY),
+        "transformer_layer_cls_to_wrap", "use_orig_params"),
 }  # fmt: skip
-_FIELDS = {
-    "ddp_config": INERT["ddp_config"].keys(),
-    "fsdp_config": {*INERT["fsdp_config"], *_HONOURED},
+_FIELDS = {**_OTHERS, "fsdp_config": (*_OTHERS["fsdp_config"], *_HONOURED)}
+# Fields that are checked and change nothing: why. So do the honoured ones on a mesh that has no
+# ranks along fsdp.
+INERT = {
+    f"{config}: {field}": "ranks have one way to share a model"
+    for config, fields in _OTHERS.items()
+    for field in fields
 }
 # Of these a value is a flag, or None.
 _FLAGS = (
