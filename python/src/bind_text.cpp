@@ -156,10 +156,12 @@ bool is_read_as_chat(const py::dict& row) {
 }
 
 // The row with the fields of its form's preprocessor, as data::encoder makes them.
-py::dict with_form(const py::dict& row) {
+py::dict with_form(const Template& self, const py::dict& row) {
   if (!may_have_form(row)) return row;
-  const data::Row fields = data::read_form(known_columns(row));
+  data::Row fields = data::read_form(known_columns(row));
   if (fields.empty()) return row;
+  if (Json* messages = fields.if_contains("messages"); messages && !self.writes_calls())
+    data::write_calls(messages->as_array());
   const py::dict out = row.attr("copy")();
   for (const auto& [key, value] : fields) out[py::str(std::string(key))] = from_json(value);
   return out;
@@ -200,7 +202,7 @@ py::list encode_nested(const Template& self, std::vector<py::dict> rows,
 py::list batch_encode(const Template& self, const py::object& given, bool generation) {
   std::vector<py::dict> rows = rows_of(given);
   if (!generation)
-    for (py::dict& row : rows) row = with_form(row);
+    for (py::dict& row : rows) row = with_form(self, row);
   std::vector<std::string> nested;
   if (!rows.empty() && !is_trajectory(rows[0]))
     for (const auto& [name, value] : rows[0])
@@ -214,7 +216,7 @@ py::list batch_encode(const Template& self, const py::object& given, bool genera
 }
 
 py::object encode(const Template& self, const py::dict& given, bool generation) {
-  const py::dict row = generation ? given : with_form(given);
+  const py::dict row = generation ? given : with_form(self, given);
   require(self.options().truncation != text::Truncation::kSplit, Code::kInvalid,
           "text: truncation_strategy is 'split', which can give several samples: use batch_encode");
   const Json trajectory = trajectory_json(row);
@@ -223,7 +225,7 @@ py::object encode(const Template& self, const py::dict& given, bool generation) 
 }
 
 std::optional<std::string> why_not(const Template& self, const py::dict& row) {
-  const Json trajectory = trajectory_json(with_form(row));
+  const Json trajectory = trajectory_json(with_form(self, row));
   return interruptible([&] { return self.check(trajectory); });
 }
 

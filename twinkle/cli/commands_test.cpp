@@ -431,10 +431,10 @@ TEST_F(Commands, ARowThatTeachesNothingIsRefusedByItsLineAndRemedy) {
   EXPECT_EQ(refusal(R"({"positive": {"messages": [{"role": "user", "content": "a"}]}})"),
             "the row holds several chats and no messages; pairs are for --loss dpo, see "
             "docs/preferences.md");
-  EXPECT_EQ(refusal(R"({"prompt": "a", "chosen": "b", "rejected": "c"})"),
-            refusal(R"({"positive": {"messages": [{"role": "user", "content": "a"}]}})"));
   const std::string chat = R"({"messages": [{"role": "user", "content": "a"}, )"
                            R"({"role": "assistant", "content": "b"}], )";
+  EXPECT_TRUE(refusal(R"({"prompt": "a", "chosen": "b", "rejected": "c"})")
+                  .starts_with("field 'rejected' is the worse one of a pair, "));
   EXPECT_EQ(refusal(chat + R"("rejected_response": "c"})"),
             "field 'rejected_response' is the worse one of a pair, which --loss dpo learns from; "
             "see docs/preferences.md, or leave the field out");
@@ -472,7 +472,7 @@ TEST_F(Commands, ATurnOfAnyRoleThatTheModelsTemplateRendersIsTrainedWithTheRepli
   }
 }
 
-// What standard error has of training on a file.
+// Standard error of a training.
 std::string told_of(const std::vector<std::string>& train) {
   testing::internal::CaptureStderr();
   testing::internal::CaptureStdout();

@@ -27,7 +27,7 @@ std::vector<std::string> nested_fields(const Row& row) {
 
 // The fields that the template reads; others may be large. What `row` lacks, the row `around` it
 // may have: columns beside a pair are of both.
-Json trajectory_of(const Row& row, const Row& around = {}) {
+Json trajectory_of(const text::Template& tmpl, const Row& row, const Row& around = {}) {
   JsonObject out;
   const auto copy = [&](std::string_view name) {
     const Json* value = row.if_contains(name);
@@ -39,6 +39,8 @@ Json trajectory_of(const Row& row, const Row& around = {}) {
   // Without messages it is refused, by an error that names what the row has in their place.
   if (!out.contains("messages"))
     for (const auto& field : row) out.emplace(field.key(), nullptr);
+  if (Json* messages = out.if_contains("messages"); messages && messages->is_array())
+    if (!tmpl.writes_calls()) write_calls(messages->get_array());
   return out;
 }
 
@@ -68,7 +70,7 @@ Rows encode_row(const text::Template& tmpl, const Row& row, bool add_generation_
   Rows out;
   const auto fields = nested_fields(row);
   if (fields.empty()) {
-    for (const auto& feature : tmpl.encode(trajectory_of(row), add_generation_prompt)) {
+    for (const auto& feature : tmpl.encode(trajectory_of(tmpl, row), add_generation_prompt)) {
       if (feature.length() > 0) out.push_back(with_feature(row, feature));
     }
     return out;
@@ -77,7 +79,7 @@ Rows encode_row(const text::Template& tmpl, const Row& row, bool add_generation_
   Row encoded = row;
   for (const std::string& field : fields) {
     const Row& inner = row.at(field).get_object();
-    const auto features = tmpl.encode(trajectory_of(inner, row), add_generation_prompt);
+    const auto features = tmpl.encode(trajectory_of(tmpl, inner, row), add_generation_prompt);
     require(features.size() < 2, Code::kInvalid, "data: field '", field, "' was split into ",
             features.size(), "; nested samples cannot be split, use another truncation_strategy");
     if (features.empty() || features[0].length() == 0) return {};
@@ -100,9 +102,9 @@ std::optional<std::string> why_not(const text::Template& tmpl, const Row& row) t
   const auto made = with_form(row);
   const Row& read = made ? *made : row;
   const auto fields = nested_fields(read);
-  if (fields.empty()) return tmpl.check(trajectory_of(read));
+  if (fields.empty()) return tmpl.check(trajectory_of(tmpl, read));
   for (const std::string& field : fields) {
-    if (auto cause = tmpl.check(trajectory_of(read.at(field).get_object(), read)))
+    if (auto cause = tmpl.check(trajectory_of(tmpl, read.at(field).get_object(), read)))
       return field + ": " + *cause;
   }
   return std::nullopt;

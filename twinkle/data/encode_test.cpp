@@ -4,6 +4,7 @@
 
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/text/tiny_model_test.h"
+#include "twinkle/text/turns.h"
 
 namespace twinkle::data {
 namespace {
@@ -111,6 +112,31 @@ TEST(Encode, ARowWithoutMessagesIsNamedWithItsPlace) {
   EXPECT_EQ(error.find("data: memory row 1: field 'messages' is missing"), 0u) << error;
   EXPECT_NE(error.find("messages"), std::string::npos) << error;
   EXPECT_TRUE(why_not(tmpl, {{"query", "q"}}));
+}
+
+TEST(Encode, CallsAreTrainedAsJsonWhereTheTemplateKnowsNone) {
+  const TinyModel model,
+      aware(
+          "{% for m in messages %}{{ '<s>' + m.role + '\n' + (m.content or '') + "
+          "(m.tool_calls | tojson if m.tool_calls else '') + '</s>\n' }}{% endfor %}"
+          "{% if add_generation_prompt %}{{ '<s>assistant\n' }}{% endif %}");
+  const auto chat = boost::json::parse(R"({"messages": [{"role": "user", "content": "q"},
+      {"role": "assistant", "content": null, "tool_calls": [
+        {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}, {"name": "g"}]}]})");
+  const auto trained = [&](const TinyModel& of) {
+    const Template tmpl(of.directory());
+    const Dataset encoded = dataset({chat.as_object()}).encode(encoder(tmpl));
+    EXPECT_EQ(encoded.row(0).at("messages"), chat.at("messages"));
+    std::vector<int64_t> out;
+    for (const int32_t label : integers(encoded.row(0), "labels"))
+      if (label != text::kIgnored) out.push_back(label);
+    return tmpl.decode(out);
+  };
+  EXPECT_EQ(trained(model), R"({"name":"f","arguments":{"x":1}})"
+                            "\n"
+                            R"({"name":"g"})"
+                            "</s>\n");
+  EXPECT_NE(trained(aware).find("\"type\""), std::string::npos);
 }
 
 TEST(EncodeTexts, JoinsTextsByTheEndTokenAndCutsThem) {

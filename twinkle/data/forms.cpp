@@ -110,6 +110,20 @@ Row read_form(const Row& row) {
   return preprocessor_of(forms.front().preprocessor)(row);
 }
 
+void write_calls(JsonArray& messages) {
+  for (Json& message : messages) {
+    const Json* calls = find(message, "tool_calls");
+    if (!calls || !calls->is_array() || !text::says_nothing(find(message, "content"))) continue;
+    std::string text;
+    for (const Json& call : calls->get_array()) {
+      const Json* function = find(call, "function");
+      if (!text.empty()) text += '\n';
+      text += boost::json::serialize(function ? *function : call);
+    }
+    message.as_object()["content"] = text;
+  }
+}
+
 bool is_read(std::string_view column) {
   static constexpr std::array<std::string_view, 15> kColumns = {
       "chosen",   "rejected", "conversations", "instruction", "input",

@@ -20,6 +20,10 @@ std::vector<text::Form> forms_of(const Row& row);
 // Error kInvalid: two forms; a reply to avoid (refuse_verdict); what the preprocessor refuses.
 Row read_form(const Row& row);
 
+// For a chat template that writes no tool calls: those of a message that has nothing else become
+// its content, too, a line of JSON for each.
+void write_calls(JsonArray& messages);
+
 // False for a column whose value changes nothing of read_form. Others may be large.
 bool is_read(std::string_view column);
 

@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/text/forms.h"
 #include "twinkle/text/messages.h"
 
 namespace twinkle::text {
@@ -109,6 +112,33 @@ TEST(Columns, WeightsThatAreTextsCountAsWhatIsWritten) {
   for (const char* taken : {R"("weight": "")", R"("weight": "1")", R"("weight": "1.0")",
                             R"("train": "true", "loss": "True")"})
     EXPECT_EQ(weights(taken), "no error") << taken;
+}
+
+std::string forms(const std::set<std::string_view>& columns) {
+  std::string out;
+  for (const Form& form : forms_of([&](std::string_view name) { return columns.contains(name); }))
+    out += form.listed() + ": " + std::string(form.preprocessor) + "\n";
+  return out;
+}
+
+TEST(Forms, AreKnownByTheirColumns) {
+  EXPECT_EQ(forms({"instruction", "input", "output", "text"}),
+            "instruction, output: AlpacaProcessor\n");
+  EXPECT_EQ(forms({"conversations", "tools"}), "conversations: ShareGPTProcessor\n");
+  EXPECT_EQ(forms({"prompt", "completion", "label"}),
+            "prompt, completion: PromptCompletionProcessor\n");
+  EXPECT_EQ(forms({"query", "response", "tag"}), "query, response: PromptCompletionProcessor\n");
+  EXPECT_EQ(forms({"question", "answer"}), "question, answer: PromptCompletionProcessor\n");
+  EXPECT_EQ(forms({"Question", "Answer", "text"}), "");
+}
+
+TEST(Forms, ThePromptOfAPairIsNoFormOfItsOwnButAnotherReplyIs) {
+  EXPECT_EQ(forms({"conversations", "chosen", "rejected"}),
+            "chosen, rejected: PreferenceProcessor\n");
+  EXPECT_EQ(forms({"prompt", "chosen", "rejected"}), "chosen, rejected: PreferenceProcessor\n");
+  EXPECT_EQ(forms({"prompt", "response", "chosen", "rejected"}),
+            "chosen, rejected: PreferenceProcessor\nprompt, response: "
+            "PromptCompletionProcessor\n");
 }
 
 }  // namespace

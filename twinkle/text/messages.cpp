@@ -106,18 +106,6 @@ void normalise_tool_calls(JsonObject& message, bool takes_argument_text) {
   }
 }
 
-// The calls of a message that has no content, as its content: what they call, a line for each.
-void write_calls(JsonObject& message) {
-  const Json* calls = message.if_contains("tool_calls");
-  if (!calls || !calls->is_array() || !says_nothing(message.if_contains("content"))) return;
-  std::string text;
-  for (const Json& call : calls->get_array()) {
-    const Json* function = find(call, "function");
-    text += (text.empty() ? "" : "\n") + boost::json::serialize(function ? *function : call);
-  }
-  if (!text.empty()) message["content"] = text;
-}
-
 // Fields of other forms of chats that would be lost, and what to write in their place.
 constexpr std::array<std::array<std::string_view, 2>, 4> kLost = {
     {{"function_call",
@@ -187,7 +175,6 @@ JsonObject message_of(const Json& given, size_t index, const MessageOptions& opt
     if (options.absent_content && message.contains("tool_calls") && !message.contains("content"))
       message["content"] = *options.absent_content;
     normalise_tool_calls(message, options.takes_argument_text);
-    if (!options.writes_calls) write_calls(message);
     normalise_reasoning(message, options.reads_reasoning);
   }
   return message;

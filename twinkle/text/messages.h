@@ -22,8 +22,6 @@ struct MessageOptions {
   // The content of a message with tool calls whose own is missing or null; nothing: it stays
   // missing.
   std::optional<Json> absent_content;
-  bool writes_calls = true;  // the template writes tool calls; else a message of nothing else has
-                             // them as its content, in JSON
 };
 
 struct Prepared {

@@ -85,23 +85,6 @@ TEST(Prepare, LeavesAContentAsItIsBesideToolCalls) {
   EXPECT_EQ(messages(row(calls), {.absent_content = ""}), list(calls + R"(,"content":"")"));
 }
 
-TEST(Prepare, WritesCallsAsAContentForATemplateThatKnowsNone) {
-  const MessageOptions options{.writes_calls = false};
-  const std::string calls =
-      R"("tool_calls":[{"type":"function","function":{"name":"f","arguments":"{\"x\": 1}"}},)"
-      R"({"name":"g"}])";
-  const auto content = [&](const std::string& fields) {
-    const std::string row = R"({"messages":[{"role":"assistant",)" + fields + calls + "}]}";
-    return prepare_text(row, options).messages.at(0).at("content");
-  };
-  const char* written = R"({"name":"f","arguments":{"x":1}})"
-                        "\n"
-                        R"({"name":"g"})";
-  EXPECT_EQ(content(""), written);
-  EXPECT_EQ(content(R"("content":null,)"), written);
-  EXPECT_EQ(content(R"("content":"a",)"), "a");
-}
-
 TEST(Prepare, ChoosesTheTurnsToTrain) {
   const std::string list = R"("messages": [{"role":"user","content":"1"},
       {"role":"assistant","content":"2"}, {"role":"user","content":"3"},

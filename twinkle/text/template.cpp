@@ -117,8 +117,7 @@ MessageOptions Template::message_options() const {
           .takes_parts = chat_->takes_parts(),
           .reads_reasoning = chat_->reads_reasoning(),
           .takes_argument_text = chat_->takes_argument_text(),
-          .absent_content = chat_->absent_content(),
-          .writes_calls = chat_->writes_calls()};
+          .absent_content = chat_->absent_content()};
 }
 
 Conversation Template::conversation(const Prepared& prepared) const {

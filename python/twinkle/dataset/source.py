@@ -13,7 +13,7 @@ from twinkle.errors import InvalidError, NotFoundError, require
 from twinkle.hub import HubOperation, aliases_of
 from twinkle.preprocessor.base import map_col_to_row
 
-CORE_EXTENSIONS = (".jsonl", ".json", ".csv", ".tsv", ".txt")  # of files that the core reads
+CORE_EXTENSIONS = (".jsonl", ".json", ".csv", ".tsv", ".txt")  # the core reads these
 _EXTENSIONS = (*CORE_EXTENSIONS, *columnar.TABLES)
 
 

@@ -71,16 +71,24 @@ data::Dataset read_rows(const std::string& file, const std::string& preprocessor
 data::Dataset trainable_rows(const std::string& file, const std::string& preprocessor,
                              const text::Template& tmpl, int64_t max_length,
                              const std::string& columns) {
+  const data::Dataset rows = read_rows(file, preprocessor, columns);
+  rows.encode([](const data::Row& row) -> data::Rows {  // before what one row alone has wrong
+    if (row.contains("messages") || !data::forms_of(row).empty()) refuse_preferences(row);
+    return {};
+  });
   const data::Encoder encode = data::encoder(tmpl);
-  const auto work = [&encode, max_length](const data::Row& row) {
-    if (row.contains("messages")) refuse_preferences(row);
+  data::Dataset encoded = rows.encode([&encode, max_length](const data::Row& row) {
     data::Rows made = encode(row);
     for (const data::Row& one : made) check_encoded(one, max_length);
     return made;
-  };
-  data::Dataset rows = read_rows(file, preprocessor, columns).encode(work);
-  say(data::remarks(rows, tmpl));
-  return rows;
+  });
+  say(data::remarks(encoded, tmpl));
+  return encoded;
+}
+
+data::Dataset text_rows(const std::string& file, const text::Template& tmpl, int64_t max_length,
+                        const std::string& columns) {
+  return data::encode_texts(read_rows(file, "", columns), tmpl.tokenizer(), max_length);
 }
 
 std::string preprocessors_for_tuning() {

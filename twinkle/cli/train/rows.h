@@ -21,6 +21,11 @@ data::Dataset trainable_rows(const std::string& file, const std::string& preproc
                              const text::Template& tmpl, int64_t max_length,
                              const std::string& columns = {});
 
+// Texts for pretraining: the column `text` of the rows, one text behind the other, in rows of
+// max_length tokens. Errors as read_rows and data::encode_texts.
+data::Dataset text_rows(const std::string& file, const text::Template& tmpl, int64_t max_length,
+                        const std::string& columns = {});
+
 // The built-in preprocessors whose rows can be trained on, separated by commas.
 std::string preprocessors_for_tuning();
 

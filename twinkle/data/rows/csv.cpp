@@ -111,7 +111,7 @@ class Scanner {
   std::string_view rest_;
   const std::string& name_;
   const char separator_;
-  const std::string ends_;  // of a cell that is not quoted
+  const std::string ends_;  // ends of a cell that is not quoted
   int64_t line_ = 1;
 };
 
