@@ -153,7 +153,7 @@ CATCHES = {
     "twinkle/cli/chat/chat.cpp": "is a line of the terminal; the chat goes on",
     "twinkle/cli/program.cpp": "becomes an exit status",
     "twinkle/cli/serve/state.cpp": "is a journal that changed meanwhile, and is read again",
-    "twinkle/cli/serve/yaml.cpp": "gets the file's name and the line of the option",
+    "twinkle/cli/options/yaml.cpp": "gets the file's name and the line of the option",
     # A trial save knows its folder alone; a signal must hide no error while the engine closes.
     "twinkle/cli/train/training.cpp": "gets the name --output; is what a later signal says, too",
     "twinkle/data/encode.cpp": "is the answer of why_not(), which asks why a row cannot be encoded",

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "twinkle/base/error_for_test.h"
-#include "twinkle/cli/serve/yaml.h"
+#include "twinkle/cli/options/yaml.h"
 #include "twinkle/io/scratch_dir_for_test.h"
 #include "twinkle/model/tiny_model.h"
 #include "twinkle/store/keys/keys.h"

@@ -1,4 +1,4 @@
-#include "twinkle/cli/serve/yaml.h"
+#include "twinkle/cli/options/yaml.h"
 
 #include <yaml.h>
 
