@@ -21,6 +21,7 @@ from twinkle.dataloader import DataLoader
 from twinkle.dataset import Dataset, DatasetMeta
 from twinkle.model import TransformersModel
 from twinkle.preprocessor import SelfCognitionProcessor
+from twinkle.report import Report
 from twinkle.sampler import TorchSampler
 
 DATA = Path(__file__).parent / "data"
@@ -101,20 +102,6 @@ def show(title, questions, answers, name):
         print(f"  {mark} {question}\n      {' '.join(answer.split())}")
 
 
-def plot(losses, path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4))
-    axes.plot(range(1, len(losses) + 1), losses)
-    axes.set(xlabel="step", ylabel="loss per answer token (nats)", title="Learning a new name")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-
-
 def main():
     arguments = parse_arguments()
     output = Path(arguments.output)
@@ -133,7 +120,9 @@ def main():
     print(f"training took {time.monotonic() - start:.1f} s")
     adapter = model.save(name="adapter", output_dir=str(output))
     if losses:
-        plot(losses, output / "loss.png")
+        with Report(output) as report:
+            for step, loss in enumerate(losses, 1):
+                report.log({"step": step, "loss": loss})
 
     answers = ask(sampler, questions, adapter_path=adapter)
     show("After training", questions, answers, arguments.name)

@@ -62,7 +62,7 @@ _MODULES = {"framework_util": "seeding", "torch_util": "tensors"}
 _PACKAGES = (
     "advantage", "checkpoint_engine", "data_format", "dataloader", "dataset", "engine", "hub",
     "kernel", "loss", "metric", "model", "module", "notifier", "patch", "preprocessor",
-    "processor", "reward", "sampler", "server", "template", "utils",
+    "processor", "report", "reward", "sampler", "server", "template", "utils",
 )  # fmt: skip
 
 # name of the specification: what it needs, which this version does not have yet
