@@ -1,111 +1,8 @@
 // The commands as the program runs them: arguments in, printed text and files out.
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <chrono>
-#include <csignal>
-#include <thread>
-
-#include "twinkle/cli/command.h"
-#include "twinkle/model/tiny_model.h"
-#include "twinkle/text/tiny_model_test.h"
+#include "twinkle/cli/train/commands_for_test.h"
 
 namespace twinkle::cli {
-
-#define COMMAND(name) void name(CLI::App& app, Action& action);
-#include "twinkle/cli/commands.def"
-#undef COMMAND
-
 namespace {
-
-namespace fs = std::filesystem;
-
-void parse(std::vector<std::string> arguments, bool run = true) {
-  CLI::App app("", "twinkle");
-  app.require_subcommand(1);
-  Action action;
-#define COMMAND(name) name(app, action);
-#include "twinkle/cli/commands.def"
-#undef COMMAND
-  std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes a vector
-  app.parse(arguments);
-  if (run) action("twinkle");
-}
-
-// The error of arguments that are wrong whatever the files are.
-std::string wrong(const std::vector<std::string>& arguments) {
-  const auto attempt = [&] {
-    try {
-      parse(arguments, false);
-    } catch (const CLI::ValidationError& e) {
-      fail(Code::kInvalid, e.what());
-    }
-  };
-  return invalid_of(attempt);
-}
-
-// The output of a command. Errors pass.
-std::string run(const std::vector<std::string>& arguments) {
-  testing::internal::CaptureStdout();
-  testing::internal::CaptureStderr();
-  const auto printed = [] {
-    std::fflush(stdout);
-    testing::internal::GetCapturedStderr();
-    return testing::internal::GetCapturedStdout();
-  };
-  try {
-    parse(arguments);
-  } catch (...) {
-    printed();
-    throw;
-  }
-  return printed();
-}
-
-// Sends a SIGINT as soon as a command handles one.
-std::jthread interrupter() {
-  std::signal(SIGINT, SIG_DFL);
-  return std::jthread([](const std::stop_token& stop) {
-    struct sigaction now = {};
-    do {
-      if (stop.stop_requested()) return;
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
-      ::sigaction(SIGINT, nullptr, &now);
-    } while (now.sa_handler == SIG_DFL);
-    ::kill(::getpid(), SIGINT);
-  });
-}
-
-// The error of a command that gets a SIGINT as soon as it handles one.
-std::string interrupted_at_once(const std::vector<std::string>& arguments) {
-  const std::jthread sender = interrupter();
-  return error_of([&] { run(arguments); });
-}
-
-// A model with weights for the tiny tokenizer of the text folder's tests.
-class Commands : public testing::Test {
- protected:
-  Commands() {
-    JsonObject config = model::tiny_config();
-    config["vocab_size"] = 300;
-    config["eos_token_id"] = 259;
-    model::write_tiny(tokenizer_.directory(), config, model::tiny_weights(config));
-    write_text(scratch_ / "rows.jsonl", R"({"messages": [{"role": "user", "content": "a"}, )"
-                                        R"({"role": "assistant", "content": "bb"}]})"
-                                        "\n"
-                                        R"({"messages": [{"role": "user", "content": "c"}, )"
-                                        R"({"role": "assistant", "content": "dd"}]})"
-                                        "\n");
-  }
-  ~Commands() override {
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);
-  }
-  std::string model() const { return tokenizer_.directory().string(); }
-  std::string path(const char* name) const { return (scratch_ / name).string(); }
-
-  const text::TinyModel tokenizer_;
-  const ScratchDir scratch_;
-};
 
 TEST_F(Commands, InfoPrintsFamilySizesAndWeights) {
   EXPECT_EQ(run({"info", model()}),
@@ -117,15 +14,19 @@ TEST_F(Commands, InfoPrintsFamilySizesAndWeights) {
 
 TEST_F(Commands, TrainWritesAnAdapterThatSampleTakes) {
   const std::string printed =
-      run({"train", model(), path("rows.jsonl"), "--output", path("adapter"), "--rank", "2",
-           "--epochs", "2", "--batch-size", "1", "--lr", "0.01"});
-  EXPECT_EQ(printed, "saved " + path("adapter") + "\ntry it:  twinkle sample " + model() +
-                         " 'Who are you?' --adapter " + path("adapter") + "\n");
-  EXPECT_TRUE(fs::exists(scratch_ / "adapter" / "adapter_config.json"));
-  EXPECT_EQ(get<int64_t>(read_json(scratch_ / "adapter" / "adapter_config.json"), "r"), 2);
+      run({"train", model(), path("rows.jsonl"), "--output", path("run"), "--rank", "2", "--epochs",
+           "2", "--batch-size", "1", "--lr", "0.01"});
+  const std::string adapter = path("run/adapter");
+  EXPECT_EQ(printed, "saved " + adapter +
+                         "\nnote: 4 steps in all: too few to learn new facts; try --epochs 30\n"
+                         "try it:  twinkle sample " +
+                         model() + " a --adapter " + adapter + "\n");
+  EXPECT_EQ(get<int64_t>(read_json(fs::path(adapter) / "adapter_config.json"), "r"), 2);
+  const std::string card = read_text(fs::path(adapter) / "README.md");
+  EXPECT_NE(card.find("- data: rows.jsonl, 2 rows\n"), card.npos) << card;
   const std::vector<std::string> ask{"sample", model(), "a", "c", "--max-tokens", "3"};
   auto with = ask;
-  with.insert(with.end(), {"--adapter", path("adapter")});
+  with.insert(with.end(), {"--adapter", adapter});
   for (const auto& arguments : {ask, with}) {
     const std::string answers = run(arguments);
     EXPECT_EQ(answers, run(arguments)) << "greedy";
@@ -221,7 +122,8 @@ TEST_F(Commands, AnOutputThatCannotBeSavedToIsFoundBeforeTheTraining) {
     EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
     return error;
   };
-  EXPECT_EQ(train(""), "cli: --output is empty; name a directory");
+  EXPECT_EQ(wrong({"train", model(), path("rows.jsonl"), "--output", ""}),
+            "cli: --output is empty; name a folder, or leave it out");
   EXPECT_TRUE(train("/proc/x").starts_with("cli: --output /proc/x cannot be saved to: "));
   EXPECT_EQ(train(path("rows.jsonl")),
             "cli: --output " + path("rows.jsonl") + " is a file; name a directory");
@@ -236,30 +138,33 @@ TEST_F(Commands, AnOutputThatCannotBeSavedToIsFoundBeforeTheTraining) {
   fs::create_directory(scratch_ / "mine");
   write_text(scratch_ / "mine" / "thesis.txt", "text");
   EXPECT_EQ(train(path("mine")), "cli: --output " + path("mine") +
-                                     " holds 'thesis.txt', which is not a checkpoint file, and a "
-                                     "save replaces the whole directory; name a new directory");
+                                     " holds 'thesis.txt', which is no file of a run; name a new "
+                                     "folder");
   EXPECT_EQ(read_text(scratch_ / "mine" / "thesis.txt"), "text");
   EXPECT_EQ(std::distance(fs::directory_iterator(scratch_.path()), {}), 2) << "nothing is left";
 }
 
-TEST_F(Commands, AnEarlierAdapterIsReplacedOnlyWhenAsked) {
-  std::vector<std::string> train{"train", model(), path("rows.jsonl"), "--output", path("adapter")};
+TEST_F(Commands, AnEarlierRunIsReplacedOnlyWhenAsked) {
+  std::vector<std::string> train{"train", model(), path("rows.jsonl"), "--output", path("run")};
   run(train);
-  const std::string before = read_text(scratch_ / "adapter" / "adapter_model.safetensors");
+  const fs::path adapter = scratch_ / "run" / "adapter";
+  const std::string before = read_text(adapter / "adapter_model.safetensors");
   EXPECT_EQ(error_of([&] { run(train); }),
-            "cli: --output " + path("adapter") +
-                " holds a finished run, or another adapter or model, and no state to resume; name "
-                "another directory, or give --overwrite to replace it; to train longer, start "
-                "again with more --epochs");
-  EXPECT_EQ(read_text(scratch_ / "adapter" / "adapter_model.safetensors"), before);
-  write_text(scratch_ / "adapter" / "trainer_state.json", "{}");
+            "cli: --output " + path("run") +
+                " holds a finished run; give --resume and more --epochs to train it longer, "
+                "--overwrite to replace it, or name another folder");
+  EXPECT_EQ(read_text(adapter / "adapter_model.safetensors"), before);
+  fs::remove_all(adapter);
   EXPECT_EQ(error_of([&] { run(train); }),
-            "cli: --output " + path("adapter") +
+            "cli: --output " + path("run") +
                 " holds an interrupted run; give --resume to continue it, --overwrite to replace "
-                "it, or name another directory");
+                "it, or name another folder");
   train.insert(train.end(), {"--overwrite", "--rank", "4"});
   run(train);
-  EXPECT_EQ(get<int64_t>(read_json(scratch_ / "adapter" / "adapter_config.json"), "r"), 4);
+  EXPECT_EQ(get<int64_t>(read_json(adapter / "adapter_config.json"), "r"), 4);
+  write_text(adapter / "README.md", "Mine.");
+  EXPECT_NE(error_of([&] { run(train); }).find(" holds 'README.md', which is not a checkpoint"),
+            std::string::npos);
   EXPECT_EQ(std::distance(fs::directory_iterator(scratch_.path()), {}), 2) << "nothing is left";
 }
 
@@ -277,26 +182,27 @@ TEST_F(Commands, AnInterruptedTrainingGoesOnBitForBit) {
   const std::string error = interrupted_at_once(train("parts", {"--overwrite"}));
   const std::string holds = " of 200; " + path("parts") + " holds the state; to resume, type\n";
   EXPECT_TRUE(error.starts_with("cli: interrupted after step ")) << error;
-  EXPECT_TRUE(error.ends_with(holds + "twinkle train " + model() + " " + path("rows.jsonl") +
-                              " --output " + path("parts") +
-                              " --lr 0.01 --lr-schedule cosine --warmup-steps 2 --batch-size 1"
-                              " --epochs 100 --resume"))
+  EXPECT_TRUE(error.ends_with(holds + "twinkle train --output " + path("parts") + " --resume"))
       << error;
   EXPECT_EQ(error_of([&] { run(train("parts", {"--resume", "--seed", "18446744073709551615"})); }),
             "cli: --resume: --seed is 18446744073709551615, that of the run in " + path("parts") +
                 " is 42; give the same, or --overwrite to start again");
-  run(train("parts", {"--resume"}));
-  for (const char* file : {"adapter_model.safetensors", "adapter_config.json"})
-    EXPECT_EQ(read_text(scratch_ / "parts" / file), read_text(scratch_ / "whole" / file)) << file;
-  EXPECT_EQ(error_of([&] { run(train("parts", {"--resume"})); }),
-            "cli: --output " + path("parts") +
-                " holds a finished run, or another adapter or model, and no state to resume; name "
-                "another directory, or give --overwrite to replace it; to train longer, start "
-                "again with more --epochs");
+  const std::vector<std::string> resume{"train", "--output", path("parts"), "--resume"};
+  run(resume);
+  expect_same_adapter("parts", "whole");
+  EXPECT_EQ(error_of([&] { run(resume); }),
+            "cli: --resume: the run in " + path("parts") +
+                " has taken 200 steps, and --epochs 100 are 200; give more --epochs to train it "
+                "longer");
+  EXPECT_EQ(
+      error_of([&] { run({"train", "--output", path("parts"), "--resume", "--epochs", "101"}); }),
+      "cli: --resume: --epochs is 101, that of the run in " + path("parts") +
+          " is 100, and its --lr-schedule cosine has gone down to the end of these; only "
+          "constant can be prolonged. Give the same, or --overwrite to start again");
   EXPECT_EQ(error_of([&] { run(train("nowhere", {"--resume"})); }),
             "cli: --output " + path("nowhere") +
-                " has no trainer_state.json, so there is nothing to resume; name the directory of "
-                "an interrupted run, or leave --resume out");
+                " has no state/trainer_state.json, so there is nothing to resume; name the folder "
+                "of an earlier run, or leave --resume out");
 }
 
 TEST_F(Commands, AResumedTrainingPrintsTheDateThatItBeganWith) {
@@ -507,10 +413,11 @@ TEST_F(Commands, RowsOfAKnownFormAreTrainedAndSaidAsWhatTheyAreRead) {
 
 TEST_F(Commands, FullTrainingWritesAModelThatSampleTakes) {
   const std::string printed = run(
-      {"train", model(), path("rows.jsonl"), "--full", "--output", path("model"), "--lr", "0.01"});
-  EXPECT_EQ(printed, "saved " + path("model") + "\ntry it:  twinkle sample " + path("model") +
-                         " 'Who are you?'\n");
-  EXPECT_TRUE(run({"sample", path("model"), "a", "--max-tokens", "2"}).starts_with("> a\n"));
+      {"train", model(), path("rows.jsonl"), "--full", "--output", path("run"), "--lr", "0.01"});
+  EXPECT_TRUE(printed.starts_with("saved " + path("run/model") + "\n")) << printed;
+  EXPECT_TRUE(printed.ends_with("twinkle sample " + path("run/model") + " a\n")) << printed;
+  EXPECT_FALSE(fs::exists(scratch_ / "run" / "state")) << "several times the model";
+  EXPECT_TRUE(run({"sample", path("run/model"), "a", "--max-tokens", "2"}).starts_with("> a\n"));
   EXPECT_THROW(run({"train", model(), path("rows.jsonl"), "--full", "--rank", "2"}),
                CLI::ExcludesError);
 }
@@ -518,7 +425,7 @@ TEST_F(Commands, FullTrainingWritesAModelThatSampleTakes) {
 TEST_F(Commands, TheAdapterHasTheTargetsThatWereAskedFor) {
   run({"train", model(), path("rows.jsonl"), "--output", path("out"), "--target-modules",
        "q_proj,v_proj"});
-  const Json config = read_json(scratch_ / "out" / "adapter_config.json");
+  const Json config = read_json(scratch_ / "out" / "adapter" / "adapter_config.json");
   EXPECT_EQ(*find(config, "target_modules"), (JsonArray{"q_proj", "v_proj"}));
   EXPECT_EQ(get<std::string>(config, "base_model_name_or_path"), model());
   expect_error("nope_proj", [&] {

@@ -1,9 +1,16 @@
-// twinkle train MODEL DATA: supervised fine-tuning of a LoRA adapter, or of all weights.
+// twinkle train MODEL DATA: training of a LoRA adapter, or of all weights, from chats, texts,
+// preferences or rewards.
+#include <algorithm>
 #include <cstdio>
+#include <set>
 
+#include "twinkle/base/file.h"
 #include "twinkle/cli/command.h"
 #include "twinkle/cli/device.h"
 #include "twinkle/cli/options/flags.h"
+#include "twinkle/cli/options/yaml.h"
+#include "twinkle/cli/run/run_folder.h"
+#include "twinkle/cli/train/objective.h"
 #include "twinkle/cli/train/rows.h"
 #include "twinkle/cli/train/training.h"
 #include "twinkle/data/rows/renames.h"
@@ -17,84 +24,148 @@ constexpr const char* kForms =
     "  {\"messages\": [{\"role\": \"user\", \"content\": \"...\"}, {\"role\": \"assistant\", "
     "...}]}\n"
     "  {\"prompt\": \"...\", \"completion\": \"...\"}, and the other forms of docs/training.md\n"
+    "  {\"prompt\": \"...\", \"chosen\": \"...\", \"rejected\": \"...\"}   --loss dpo, orpo, "
+    "simpo\n"
+    "  {\"prompt\": \"...\"}   --loss grpo\n"
+    "  {\"text\": \"...\"}   --loss pretrain\n"
     "Columns of other names: --columns Question=prompt,Answer=completion.\n"
-    "Only the assistant's replies count towards the loss. Ctrl-C finishes the step, saves, and "
-    "prints how to resume.";
+    "Of chats only the assistant's replies count towards the loss. Each run has a new folder, "
+    "outputs/NAME-1, -2, ..., with its result, log.jsonl, loss.png and config.yaml. Ctrl-C "
+    "finishes the step, saves, and prints how to resume.";
 
-// For a shell, which reads it as one word.
-std::string quoted(const std::string& text) {
-  constexpr const char* kPlain =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-./:=,+@%";
-  if (!text.empty() && text.find_first_not_of(kPlain) == text.npos) return text;
-  std::string out = "'";
-  for (const char c : text) out += c == '\'' ? "'\\''" : std::string(1, c);
-  return out + "'";
+constexpr std::array kOfAdapter = {"--rank", "--alpha", "--target-modules"};
+constexpr std::array kOfGrpo = {"--reward", "--reward-seconds", "--num-generations", "--max-tokens",
+                                "--temperature"};
+constexpr std::array kOfFolder = {"--output", "--overwrite", "--resume"};
+
+void say_what_is_next(const Trained& trained, const TrainingOptions& o,
+                      const std::string& program) {
+  const std::string weights = quoted(trained.weights);
+  std::string more = o.recipe.full ? "" : " --adapter " + weights;
+  if (!trained.system.empty()) more += " --system " + quoted(trained.system);
+  if (trained.plain) more += " --plain";
+  std::printf("saved %s\n", trained.weights.c_str());
+  if (!trained.advice.empty()) std::printf("note: %s\n", trained.advice.c_str());
+  std::printf("try it:  %s sample %s %s%s\n", quoted(program).c_str(),
+              (o.recipe.full ? weights : quoted(o.model)).c_str(),
+              quoted(trained.prompt.empty() ? "Hello" : trained.prompt).c_str(), more.c_str());
 }
 
-// The command as it was given, but to resume.
-std::string command_to_resume(const std::string& program, const CLI::App& command) {
-  std::string line = quoted(program) + " " + command.get_name();
-  for (const CLI::Option* option : command.get_options()) {
-    const std::string name = option->get_name();
-    if (option->count() == 0 || name == "--overwrite" || name == "--resume") continue;
-    const bool is_flag = option->get_items_expected_max() == 0;
-    const bool is_off = is_flag && option->results().back() == "false";
-    if (!option->get_positional())
-      line.append(" ").append(is_off ? "--no-" + name.substr(2) : name);
-    if (is_flag) continue;
-    for (const std::string& value : option->results()) line.append(" ").append(quoted(value));
+class Arguments {
+ public:
+  Arguments(const CLI::App& command, const TrainingOptions& o) : command_(command), o_(o) {}
+
+  // Rules of one option about another, wherever they were given.
+  void relate() const {
+    for (const char* positional : {"--model", "--data"})
+      if (command_.count(positional) == 0) throw CLI::RequiredError(positional + 2);
+    for (const char* name : kOfAdapter)
+      if (o_.recipe.full && command_.count(name) > 0) throw CLI::ExcludesError(name, "--full");
+    if (o_.recipe.validation_steps > 0 && o_.files.validation.empty())
+      throw CLI::RequiresError("--validation-steps", "--validation");
+    require(o_.goal.loss != "grpo" || o_.files.validation.empty(), Code::kInvalid,
+            "cli: --validation measures a loss of rows, and --loss grpo has none; its reward is in "
+            "log.jsonl. Leave --validation out");
+    for (const char* name : kOfGrpo)
+      require(o_.goal.loss == "grpo" || command_.count(name) == 0, Code::kInvalid, "cli: ", name,
+              " is of --loss grpo, and --loss is ", o_.goal.loss, "; leave it out");
+    check_goal(o_.goal, o_.loss_options, o_.recipe.full);
   }
-  return line + " --resume";
+
+  // Options that this run leaves out of its config.yaml: those without a value, of another
+  // objective, and of its folder.
+  std::set<const CLI::Option*> unsaid() const {
+    std::set<const CLI::Option*> out;
+    const auto leave = [&](const auto& names) {
+      for (const char* name : names) out.insert(command_.get_option(name));
+    };
+    for (const CLI::Option* option : command_.get_options()) {
+      const bool is_flag = option->get_items_expected_max() == 0;
+      const bool has_default = is_flag || !option->get_default_str().empty();
+      if (option->count() == 0 && !has_default) out.insert(option);
+    }
+    leave(kOfFolder);
+    if (o_.recipe.full) leave(kOfAdapter);
+    if (o_.goal.loss != "grpo") leave(kOfGrpo);
+    if (command_.count("--reference-free") == 0) leave(std::array{"--reference-free"});
+    if (o_.files.validation.empty()) leave(std::array{"--validation-steps"});
+    return out;
+  }
+
+ private:
+  const CLI::App& command_;
+  const TrainingOptions& o_;
+};
+
+// An effective default, which config.yaml has, too.
+template <class T>
+void settle(CLI::App& command, const char* name, T& value, const T& otherwise) {
+  CLI::Option* option = command.get_option(name);
+  if (option->count() > 0) return;
+  value = otherwise;
+  option->default_str(told(Json(value)));
 }
 
-void say_what_is_next(const TrainingOptions& o, const std::string& program) {
-  const std::string output = quoted(o.files.output);
-  const std::string what = o.recipe.full ? output : quoted(o.model);
-  std::printf("saved %s\ntry it:  %s sample %s 'Who are you?'%s\n", o.files.output.c_str(),
-              quoted(program).c_str(), what.c_str(),
-              o.recipe.full ? "" : (" --adapter " + output).c_str());
+double default_lr(const TrainingOptions& o) {
+  if (o.recipe.full) return 1e-5;
+  if (is_of_pairs(o.goal.loss)) return 5e-5;
+  return o.goal.loss == "grpo" ? 2e-5 : 1e-4;
 }
 
-// Rules of one option about another.
-void relate(CLI::App& command) {
-  const auto named = [&command](const char* name) { return command.get_option(name); };
-  named("--resume")->excludes(named("--overwrite"));
-  named("--validation-steps")->needs(named("--validation"));
-  for (const char* of_adapter : {"--rank", "--alpha", "--target-modules"})
-    named(of_adapter)->excludes(named("--full"));
-  CLI::Option* preprocessor = named("--preprocessor");
-  preprocessor->description("makes messages of rows that have none: " + preprocessors_for_tuning());
+// A resumed run has its own options; those that are given anew win.
+void read_configs(CLI::App& command, TrainingOptions& o, const std::string& config) {
+  if (!config.empty()) read_yaml(command, config);
+  if (!o.files.resume) return;
+  if (o.files.overwrite) throw CLI::ExcludesError("--resume", "--overwrite");
+  if (o.files.output.empty() && command.count("--output") == 0)
+    o.files.output = latest_run().string();
+  const RunFolder folder{o.files.output};
+  if (is_there(folder.config())) read_yaml(command, folder.config());
+}
+
+void complete(CLI::App& command, TrainingOptions& o, const std::string& config) {
+  read_configs(command, o, config);
+  require(command.count("--output") == 0 || !o.files.output.empty(), Code::kInvalid,
+          "cli: --output is empty; name a folder, or leave it out");
+  settle(command, "--lr", o.recipe.lr, default_lr(o));
+  const Arguments arguments(command, o);
+  arguments.relate();
+  if (!o.files.preprocessor.empty() || command.count("--preprocessor") > 0)
+    check_preprocessor(o.files.preprocessor, o.goal.loss == "sft");
+  data::renames_of(o.files.columns);
+  optim::make("AdamW", JsonObject{{"lr", o.recipe.lr}});  // throws what the first step would
+  o.config = as_yaml(command, arguments.unsaid());
 }
 
 }  // namespace
 
 void train(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("train", "Fine-tune a model on rows of messages");
+  CLI::App* command = app.add_subcommand(
+      "train", "Train an adapter, or a model, on chats, texts, preferences or rewards");
   command->footer(kForms);
   auto o = std::make_shared<TrainingOptions>();
+  auto config = std::make_shared<std::string>();
+  command->add_option("model,--model", o->model,
+                      "smollm2, directory, .gguf file with a tokenizer beside it, or hub id");
+  command->add_option("data,--data", o->data, ".json, .jsonl, .csv or .tsv, or hub id");
   command
-      ->add_option("model", o->model,
-                   "smollm2, directory, .gguf file with a tokenizer beside it, or hub id")
-      ->required();
-  command->add_option("data", o->data, ".json, .jsonl, .csv or .tsv, or hub id")->required();
+      ->add_option("--config", *config,
+                   "YAML file of these options, as a run's config.yaml; those given here win")
+      ->configurable(false);
   add_options(*command, o->files);
+  add_options(*command, o->goal);
+  for (const AnyOption& one : loss_options(o->loss_options)) add_option(*command, one);
   add_options(*command, o->recipe);
   add_options(*command, o->engine,
               {"mixed_precision", "token_budget", "activation_bytes", "memory_share",
                "deterministic", "train_graphs"});
-  relate(*command);
+  command->get_option("--preprocessor")
+      ->description("makes messages of rows that have none: " + preprocessors_for_tuning());
   add_device(*command, o->device);
-  command->callback([o, command, &action] {
-    if (o->recipe.full && command->count("--lr") == 0) o->recipe.lr = 1e-5;
-    if (command->count("--output") == 0)
-      o->files.output = o->recipe.full ? "outputs/model" : "outputs/adapter";
-    if (command->count("--preprocessor") > 0) check_preprocessor(o->files.preprocessor);
-    data::renames_of(o->files.columns);
-    optim::make("AdamW", JsonObject{{"lr", o->recipe.lr}});  // throws what the first step would
-    action = [o, command](const std::string& program) {
-      o->command_to_resume = command_to_resume(program, *command);
-      run_training(*o);
-      say_what_is_next(*o, program);
+  command->callback([o, config, command, &action] {
+    complete(*command, *o, *config);
+    action = [o](const std::string& program) {
+      say_what_is_next(run_training(*o, program), *o, program);
     };
   });
 }

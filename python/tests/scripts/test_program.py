@@ -223,7 +223,7 @@ def test_an_interrupted_training_saves_and_names_the_command_that_ends_it_with_t
     assert status == 0, errors
     progress = r"step 120/120  loss \d+\.\d{4}  \d+ tokens/s  0 s left"
     assert re.fullmatch(progress, errors.splitlines()[-1])
-    assert told.splitlines()[0] == "saved whole"
+    assert told.splitlines()[0] == "saved whole/adapter"
 
     process = start(*train(tiny_llama_dir, "parts"))
     assert process.stderr.readline().startswith("step 1/120  loss ")
@@ -242,7 +242,7 @@ def test_an_interrupted_training_saves_and_names_the_command_that_ends_it_with_t
 
 
 def weights_of(folder):
-    return (folder / "adapter_model.safetensors").read_bytes()
+    return (folder / "adapter/adapter_model.safetensors").read_bytes()
 
 
 def test_a_training_that_is_killed_goes_on_from_its_last_save_with_the_same_bits(
@@ -253,7 +253,7 @@ def test_a_training_that_is_killed_goes_on_from_its_last_save_with_the_same_bits
     assert status == 0, errors
 
     command = [*train(tiny_llama_dir, "parts"), "--save-steps", 7]
-    process, state = start(*command), tmp_path / "parts/trainer_state.json"
+    process, state = start(*command), tmp_path / "parts/state/trainer_state.json"
     while process.poll() is None and not state.exists():
         time.sleep(0.001)
     process.kill()

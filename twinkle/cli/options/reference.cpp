@@ -6,6 +6,7 @@
 
 #include "twinkle/base/fields/options.h"
 #include "twinkle/cli/serve/options.h"
+#include "twinkle/cli/train/objective.h"
 #include "twinkle/cli/train/training.h"
 
 namespace twinkle::cli {
@@ -48,7 +49,7 @@ void add_table(const std::vector<AnyOption>& options, const std::set<std::string
 std::string options_reference() {
   const ServeOptions serve;
   const engine::EngineOptions engine;
-  const TrainingOptions training;
+  TrainingOptions training;
   std::set<std::string_view> of_engine;
   for (const AnyOption& option : options_of(engine)) of_engine.insert(option.name);
   std::string out = kHead;
@@ -62,10 +63,12 @@ std::string options_reference() {
   out += "\nNot of `twinkle serve`: " + unserved + ".\n";
   add_table(options_of(engine), {}, out);
   out +=
-      "\n## Training on the command line\n\nOf `twinkle train`, which takes some of the engine's "
-      "too; `twinkle train --help` lists all.\n";
+      "\n## Training on the command line\n\nOf `twinkle train`, and of the YAML file that its "
+      "`--config` takes. It takes some of the engine's, too; `twinkle train --help` lists all.\n";
   std::vector<AnyOption> of_train = options_of(training.files);
-  std::ranges::copy(options_of(training.recipe), std::back_inserter(of_train));
+  for (const auto& more : {options_of(training.goal), loss_options(training.loss_options),
+                           options_of(training.recipe)})
+    std::ranges::copy(more, std::back_inserter(of_train));
   add_table(of_train, {}, out);
   return out;
 }

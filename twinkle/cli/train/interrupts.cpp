@@ -11,7 +11,8 @@ namespace {
 
 // True whether a save has just put its state in place or not.
 constexpr const char* kStopped =
-    "stopped at once; if --output holds a state, it is whole and --resume continues from it";
+    "stopped at once; if the run's folder holds a state, it is whole and --resume continues from "
+    "it";
 
 // A signal handler reaches nothing but statics.
 std::atomic<bool> flag = false;

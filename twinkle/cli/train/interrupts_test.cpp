@@ -60,8 +60,8 @@ TEST_F(InterruptsDeathTest, TheSecondOneEndsTheProcessAndSaysOnlyWhatIsTrueAfter
     std::raise(SIGINT);
   };
   EXPECT_EXIT(twice(), testing::ExitedWithCode(1),
-              "then saving.*\n\ntwinkle: stopped at once; if --output holds a state, it is whole "
-              "and --resume continues from it\n$");
+              "then saving.*\n\ntwinkle: stopped at once; if the run's folder holds a state, it is "
+              "whole and --resume continues from it\n$");
 }
 
 TEST_F(Interrupts, AClosedTerminalSendsItsSignalTwiceAndEndsNothing) {

@@ -60,18 +60,16 @@ void say(const std::vector<std::string>& lines) {
 
 }  // namespace
 
-data::Dataset read_rows(const std::string& file, const std::string& preprocessor,
-                        const std::string& columns) {
-  data::Dataset rows = data::Dataset::read(data_path(file), data::renames_of(columns));
-  if (!preprocessor.empty()) rows = rows.map(data::make_preprocessor(preprocessor));
+data::Dataset read_rows(const std::string& file, const TrainingFiles& files) {
+  data::Dataset rows = data::Dataset::read(data_path(file), data::renames_of(files.columns));
+  if (!files.preprocessor.empty()) rows = rows.map(data::make_preprocessor(files.preprocessor));
   say(data::readings(rows));
   return rows;
 }
 
-data::Dataset trainable_rows(const std::string& file, const std::string& preprocessor,
-                             const text::Template& tmpl, int64_t max_length,
-                             const std::string& columns) {
-  const data::Dataset rows = read_rows(file, preprocessor, columns);
+data::Dataset trainable_rows(const std::string& file, const TrainingFiles& files,
+                             const text::Template& tmpl, int64_t max_length) {
+  const data::Dataset rows = read_rows(file, files);
   rows.encode([](const data::Row& row) -> data::Rows {  // before what one row alone has wrong
     if (row.contains("messages") || !data::forms_of(row).empty()) refuse_preferences(row);
     return {};
@@ -86,9 +84,9 @@ data::Dataset trainable_rows(const std::string& file, const std::string& preproc
   return encoded;
 }
 
-data::Dataset text_rows(const std::string& file, const text::Template& tmpl, int64_t max_length,
-                        const std::string& columns) {
-  return data::encode_texts(read_rows(file, "", columns), tmpl.tokenizer(), max_length);
+data::Dataset text_rows(const std::string& file, const TrainingFiles& files,
+                        const text::Template& tmpl, int64_t max_length) {
+  return data::encode_texts(read_rows(file, files), tmpl.tokenizer(), max_length);
 }
 
 std::string preprocessors_for_tuning() {
@@ -99,11 +97,11 @@ std::string preprocessors_for_tuning() {
   return names;
 }
 
-void check_preprocessor(const std::string& name) {
+void check_preprocessor(const std::string& name, bool for_tuning) {
   for (const auto& kind : data::preprocessor_kinds()) {
     if (kind.name != name) continue;
-    require(kind.not_for_tuning.empty(), Code::kInvalid, "cli: --preprocessor is ", name, ", ",
-            kind.not_for_tuning);
+    require(!for_tuning || kind.not_for_tuning.empty(), Code::kInvalid, "cli: --preprocessor is ",
+            name, ", ", kind.not_for_tuning);
     return;
   }
   fail(Code::kInvalid, "cli: --preprocessor is '", name, "', it must be one of ",

@@ -1,27 +1,26 @@
 #include "twinkle/cli/train/training.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <optional>
-#include <sstream>
+#include <utility>
 
 #include "twinkle/base/file.h"
-#include "twinkle/base/random.h"
 #include "twinkle/cli/device.h"
 #include "twinkle/cli/model_path.h"
+#include "twinkle/cli/run/progress.h"
+#include "twinkle/cli/run/run_folder.h"
+#include "twinkle/cli/run/run_log.h"
 #include "twinkle/cli/train/interrupts.h"
-#include "twinkle/cli/train/rows.h"
-#include "twinkle/data/encode.h"
+#include "twinkle/cli/train/objective.h"
+#include "twinkle/cli/train/recipe.h"
 #include "twinkle/data/loader.h"
-#include "twinkle/engine/checkpoint/persist.h"
 #include "twinkle/engine/engine.h"
 #include "twinkle/engine/memory/text_of_error.h"
 #include "twinkle/io/atomic.h"
-#include "twinkle/optim/schedules/schedule.h"
+#include "twinkle/io/peft/card.h"
 #include "twinkle/text/template.h"
 
 namespace twinkle::cli {
@@ -29,120 +28,24 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kTenant = "me";
-constexpr const char* kTrainerState = "trainer_state.json";
-
-Json targets(const std::string& names) {
-  if (names.find(',') == names.npos && names == "all-linear") return Json(names);
-  JsonArray list;
-  std::istringstream stream(names);
-  for (std::string name; std::getline(stream, name, ',');) list.emplace_back(name);
-  return list;
-}
-
-std::string lora_json(const TrainingOptions& o) {
-  if (o.recipe.full) return "";
-  return boost::json::serialize(JsonObject{{"r", o.recipe.rank},
-                                           {"lora_alpha", o.recipe.alpha},
-                                           {"target_modules", targets(o.recipe.target_modules)},
-                                           {"base_model_name_or_path", model_name(o.model)},
-                                           {"peft_type", "LORA"}});
-}
-
-optim::Schedule schedule_of(const TrainingOptions& o, int64_t steps) {
-  if (o.recipe.lr_schedule == "constant") {
-    return [warmup = o.recipe.warmup_steps](double lr, int64_t step) {
-      return step < warmup ? lr * static_cast<double>(step + 1) / static_cast<double>(warmup) : lr;
-    };
-  }
-  const char* name =
-      o.recipe.lr_schedule == "linear" ? "LinearWarmupScheduler" : "CosineWarmupScheduler";
-  return optim::make_schedule(
-      name, JsonObject{{"num_warmup_steps", o.recipe.warmup_steps}, {"num_training_steps", steps}});
-}
-
-data::Dataset encoded(const TrainingOptions& o, const std::string& file,
-                      const text::Template& tmpl) {
-  data::Dataset rows =
-      trainable_rows(file, o.files.preprocessor, tmpl, o.recipe.max_length, o.files.columns);
-  require(rows.size() > 0, Code::kInvalid, "cli: ", file, " has no rows to ",
-          file == o.data ? "train on" : "measure the loss of");
-  return rows;
-}
-
-std::vector<engine::Example> sequences_of(const data::Dataset& rows,
-                                          const std::vector<int64_t>& batch) {
-  std::vector<engine::Example> sequences;
-  for (const int64_t i : batch) {
-    sequences.push_back({.input_ids = data::integers(rows.row(i), "input_ids"),
-                         .labels = data::integers(rows.row(i), "labels")});
-  }
-  return sequences;
-}
-
-std::string fingerprint(const data::Dataset& rows) {
-  uint64_t key = static_cast<uint64_t>(rows.size());
-  for (int64_t i = 0; i < rows.size(); ++i) {
-    for (const char* field : {"input_ids", "labels"}) {
-      for (const int32_t value : data::integers(rows.row(i), field))
-        key = key_of(key, static_cast<uint64_t>(value));
-      key = key_of(key, "next");
-    }
-  }
-  return std::to_string(key);
-}
-
-// The options that determine a run's weights: a resumed run must have the same.
-JsonObject settings_of(const TrainingOptions& o, const data::Dataset& rows) {
-  JsonObject settings{{"--full", o.recipe.full},
-                      {"--preprocessor", o.files.preprocessor},
-                      {"--columns", o.files.columns},
-                      {"--max-length", o.recipe.max_length},
-                      {"--batch-size", o.recipe.batch_size},
-                      {"--epochs", o.recipe.epochs},
-                      {"--seed", o.recipe.seed},
-                      {"--lr", o.recipe.lr},
-                      {"--lr-schedule", o.recipe.lr_schedule},
-                      {"--warmup-steps", o.recipe.warmup_steps},
-                      {"--max-grad-norm", o.recipe.max_grad_norm}};
-  if (!o.recipe.full) {
-    settings["--rank"] = o.recipe.rank;
-    settings["--alpha"] = o.recipe.alpha;
-    settings["--target-modules"] = o.recipe.target_modules;
-  }
-  settings["data"] = fingerprint(rows);  // last: the options above may be why it differs
-  return settings;
-}
-
-void check_output(const TrainingOptions& o, const std::string& model) {
-  engine::check_target(o.files.output, model, "cli: --output");  // the engine's own rule
-  const fs::path output = o.files.output;
-  std::error_code error;
-  const bool holds_run = !names_in(output, error).empty();
-  const bool holds_state = fs::is_regular_file(output / kTrainerState, error);
-  if (o.files.overwrite || (o.files.resume ? holds_state : !holds_run)) return;
-  require(holds_run, Code::kNotFound, "cli: --output ", o.files.output, " has no ", kTrainerState,
-          ", so there is nothing to resume; name the directory of an interrupted run, or leave "
-          "--resume out");
-  require(!holds_state, Code::kConflict, "cli: --output ", o.files.output,
-          " holds an interrupted run; give --resume to continue it, --overwrite to replace it, or "
-          "name another directory");
-  fail(Code::kConflict, "cli: --output ", o.files.output,
-       " holds a finished run, or another adapter or model, and no state to resume; name another "
-       "directory, or give --overwrite to replace it; to train longer, ",
-       o.recipe.full ? "give it as MODEL and another --output" : "start again with more --epochs");
-}
-
 bool is_data_file(const fs::path& path) {
   const fs::path extension = path.extension();
   return extension == ".jsonl" || extension == ".json" || extension == ".csv" ||
          extension == ".tsv";
 }
 
+// Finds a wrong order of arguments, and a model that is not there.
+std::string checked_model(const TrainingOptions& o) {
+  require(!is_data_file(o.model), Code::kInvalid, "cli: ", o.model,
+          " is a data file; the model comes first: twinkle train ", o.data, " ", o.model);
+  check_trackers(o.files.report_to);
+  return model_path(o.model);
+}
+
 // The time when the run began, in seconds since 1970: templates that print the date print the same
 // after a resume.
 int64_t began(const TrainingOptions& o) {
-  const fs::path file = fs::path(o.files.output) / kTrainerState;
+  const fs::path file = RunFolder{o.files.output}.state() / kTrainerState;
   if (o.files.resume && is_there(file)) {
     const Json saved = read_json(file);
     const Json* extra = find(saved, "extra");
@@ -156,53 +59,12 @@ int64_t began(const TrainingOptions& o) {
   return std::chrono::duration_cast<std::chrono::seconds>(now).count();
 }
 
-std::string duration(double seconds) {
-  std::array<char, 32> text{};
-  if (seconds < 100) {
-    std::snprintf(text.data(), text.size(), "%.0f s", seconds);
-  } else if (seconds < 6000) {
-    std::snprintf(text.data(), text.size(), "%.0f min", seconds / 60);
-  } else {
-    std::snprintf(text.data(), text.size(), "%.1f h", seconds / 3600);
-  }
-  return text.data();
+text::TemplateOptions template_of(const TrainingOptions& o, int64_t now) {
+  if (is_of_chats(o.goal.loss)) return {.max_length = 0, .now = now};  // rows name --max-length
+  return {.use_chat_template = false,
+          .max_length = o.recipe.max_length,
+          .truncation = text::Truncation::kSplit};
 }
-
-// A line that is written over on a terminal, a line for each step elsewhere.
-class Progress {
- public:
-  Progress(int64_t first, int64_t steps) : first_(first), steps_(steps) {}
-
-  void show(int64_t step, double loss, double num_tokens) {
-    tokens_ += num_tokens;
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start_;
-    const double left =
-        elapsed.count() / static_cast<double>(step - first_) * static_cast<double>(steps_ - step);
-    std::fprintf(stderr, "%sstep %lld/%lld  loss %.4f  %.0f tokens/s  %s left%s",
-                 terminal_ ? "\r" : "", static_cast<long long>(step),
-                 static_cast<long long>(steps_), loss, tokens_ / elapsed.count(),
-                 duration(left).c_str(), terminal_ ? "   " : "\n");
-    open_ = terminal_;
-  }
-
-  // A line of its own.
-  void say(const std::string& text) {
-    std::fprintf(stderr, "%s%s\n", open_ ? "\n" : "", text.c_str());
-    open_ = false;
-  }
-
-  void end() {
-    if (open_) std::fputc('\n', stderr);
-    open_ = false;
-  }
-
- private:
-  const int64_t first_, steps_;
-  const bool terminal_ = ::isatty(STDERR_FILENO) == 1;
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  double tokens_ = 0;
-  bool open_ = false;  // the cursor stands behind a line that show() wrote
-};
 
 engine::EngineOptions engine_of(const TrainingOptions& o, const std::string& model) {
   engine::EngineOptions out = o.engine;
@@ -211,171 +73,270 @@ engine::EngineOptions engine_of(const TrainingOptions& o, const std::string& mod
   return out;
 }
 
+std::string shown(const char* format, double value) {
+  std::array<char, 96> text{};
+  std::snprintf(text.data(), text.size(), format, value);
+  return text.data();
+}
+
 class Training {
  public:
-  explicit Training(const TrainingOptions& o)
+  Training(const TrainingOptions& o, const std::string& program)
       : o_(o),
+        program_(program),
         model_(checked_model(o)),
         began_(began(o)),
-        template_(model_, {.max_length = 0, .now = began_}),  // trainable_rows names --max-length
-        rows_(encoded(o, o.data, template_)),
+        template_(model_, template_of(o, began_)),
+        objective_(make_objective(o, template_)),
+        rows_(read(o.data)),
         batches_(rows_.size(),
                  {.batch_size = o.recipe.batch_size, .shuffle = true, .seed = o.recipe.seed}),
         steps_(o.recipe.epochs * batches_.num_batches()),
         settings_(settings_of(o, rows_)),
-        learning_rate_(schedule_of(o, steps_)),
+        learning_rate_(schedule_of(o.recipe, steps_)),
+        validation_(o.files.validation.empty() ? data::Dataset() : read(o.files.validation)),
+        folder_(checked_folder()),
         engine_(engine_of(o, model_)) {
-    if (!o.files.validation.empty()) validation_ = encoded(o, o.files.validation, template_);
     engine_.run<engine::Done>(
         engine::Create{.tenant = kTenant, .lora_json = lora_json(o), .seed = o.recipe.seed});
-    try_output();
+    objective_->check(engine_.model_info(), rows_);
     if (o.files.resume) resume();
+    make_folder();
   }
 
-  void run() {
+  Trained run() {
     finish_on_interrupt();
     Progress progress(step_, steps_);
+    RunLog log(folder_, step_, o_.files.report_to);
     while (step_ < steps_) {
       batches_.start(epoch_++);
       for (auto batch = batches_.next(); !batch.empty(); batch = batches_.next()) {
-        take_step(batch, progress);
-        if (interrupted() && step_ < steps_) stop(progress);
-        if (due(o_.recipe.save_steps)) save(true);
-        if (due(o_.recipe.validation_steps)) validate(progress);
+        take_step(batch, progress, log);
+        if (interrupted() && step_ < steps_) stop(progress, log);
+        if (due(o_.recipe.save_steps)) save_state();
+        if (due(o_.recipe.validation_steps)) validate(progress, log);
       }
     }
-    if (!validation_.rows().empty()) validate(progress);
+    if (!validation_.rows().empty()) validate(progress, log);
     progress.end();
-    save(false);
+    save();
+    log.finish(progress);
+    return result();
   }
 
  private:
-  static std::string checked_model(const TrainingOptions& o) {
-    require(!is_data_file(o.model), Code::kInvalid, "cli: ", o.model,
-            " is a data file; the model comes first: twinkle train ", o.data, " ", o.model);
-    std::string path = model_path(o.model);
-    check_output(o, path);
-    return path;
+  data::Dataset read(const std::string& file) const {
+    data::Dataset rows = objective_->read(file);
+    require(rows.size() > 0, Code::kInvalid, "cli: ", file, " has no rows to ",
+            file == o_.data ? "train on" : "measure the loss of");
+    return rows;
+  }
+
+  RunFolder checked_folder() const {
+    if (o_.files.output.empty()) return {};  // a new one, once all else is right
+    const RunFolder folder{o_.files.output};
+    check_run_folder(folder, model_, o_.recipe.full,
+                     o_.files.overwrite ? Earlier::kReplace
+                     : o_.files.resume  ? Earlier::kResume
+                                        : Earlier::kRefuse);
+    return folder;
+  }
+
+  // From here on there is a folder. Finds problems that only a save can find, such as a full disk,
+  // by saving the weights next to their place.
+  void make_folder() {
+    const bool is_new = o_.files.output.empty() || !is_there(folder_.path);
+    if (o_.files.output.empty()) folder_ = new_run_folder(o_.data);
+    try {
+      const AtomicDirectory beside(folder_.state());
+      engine_.run<engine::SaveResult>(engine::Save{kTenant, beside.staging() / "trial", true});
+    } catch (const std::exception& e) {
+      if (is_new) remove_tree(folder_.path);
+      fail(Code::kInvalid, "cli: --output ", folder_.path.string(),
+           " cannot be saved to: ", e.what(), "; name a new folder");
+    }
+    if (!o_.files.resume) clear(folder_);
+    write_file_atomically(folder_.config(), o_.config);
+    if (o_.files.output.empty()) link_latest(folder_);
   }
 
   bool due(int64_t interval) const {
     return interval > 0 && step_ % interval == 0 && step_ < steps_;
   }
 
-  void take_step(const std::vector<int64_t>& batch, Progress& progress) {
-    const engine::ForwardBackward work{.tenant = kTenant, .sequences = sequences_of(rows_, batch)};
-    const auto result = engine_.run<engine::ForwardResult>(work);
-    const JsonObject options{{"lr", learning_rate_(o_.recipe.lr, step_)}};
-    engine_.run<engine::StepResult>(engine::Step{.tenant = kTenant,
-                                                 .options = boost::json::serialize(options),
-                                                 .max_grad_norm = o_.recipe.max_grad_norm});
+  void take_step(const std::vector<int64_t>& batch, Progress& progress, RunLog& log) {
+    const int64_t before = batches_.consumed() - std::ssize(batch);
+    Work work = objective_->work(engine_, rows_, batch, before);
+    const auto result = engine_.run<engine::ForwardResult>(work.pass);
+    const double lr = learning_rate_(o_.recipe.lr, step_);
+    const auto taken = engine_.run<engine::StepResult>(
+        engine::Step{.tenant = kTenant,
+                     .options = boost::json::serialize(JsonObject{{"lr", lr}}),
+                     .max_grad_norm = o_.recipe.max_grad_norm});
     double num_tokens = 0;
-    for (const auto& sequence : work.sequences)
+    for (const auto& sequence : work.pass.sequences)
       num_tokens += static_cast<double>(sequence.input_ids.size());
-    progress.show(++step_, result.loss / std::max(1.0, result.num_tokens), num_tokens);
+    objective_->note(work, result);
+    loss_ = result.loss / std::max(1.0, result.num_tokens);
+    std::string what = shown("loss %.4f", loss_);
+    if (const Json* reward = work.noted.if_contains("reward"))
+      what = shown("reward %.3f  ", reward->to_number<double>()) + what;
+    progress.show(++step_, what, num_tokens);
+    JsonObject line{
+        {"step", step_},
+        {"epoch", static_cast<double>(batches_.consumed()) / static_cast<double>(rows_.size())},
+        {"loss", loss_},
+        {"lr", lr},
+        {"grad_norm", taken.grad_norm},
+        {"tokens", num_tokens},
+        {"tokens_per_second", progress.rate()},
+        {"seconds", log.seconds() + progress.seconds()}};
+    for (const auto& [name, value] : work.noted) line[name] = value;
+    log.write(line, progress);
+    const Json* equal = work.noted.if_contains("frac_reward_zero_std");
+    if (equal && equal->to_number<double>() == 1 && !std::exchange(said_equal_, true))
+      progress.say(
+          "the rewards of each prompt are equal, so this step teaches nothing: grade the reward, "
+          "or "
+          "use easier prompts (docs/grpo.md); further ones are in log.jsonl alone");
   }
 
-  // The mean loss of a label of the validation rows; an interrupt ends it early, without a word.
-  void validate(Progress& progress) {
-    double loss = 0, num_labels = 0;
+  // The mean loss of the validation rows; an interrupt ends it early, without a word.
+  void validate(Progress& progress, RunLog& log) {
+    double loss = 0, weights = 0;
     data::Loader batches(validation_.size(), {.batch_size = o_.recipe.batch_size});
     for (auto batch = batches.next(); !batch.empty(); batch = batches.next()) {
-      if (interrupted() && step_ < steps_) return stop(progress);
-      const engine::Forward work{.tenant = kTenant, .sequences = sequences_of(validation_, batch)};
-      const auto result = engine_.run<engine::ForwardResult>(work);
-      for (size_t i = 0; i < work.sequences.size(); ++i) {
-        for (const float logp : result.logps[i]) loss -= logp;
-        num_labels += static_cast<double>(std::ranges::count_if(
-            work.sequences[i].labels, [](int32_t label) { return label != -100; }));
-      }
+      if (interrupted() && step_ < steps_) return stop(progress, log);
+      const Work work = objective_->work(engine_, validation_, batch, 0);
+      const auto result = engine_.run<engine::ForwardResult>(
+          engine::Forward{.tenant = kTenant,
+                          .sequences = work.pass.sequences,
+                          .loss = work.pass.loss,
+                          .loss_options = work.pass.loss_options});
+      const double weight =
+          objective_->is_mean() ? static_cast<double>(batch.size()) : result.num_tokens;
+      loss += objective_->is_mean() ? result.loss * weight : result.loss;
+      weights += weight;
     }
-    std::array<char, 96> text{};
-    std::snprintf(text.data(), text.size(), "validation loss %.4f after step %lld",
-                  loss / std::max(1.0, num_labels), static_cast<long long>(step_));
-    progress.say(text.data());
+    validation_loss_ = loss / std::max(1.0, weights);
+    progress.say(shown("validation loss %.4f", *validation_loss_) + " after step " +
+                 std::to_string(step_));
+    log.write({{"step", step_}, {"validation_loss", *validation_loss_}}, progress);
   }
 
   // Under the names that Python's checkpoints have, too.
-  void save(bool to_go_on) {
+  void save_state() {
     const JsonObject state{{"cur_step", step_},
                            {"consumed_train_samples", batches_.consumed()},
                            {"began", began_},
                            {"twinkle_train", settings_}};
-    engine_.run<engine::SaveResult>(
-        engine::Save{.tenant = kTenant,
-                     .directory = o_.files.output,
-                     .optimizer = to_go_on,
-                     .extra_json = to_go_on ? boost::json::serialize(state) : ""});
+    engine_.run<engine::SaveResult>(engine::Save{.tenant = kTenant,
+                                                 .directory = folder_.state(),
+                                                 .optimizer = true,
+                                                 .extra_json = boost::json::serialize(state)});
   }
 
-  [[noreturn]] void stop(Progress& progress) {
+  // The result; and the state, from which more epochs can go on. That of all weights would be
+  // several times the model.
+  void save() {
+    const fs::path weights = folder_.weights(o_.recipe.full);
+    engine_.run<engine::SaveResult>(engine::Save{.tenant = kTenant, .directory = weights});
+    if (o_.recipe.full) return remove_tree(folder_.state());
+    write_file_atomically(weights / kPeftCard,
+                          peft_card(read_peft(weights).config, about_the_run()));
+    save_state();
+  }
+
+  std::string about_the_run() const {
+    std::string out =
+        "## Training\n\n- data: " + fs::path(o_.data).filename().string() + ", " +
+        std::to_string(rows_.size()) + " rows\n- objective: " + o_.goal.loss +
+        "\n- steps: " + std::to_string(step_) + ", of " + std::to_string(o_.recipe.batch_size) +
+        " rows; passes over the rows: " + std::to_string(o_.recipe.epochs) +
+        "\n- learning rate: " + shown("%g", o_.recipe.lr) + ", " + o_.recipe.lr_schedule +
+        "\n- loss of the last step: " + shown("%.4f", loss_) + "\n";
+    if (validation_loss_) out += "- validation loss: " + shown("%.4f", *validation_loss_) + "\n";
+    return out + "\n";
+  }
+
+  [[noreturn]] void stop(Progress& progress, RunLog& log) {
     progress.end();
-    save(true);
+    save_state();
+    log.finish(progress);
     fail(Code::kConflict, "cli: interrupted after step ", step_, " of ", steps_, "; ",
-         o_.files.output, " holds the state; to resume, type\n", o_.command_to_resume);
+         folder_.path.string(), " holds the state; to resume, type\n", quoted(program_),
+         " train --output ", quoted(folder_.path.string()), " --resume");
   }
 
   void resume() {
+    const fs::path from = folder_.state();
     const auto loaded = engine_.run<engine::LoadResult>(
-        engine::Load{.tenant = kTenant, .directory = o_.files.output, .optimizer = true});
-    const std::string file = (fs::path(o_.files.output) / kTrainerState).string();
+        engine::Load{.tenant = kTenant, .directory = from, .optimizer = true});
     const std::optional<Json> state = json_in(loaded.extra_json);
     const Json* saved = state ? find(*state, "twinkle_train") : nullptr;
-    require(saved, Code::kInvalid, "cli: --resume: ", file, " was not written by 'twinkle train'");
-    for (const auto& [name, value] : settings_) {
-      const Json* theirs = find(*saved, name);
-      const std::string now = boost::json::serialize(value);
-      const std::string then = theirs ? boost::json::serialize(*theirs) : "not there";
-      if (then == now) continue;
-      require(name != "data", Code::kConflict, "cli: --resume: the rows of ", o_.data,
-              " are not those that the run in ", o_.files.output,
-              " was trained on; give its file, or --overwrite to start again");
-      fail(Code::kConflict, "cli: --resume: ", std::string_view(name), " is ", now,
-           ", that of the run in ", o_.files.output, " is ", then,
-           "; give the same, or --overwrite to start again");
-    }
+    require(saved, Code::kInvalid, "cli: --resume: ", (from / kTrainerState).string(),
+            " was not written by 'twinkle train'");
+    check_settings(settings_, *saved, o_, folder_.path.string());
     step_ = get<int64_t>(*state, "cur_step");
+    require(step_ < steps_, Code::kConflict, "cli: --resume: the run in ", folder_.path.string(),
+            " has taken ", step_, " steps, and --epochs ", o_.recipe.epochs, " are ", steps_,
+            "; give more --epochs to train it longer");
     batches_.skip(get<int64_t>(*state, "consumed_train_samples"));
   }
 
-  // Finds problems that only a save can find, such as a full disk, by saving the untrained weights
-  // to a folder next to the output, which is then removed.
-  void try_output() {
-    try {
-      const AtomicDirectory beside(o_.files.output);
-      engine_.run<engine::SaveResult>(engine::Save{kTenant, beside.staging() / "trial", true});
-    } catch (const std::exception& e) {
-      fail(Code::kInvalid, "cli: --output ", o_.files.output, " cannot be saved to: ", e.what(),
-           "; name a new directory");
-    }
+  Trained result() const {
+    const Prompt prompt = objective_->prompt(rows_.row(0));
+    return {.folder = folder_.path.string(),
+            .weights = folder_.weights(o_.recipe.full).string(),
+            .prompt = prompt.user,
+            .system = prompt.system,
+            .plain = !is_of_chats(o_.goal.loss),
+            .advice = advice_on(o_, step_)};
   }
 
   const TrainingOptions& o_;
+  const std::string program_;
   const std::string model_;
   const int64_t began_;
   const text::Template template_;
+  const std::unique_ptr<Objective> objective_;
   const data::Dataset rows_;
-  data::Dataset validation_;
   data::Loader batches_;
   const int64_t steps_;
   const JsonObject settings_;
   const optim::Schedule learning_rate_;
+  const data::Dataset validation_;
+  RunFolder folder_;
   engine::Engine engine_;
   int64_t step_ = 0;   // optimizer steps taken, earlier runs' too
   int64_t epoch_ = 0;  // to start next; of a resumed run, as its Loader counts them
+  double loss_ = 0;    // the last step's
+  std::optional<double> validation_loss_;
+  bool said_equal_ = false;
 };
 
 }  // namespace
 
-void run_training(const TrainingOptions& options) {
-  Training training(options);
+Trained run_training(const TrainingOptions& options, const std::string& program) {
+  Training training(options, program);
+  Trained trained;
   try {
-    training.run();
+    trained = training.run();
   } catch (const std::exception& e) {  // closing the engine takes a while, and hides no error
     end_on_interrupt(engine::text_of(e));
     throw;
   }
   end_on_interrupt("interrupted after the run was finished and saved");
+  return trained;
+}
+
+std::string quoted(const std::string& text) {
+  constexpr const char* kPlain =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-./:=,+@%";
+  if (!text.empty() && text.find_first_not_of(kPlain) == text.npos) return text;
+  std::string out = "'";
+  for (const char c : text) out += c == '\'' ? "'\\''" : std::string(1, c);
+  return out + "'";
 }
 
 }  // namespace twinkle::cli

@@ -1,7 +1,6 @@
 #include "twinkle/io/peft/card.h"
 
 #include <sstream>
-#include <string_view>
 
 #include "twinkle/base/file.h"
 #include "twinkle/base/random.h"
@@ -36,7 +35,7 @@ std::string last_line(std::string_view text) {
 
 }  // namespace
 
-std::string peft_card(const PeftConfig& config) {
+std::string peft_card(const PeftConfig& config, std::string_view about) {
   const std::string base = config.base_model.empty() ? "BASE" : config.base_model;
   std::ostringstream out;
   out << "---\n";
@@ -53,6 +52,7 @@ std::string peft_card(const PeftConfig& config) {
            "AutoModelForCausalLM\n\nbase = AutoModelForCausalLM.from_pretrained("
         << (base == kRounded ? "FOLDER_OF_THE_BASE" : quoted(base))
         << ")\nmodel = PeftModel.from_pretrained(base, \"THIS_FOLDER\")\n```\n\n";
+  out << about;
   const std::string text = out.str();
   return text + last_line(text);
 }

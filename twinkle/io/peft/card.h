@@ -4,6 +4,7 @@
 #pragma once
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 #include "twinkle/io/peft/peft.h"
 
@@ -11,7 +12,8 @@ namespace twinkle {
 
 inline constexpr const char* kPeftCard = "README.md";
 
-std::string peft_card(const PeftConfig& config);
+// `about`: more Markdown, of how the adapter was made.
+std::string peft_card(const PeftConfig& config, std::string_view about = {});
 
 // True of a file that holds a card as peft_card makes it, of any config. Error kInvalid: File's.
 bool is_peft_card(const std::filesystem::path& file);

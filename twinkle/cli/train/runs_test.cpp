@@ -1,0 +1,75 @@
+// Runs of `twinkle train`: their folders, how they go on, and their objectives' options.
+#include <sstream>
+
+#include "twinkle/cli/train/commands_for_test.h"
+
+namespace twinkle::cli {
+namespace {
+
+TEST_F(Commands, AFinishedRunIsProlongedBitForBit) {
+  const auto train = [this](const char* output, const char* epochs) {
+    return std::vector<std::string>{
+        "train",        model(), path("rows.jsonl"), "--output", path(output), "--lr", "0.01",
+        "--batch-size", "1",     "--warmup-steps",   "3",        "--epochs",   epochs};
+  };
+  run(train("long", "5"));
+  run(train("short", "2"));
+  run({"train", "--resume", "--output", path("short"), "--epochs", "5"});
+  expect_same_adapter("short", "long");
+  const auto steps = [this](const char* folder) {
+    std::string out;
+    std::istringstream lines(read_text(scratch_ / folder / "log.jsonl"));
+    for (std::string line; std::getline(lines, line);) {
+      const Json read = parse_json(line, "log.jsonl");
+      out += std::to_string(get<int64_t>(read, "step")) + ": " +
+             std::to_string(get<double>(read, "loss")) + "\n";
+    }
+    return out;
+  };
+  EXPECT_EQ(steps("short"), steps("long"));
+}
+
+TEST_F(Commands, ARunHasANewFolderNamedByItsDataAndItsOwnConfig) {
+  const fs::path before = fs::current_path();
+  fs::current_path(scratch_.path());
+  const std::vector<std::string> train{"train", model(), "rows.jsonl", "--epochs", "1"};
+  EXPECT_THROW(run({"train", model(), "none.jsonl"}), Error);
+  EXPECT_FALSE(fs::exists("outputs"));
+  run(train);
+  run(train);
+  EXPECT_EQ(fs::read_symlink("outputs/latest"), "rows-2");
+  EXPECT_EQ(read_text("outputs/rows-1/config.yaml"), read_text("outputs/rows-2/config.yaml"));
+  run({"train", "--config", "outputs/rows-1/config.yaml", "--seed", "43"});
+  EXPECT_EQ(read_text("outputs/rows-1/log.jsonl").substr(0, 10), "{\"step\":1,");
+  expect_same_adapter("outputs/rows-1", "outputs/rows-2");
+  run({"train", "--resume", "--epochs", "2"});
+  const std::string log = read_text("outputs/rows-3/log.jsonl");
+  EXPECT_EQ(std::ranges::count(log, '\n'), 2) << log;
+  write_text("bad.yaml", "model: x\nbatchsize: 2\n");
+  EXPECT_EQ(error_of([&] { run({"train", "--config", "bad.yaml"}); }),
+            "cli: bad.yaml:2: 'batchsize' is no key of `twinkle train`; did you mean "
+            "'batch_size'?");
+  fs::current_path(before);
+}
+
+TEST_F(Commands, AnOptionOfAnotherObjectiveIsRefusedByName) {
+  const auto with = [](std::vector<std::string> more) {
+    more.insert(more.begin(), {"train", "model", "rows.jsonl"});
+    return wrong(more);
+  };
+  EXPECT_EQ(with({"--beta", "0.1"}),
+            "cli: --loss sft has no option 'beta'; leave it out, or give the --loss that has it");
+  EXPECT_EQ(with({"--loss", "dpo", "--beta", "-1"}),
+            "loss: beta of DPOLoss is -1, it must be above 0 and finite");
+  EXPECT_EQ(with({"--loss", "dpo", "--num-generations", "4"}),
+            "cli: --num-generations is of --loss grpo, and --loss is dpo; leave it out");
+  EXPECT_EQ(with({"--loss", "grpo"}), "cli: --loss is grpo, which needs --reward FILE.py:NAME");
+  EXPECT_EQ(with({"--loss", "dpo", "--full"}),
+            "cli: --loss dpo compares with the base model, which --full changes; leave --full out, "
+            "or give --reference-free");
+  EXPECT_EQ(with({"--loss", "kto"}),
+            "--loss is 'kto', it must be 'sft', 'pretrain', 'dpo', 'orpo', 'simpo' or 'grpo'");
+}
+
+}  // namespace
+}  // namespace twinkle::cli
