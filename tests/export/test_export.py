@@ -4,8 +4,11 @@ package, the file that the built-in model came from, and llama.cpp where it is i
 import json
 import math
 import os
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,6 +38,7 @@ def twinkle(*words):
     done = subprocess.run(
         [sys.executable, "-c", "from twinkle.program import main; main()", *map(str, words)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
     )
@@ -296,3 +300,18 @@ def test_perplexity_is_that_of_transformers(tiny_llama_dir, tokenizer, tmp_path,
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["num_tokens"] == count
     assert math.isclose(result["perplexity"], math.exp(total / count), rel_tol=1e-4)
+
+
+def test_the_commands_of_the_page_run(tokenizer, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs/use-it-elsewhere.md").read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    commands = [line for block in blocks for line in block.splitlines()]
+    base = draw_model("llama", tokenizer, tmp_path / "base")
+    draw_adapter(base, tmp_path / "outputs/adapter")
+    monkeypatch.chdir(tmp_path)
+    ours = [shlex.split(line)[1:] for line in commands if line.startswith("twinkle ")]
+    assert [words[0] for words in ours] == ["export", "chat", "export"]
+    for words in ours:
+        twinkle(*words)
+    named = {word for line in commands for word in line.split() if word.startswith("outputs/")}
+    assert not [name for name in sorted(named) if not Path(name).exists()]

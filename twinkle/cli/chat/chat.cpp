@@ -211,7 +211,7 @@ void chat(CLI::App& app, Action& action) {
   command
       ->add_option("--adapter", o->adapters,
                    "PEFT directories, FOLDER or NAME=FOLDER; the first one answers at the start")
-      ->type_name("TEXT ...");
+      ->type_name("TEXT");
   command->add_option("--system", o->system, "system message");
   add_sampling(*command, o->sampling);
   add_device(*command, o->device);

@@ -13,7 +13,7 @@ namespace twinkle::cli {
 namespace {
 
 constexpr int32_t kUnscored = -100;     // the label of a token that is not scored
-constexpr int64_t kBatchTokens = 4096;  // an operation
+constexpr int64_t kBatchTokens = 1024;  // an operation
 
 // Pieces of the text, each beginning with the last token of the one before, so that every token
 // but the first is scored once.

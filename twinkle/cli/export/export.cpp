@@ -82,21 +82,21 @@ void check_output_folder(const std::string& output, const ExportFiles& files,
 
 // The tensors, whose reading moves the bar on. `bar` outlives them.
 std::vector<StoredTensor> shown(std::vector<StoredTensor> tensors, Bar& bar) {
-  const auto done = std::make_shared<double>(0);
+  const auto done = std::make_shared<int64_t>(0);
   for (StoredTensor& tensor : tensors) {
     tensor.reader = [read = std::move(tensor.reader), done, &bar](int64_t offset,
                                                                   std::span<std::byte> out) {
       read(offset, out);
-      bar.show(*done += static_cast<double>(out.size()) / 1e6);
+      bar.show(static_cast<double>(*done += std::ssize(out)) / 1e6);
     };
   }
   return tensors;
 }
 
 double megabytes(const std::vector<StoredTensor>& tensors) {
-  double out = 0;
-  for (const StoredTensor& tensor : tensors) out += static_cast<double>(tensor.num_bytes()) / 1e6;
-  return out;
+  int64_t out = 0;
+  for (const StoredTensor& tensor : tensors) out += tensor.num_bytes();
+  return static_cast<double>(out) / 1e6;
 }
 
 void write_folder(const Base& base, const std::vector<StoredTensor>& tensors, bool tied,

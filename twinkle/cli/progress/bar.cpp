@@ -36,8 +36,11 @@ void Bar::show(double done, const std::string& more) {
   const auto whole = static_cast<long long>(std::lround(left));
   std::fprintf(stderr, "%s%s %s %.0f/%.0f %s  %.*f %s/s  %lld:%02lld left%s%s%s",
                terminal_ ? "\r" : "", what_.c_str(), bar.c_str(), done, total_, unit_.c_str(),
-               rate < 100 ? 1 : 0, rate, unit_.c_str(), whole / 60, whole % 60,
-               more.empty() ? "" : "  ", more.c_str(), terminal_ ? "   " : "\n");
+               rate < 10    ? 2
+               : rate < 100 ? 1
+                            : 0,
+               rate, unit_.c_str(), whole / 60, whole % 60, more.empty() ? "" : "  ", more.c_str(),
+               terminal_ ? "   " : "\n");
   open_ = terminal_;
 }
 
