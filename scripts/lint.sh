@@ -26,5 +26,5 @@ api=--check
 [ "${1:-}" = --fix ] && api=
 [ ! -f twinkle/server/routes.def ] || run python3 tools/api_reference.py $api
 [ ! -f docs/options.md ] || run python3 tools/options_reference.py $api
-[ ! -f tools/loss_options.py ] || run python3 tools/loss_options.py $api
+[ ! -f python/twinkle/loss/options.json ] || run python3 tools/loss_options.py $api
 exit $status
