@@ -127,6 +127,7 @@ class Report:
         self._drawn = time.monotonic()
 
     def close(self):
+        """Draws the last picture, and ends the trackers' runs."""
         self.draw()
         for tracker in self._trackers:
             tracker.close()
