@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lint.sh [--fix]: C++ by clang-format, Python by ruff, Rust by rustfmt, the include rule, docs/api.md and docs/options.md.
+# lint.sh [--fix]: C++ by clang-format, Python by ruff, Rust by rustfmt, the include rule, docs/api.md, docs/options.md and docs/python.md.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH:$HOME/.cargo/bin"
@@ -27,4 +27,5 @@ api=--check
 [ ! -f twinkle/server/routes.def ] || run python3 tools/api_reference.py $api
 [ ! -f docs/options.md ] || run python3 tools/options_reference.py $api
 [ ! -f python/twinkle/loss/options.json ] || run python3 tools/loss_options.py $api
+[ ! -f docs/python.md ] || run python3 tools/python_reference.py $api
 exit $status

@@ -42,7 +42,7 @@ TEST(Packing, ASampleGoesWhereTheLeastRoomIsLeft) {
   EXPECT_EQ(bins({5, 7, 3, 2, 3}, 10), (std::vector<std::vector<int64_t>>{{0, 3, 4}, {1, 2}}));
 }
 
-Dataset rows_of(std::string_view json) {
+Dataset lengths_of(std::string_view json) {
   Table table{.name = "t"};
   const Json parsed = boost::json::parse(json);
   for (const Json& row : parsed.get_array()) table.rows.push_back(row.get_object());
@@ -50,7 +50,7 @@ Dataset rows_of(std::string_view json) {
 }
 
 TEST(Packing, FieldsOfEveryTokenAreJoinedIfAllSamplesHaveThem) {
-  const Dataset rows = rows_of(R"([
+  const Dataset rows = lengths_of(R"([
     {"input_ids": [1, 2], "labels": [2, -100], "loss_scale": [1, 2], "position_ids": [4, 5]},
     {"input_ids": [3], "labels": [-100], "id": 7},
     {"input_ids": [4, 5], "labels": [5, -100]}])");
@@ -63,7 +63,7 @@ TEST(Packing, FieldsOfEveryTokenAreJoinedIfAllSamplesHaveThem) {
 
 TEST(Packing, RowsThatCannotBePackedAreNamed) {
   const auto error = [](std::string_view json) {
-    return error_of([&] { packed(rows_of(json), 2, 10); });
+    return error_of([&] { packed(lengths_of(json), 2, 10); });
   };
   EXPECT_EQ(error(R"([{"i": 1}])"), "data: t row 0 has no input_ids: packing comes after encode");
   EXPECT_EQ(error(R"([{"input_ids": [1]}, {"input_ids": [1, 2, 3]}])"),

@@ -283,7 +283,7 @@ TEST_P(TenantTest, WrongOptionsOfAStepKeepTheGradients) {
   engine_->run<ForwardResult>(work("me"));
   const State before = state_of(*engine_, "me");
   for (const Step& bad :
-       {Step{.tenant = "me", .optimizer = "Lion"},
+       {Step{.tenant = "me", .optimizer = "Lamb"},
         Step{.tenant = "me", .options = R"({"speed": 3})"},
         Step{.tenant = "me", .options = R"({"lr": -1})"}, Step{.tenant = "me", .options = "{"},
         Step{.tenant = "me", .max_grad_norm = -1},

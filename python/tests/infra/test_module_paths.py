@@ -16,10 +16,10 @@ from twinkle.utils.parallel import PosixFileLock
     ("path", "name", "home"),
     [
         ("twinkle.utils", "DeviceMesh", "twinkle"),
-        ("twinkle.utils", "Torch", "twinkle.framework"),
+        ("twinkle.utils", "Torch", "twinkle.module_paths.framework"),
         ("twinkle.utils", "stable_seed", "twinkle.seeding"),
-        ("twinkle.utils.framework", "Torch", "twinkle.framework"),
-        ("twinkle.utils.parallel", "PosixFileLock", "twinkle.file_lock"),
+        ("twinkle.utils.framework", "Torch", "twinkle.module_paths.framework"),
+        ("twinkle.utils.parallel", "PosixFileLock", "twinkle.module_paths.file_lock"),
         ("twinkle.utils.device_mesh", "Platform", "twinkle"),
         ("twinkle.dataset.base", "DatasetMeta", "twinkle"),
         ("twinkle.infra", "get_device_placement", "twinkle"),
@@ -48,7 +48,7 @@ def test_a_path_is_a_module_like_others():
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["twinkle.tensors", "twinkle.seeding"]
     module = importlib.import_module("twinkle.utils.framework")
-    assert "names of twinkle.framework." in pydoc.render_doc(module)
+    assert "names of twinkle.module_paths.framework." in pydoc.render_doc(module)
     with pytest.raises(ImportError, match=r"cannot import name 'Nonsense' from 'twinkle\.utils"):
         exec("from twinkle.utils.framework import Nonsense")
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'twinkle\.utils\.nonsense'"):

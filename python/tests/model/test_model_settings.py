@@ -140,7 +140,7 @@ def test_adapters_are_checked(model):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda m: m.set_optimizer("Lion"), "unknown optimizer 'Lion'"),
+        (lambda m: m.set_optimizer("Lamb"), "unknown optimizer 'Lamb'"),
         (lambda m: m.set_optimizer("AdamW", speed=3), "has no option"),
         (lambda m: m.set_optimizer(dict), "it must be a name or a class of torch.optim, with its"),
         (lambda m: m.set_optimizer(torch.optim.SGD([torch.zeros(1)])),

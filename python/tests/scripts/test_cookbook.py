@@ -24,6 +24,7 @@ SCRIPTS = {
     "rl/grpo/grpo.py": (SUMS, ["--num-generations", "2", "--max-tokens", "4"]),
     "rl/dpo/dpo_lora.py": (PAIRS, []),
     "rl/dpo/dpo_full.py": (PAIRS, []),
+    "rl/gkd/gkd_off_policy.py": (SUMS, ["--gkd-topk", "3"]),
     "rl/gkd/gkd_on_policy.py": (SUMS, ["--gkd-topk", "3", "--max-tokens", "4"]),
     "rl/ppo/ppo.py": (SUMS, ["--max-tokens", "4", "--kl-coef", "0.1"]),
 }

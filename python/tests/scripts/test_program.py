@@ -87,7 +87,7 @@ def test_help_names_every_command_and_each_command_its_options(call):
                          "--batch-size", "--full", "--target-modules", "--lr-schedule",
                          "--warmup-steps", "--save-steps", "--validation", "--overwrite",
                          "--resume", "smollm2", ".gguf", "Exit status: 0 done", '"messages"',
-                         '"instruction"', "AlpacaProcessor"]}  # fmt: skip
+                         '"completion"', "AlpacaProcessor"]}  # fmt: skip
     for command in commands:
         status, text, _ = call(command, "--help")
         assert status == 0 and f"Usage: twinkle {command}" in text

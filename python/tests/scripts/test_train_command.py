@@ -260,13 +260,14 @@ def test_texts_are_learnt_whole(train, tmp_path, loop, tiny_llama_dir):
     status, out, err = train(rows, "--loss", "pretrain", "--epochs", 2, "--seed", SEED)
     assert status == 0, err
     tokenizer = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tiny_llama_dir)
-    texts = [tokenizer(row["text"])["input_ids"] for row in rows]
+    # One text behind the other, each with its end; every token but the first is a label.
+    ids = [
+        i for row in rows for i in [*tokenizer(row["text"])["input_ids"], tokenizer.eos_token_id]
+    ]
     model = loop("CrossEntropyLoss", 1e-4)
     expected = []
     for _ in range(2):
-        model.forward_backward(
-            inputs=[{"input_ids": ids, "labels": [*ids[1:], -100]} for ids in texts]
-        )
+        model.forward_backward(inputs=[{"input_ids": ids, "labels": [*ids[1:], -100]}])
         model.clip_grad_and_step(max_grad_norm=1.0)
         expected.append(model.calculate_metric(is_training=True))
     assert_same(log_of(tmp_path / "outputs/rows-1"), expected, "loss", "grad_norm")

@@ -6,6 +6,7 @@ from urllib.parse import quote
 from twinkle import hub
 from twinkle.dataset import columnar, source
 from twinkle.dataset.meta import DatasetMeta
+from twinkle.hub.models import cache_directory
 
 
 def get(dataset_id, **_):
@@ -14,7 +15,7 @@ def get(dataset_id, **_):
     path = source.local_path(dataset_id)
     if path is not None and path.is_file() and columnar.extension(path) in source.CORE_EXTENSIONS:
         return path
-    file = hub.cache_directory().parent / "data" / f"{quote(dataset_id, safe='')}.jsonl"
+    file = cache_directory().parent / "data" / f"{quote(dataset_id, safe='')}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
     source.load(DatasetMeta(dataset_id)).save(file)
     return file

@@ -97,6 +97,7 @@ class TransformersModel(SendsWeights, Steps):
             "model: enable_router_replay", kwargs.get("enable_router_replay", False)
         )
         check_model_cls(model_cls, self._value_head)
+        checks.text("model: mixed_precision", mixed_precision)
         check_dtype(mixed_precision, dtype)
         if grad_scaler_config:
             refuse_grad_scaler("grad_scaler_config")

@@ -60,7 +60,7 @@ TEST_F(Commands, AnOptionOfAnotherObjectiveIsRefusedByName) {
   EXPECT_EQ(with({"--beta", "0.1"}),
             "cli: --loss sft has no option 'beta'; leave it out, or give the --loss that has it");
   EXPECT_EQ(with({"--loss", "dpo", "--beta", "-1"}),
-            "loss: beta of DPOLoss is -1, it must be above 0 and finite");
+            "loss: beta is -1, it must be a number above 0");
   EXPECT_EQ(with({"--loss", "dpo", "--num-generations", "4"}),
             "cli: --num-generations is of --loss grpo, and --loss is dpo; leave it out");
   EXPECT_EQ(with({"--loss", "grpo"}), "cli: --loss is grpo, which needs --reward FILE.py:NAME");

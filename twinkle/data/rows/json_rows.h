@@ -37,8 +37,8 @@ class JsonlReader {
 };
 
 // Reads a JSON file: an array of objects, an object of equally long columns on several lines, or
-// JSONL under a .json name, of which an object on the only line is the only row. Error kInvalid: file, line, of an array also the row (from 0), and cause, as parse_line has
-// them; kNotFound.
+// JSONL under a .json name, of which an object on the only line is the only row. Error kInvalid:
+// file, line, of an array also the row (from 0), and cause, as parse_line has them; kNotFound.
 Table read_json_rows(const std::filesystem::path& file);
 Table read_jsonl_rows(const std::filesystem::path& file);
 

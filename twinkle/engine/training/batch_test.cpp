@@ -109,6 +109,10 @@ ForwardBackward read_by(const loss::Loss& loss) {
     }
     s.labels[1] = -100;
   }
+  if (loss.extra("desirable")) {  // the second is a reply to another prompt
+    out.sequences[0].extras["desirable"] = {1};
+    out.sequences[1].extras["desirable"] = {-1};
+  }
   if (loss.extra("ref_logps") && loss.extra("advantages"))
     out.loss_options = R"({"beta": 0.1, "entropy_coef": 0.05})";
   return out;

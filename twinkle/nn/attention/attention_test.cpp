@@ -99,11 +99,11 @@ TEST(Attention, equals_atens_in_float32_and_is_no_farther_from_the_truth_in_bf16
   const auto ours = attention(q.to(b), k.to(b), v.to(b), rows, options);
   // ATen's own kernel for bf16 asks the processor, not ATEN_CPU_CAPABILITY, whether there is
   // AVX-512, and throws where the two differ (torch 2.11, avx512_fp16).
-  at::globalContext().setSDPUseFlash(at::get_cpu_capability() != "AVX2" ||
-                                     !__builtin_cpu_supports("avx512fp16"));
-  const auto theirs = plain_attention(q.to(b), k.to(b), v.to(b), 0.2);
-  at::globalContext().setSDPUseFlash(true);
-  EXPECT_LE((ours - truth).norm().item<double>(), (theirs - truth).norm().item<double>());
+  // There the truth, rounded once, is the measure, but for ties of float32 sums.
+  const bool has_own = at::get_cpu_capability() != "AVX2" || !__builtin_cpu_supports("avx512fp16");
+  const auto theirs = has_own ? plain_attention(q.to(b), k.to(b), v.to(b), 0.2) : truth.to(b);
+  const double ties = has_own ? 1 : 1.0001;
+  EXPECT_LE((ours - truth).norm().item<double>(), ties * (theirs - truth).norm().item<double>());
 }
 
 TEST(Attention, frozen_inputs_get_no_gradient) {

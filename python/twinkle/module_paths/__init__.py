@@ -10,6 +10,7 @@ from twinkle.errors import NotAvailableError
 # path: the modules here that are asked for a name, one after the other
 _PATHS = {
     "twinkle.dataset.base": "dataset",
+    "twinkle.model.megatron": "module_paths.megatron",
     "twinkle.model.transformers": "model",
     "twinkle.model.transformers.moe": "model",
     "twinkle.model.transformers.moe.router_replay": "model",
@@ -19,15 +20,16 @@ _PATHS = {
     "twinkle.preprocessor.olympiad_bench": "preprocessor",
     "twinkle.reward.olympiad_bench": "reward",
     "twinkle.sampler.vllm_sampler": "sampler",
-    "twinkle.utils": "device_mesh infra platform plugin logger seeding tensors framework file_lock",
+    "twinkle.utils": "device_mesh infra platform plugin logger seeding tensors "
+    "module_paths.framework module_paths.file_lock",
     "twinkle.utils.device_mesh": "device_mesh infra platform",
-    "twinkle.utils.framework": "framework",
+    "twinkle.utils.framework": "module_paths.framework",
     "twinkle.utils.framework_util": "seeding",
     "twinkle.utils.import_utils": "plugin",
     "twinkle.utils.loader": "plugin",
     "twinkle.utils.logger": "logger",
     "twinkle.utils.network": "platform",
-    "twinkle.utils.parallel": "file_lock",
+    "twinkle.utils.parallel": "module_paths.file_lock",
     "twinkle.utils.platforms": "platform",
     "twinkle.utils.seed": "seeding",
     "twinkle.utils.torch_util": "tensors",

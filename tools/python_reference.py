@@ -1,0 +1,105 @@
+"""Writes docs/python.md from the docstrings of public names: python_reference.py [--check].
+
+A public name is one of `twinkle.__all__` or of `__all__` of a package in it. With --check it writes
+nothing and exits with 1 if the page is another. Where the package is not installed, there is
+nothing to compare with.
+"""
+
+import importlib
+import inspect
+import pkgutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/python.md"
+HEAD = """# Python
+
+Made by `tools/python_reference.py` from the docstrings. Each name is listed with the module that
+scripts import it from; `twinkle.NAME` and the module's own name are one object.
+"""
+
+
+def packages(twinkle):
+    """`twinkle` and the packages in it that name what they export, by name."""
+    found = [m.name for m in pkgutil.iter_modules(twinkle.__path__, "twinkle.") if m.ispkg]
+    found = [name for name in found if name != "twinkle.server"]  # its names are refused
+    modules = [importlib.import_module(name) for name in ["twinkle", *sorted(found)]]
+    return [module for module in modules if hasattr(module, "__all__")]
+
+
+def signature(value):
+    try:
+        return str(inspect.signature(value))
+    except (TypeError, ValueError):
+        return ""
+
+
+def text(value):
+    return inspect.cleandoc(value.__doc__ or "")
+
+
+def methods(cls, public):
+    """Public methods and properties, of the class and of its bases that have no entry."""
+    ours = [base for base in cls.__mro__ if base.__module__.startswith("twinkle")]
+    names = {name for base in ours if base is cls or base not in public for name in vars(base)}
+    for name in sorted(names):
+        if name.startswith("_") and name != "__call__":
+            continue
+        value = inspect.getattr_static(cls, name)
+        if callable(getattr(cls, name)) or isinstance(value, property):
+            yield name, getattr(cls, name)
+
+
+def entry(name, value, public):
+    """Lines of one name. public: all classes that have an entry."""
+    kind = "class " if inspect.isclass(value) else ""
+    if inspect.ismodule(value):
+        return [f"### `{name}`", "", text(value), ""]
+    if not (inspect.isclass(value) or callable(value)):
+        return [f"### `{name}`", "", f"A value: `{value!r}`.", ""] if isinstance(value, str) else []
+    lines = [f"### {kind}`{name}{signature(value)}`", "", text(value), ""]
+    if inspect.isclass(value) and not issubclass(value, BaseException):
+        bases = [base.__name__ for base in value.__bases__ if base in public]
+        lines += [f"As {' and '.join(bases)}, and:", ""] if bases else []
+        for method, function in methods(value, public):
+            called = "" if isinstance(function, property) else signature(function)
+            first, *rest = text(function).split("\n") if text(function) else [""]
+            lines += [f"- `{method}{called}`: {first}", *(f"  {line}".rstrip() for line in rest)]
+        lines.append("")
+    return lines
+
+
+def page(twinkle):
+    lines, seen, modules = [HEAD], {}, packages(twinkle)
+    values = [getattr(module, name) for module in modules for name in module.__all__]
+    public = [value for value in values if inspect.isclass(value)]
+    for module in modules:
+        lines += [f"## `{module.__name__}`", "", text(module), ""]
+        for name in sorted(module.__all__):
+            value = getattr(module, name)
+            where = seen.setdefault(id(value), f"{module.__name__}.{name}")
+            if where != f"{module.__name__}.{name}":
+                lines += [f"### `{name}`", "", f"`{where}`.", ""]
+            else:
+                lines += entry(name, value, public) or [f"### `{name}`", "", f"`{value!r}`.", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main():
+    try:
+        from twinkle import core
+
+        core.core()
+        made = page(importlib.import_module("twinkle"))
+    except ImportError as error:
+        print(f"python_reference: docs/python.md is as it was: {error}")
+        return 0
+    if sys.argv[1:] == ["--check"]:
+        return int(not PAGE.exists() or PAGE.read_text() != made)
+    PAGE.write_text(made)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
