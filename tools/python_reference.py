@@ -8,6 +8,7 @@ nothing to compare with.
 import importlib
 import inspect
 import pkgutil
+import re
 import sys
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def packages(twinkle):
 
 def signature(value):
     try:
-        return str(inspect.signature(value))
+        return re.sub(r"<function (\w+) at 0x\w+>", r"\1", str(inspect.signature(value)))
     except (TypeError, ValueError):
         return ""
 

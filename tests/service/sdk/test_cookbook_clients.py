@@ -10,7 +10,7 @@ import pytest
 from service.conftest import Server, environment
 
 pytest.importorskip("tinker")
-COOKBOOK = Path(__file__).parents[2] / "cookbook/client/tinker"
+COOKBOOK = Path(__file__).parents[3] / "cookbook/client/tinker"
 IDENTITY = [{"query": f"Who are you, {i}?", "response": "I am {{NAME}}."} for i in range(8)]
 SUMS = [{"question": f"What is {i} + 1?", "answer": f"#### {i + 1}"} for i in range(4)]
 
