@@ -307,7 +307,7 @@ def test_the_commands_of_the_page_run(tokenizer, tmp_path, monkeypatch):
     blocks = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines()]
     base = draw_model("llama", tokenizer, tmp_path / "base")
-    draw_adapter(base, tmp_path / "outputs/adapter")
+    draw_adapter(base, tmp_path / "outputs/latest/adapter")
     monkeypatch.chdir(tmp_path)
     ours = [shlex.split(line)[1:] for line in commands if line.startswith("twinkle ")]
     assert [words[0] for words in ours] == ["export", "chat", "export"]
