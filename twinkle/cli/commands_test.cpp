@@ -18,7 +18,7 @@ TEST_F(Commands, TrainWritesAnAdapterThatSampleTakes) {
            "2", "--batch-size", "1", "--lr", "0.01"});
   const std::string adapter = path("run/adapter");
   EXPECT_EQ(printed, "saved " + adapter +
-                         "\nnote: 4 steps in all: too few to learn new facts; try --epochs 30\n"
+                         "\nnote: 4 steps in all: too few to learn new facts; try --epochs 10\n"
                          "try it:  twinkle sample " +
                          model() + " a --adapter " + adapter + "\n");
   EXPECT_EQ(get<int64_t>(read_json(fs::path(adapter) / "adapter_config.json"), "r"), 2);

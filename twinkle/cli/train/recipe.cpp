@@ -8,7 +8,8 @@
 namespace twinkle::cli {
 namespace {
 
-constexpr int64_t kEnoughSteps = 60;
+// Steps that teach a small model a few facts, at a small rate and at --lr 1e-3.
+constexpr int64_t kEnoughSteps = 60, kEnoughFastSteps = 20;
 
 Json targets(const std::string& names) {
   if (names.find(',') == names.npos && names == "all-linear") return Json(names);
@@ -92,12 +93,14 @@ void check_settings(const JsonObject& now, const Json& then, const TrainingOptio
 }
 
 std::string advice_on(const TrainingOptions& o, int64_t steps) {
-  if (steps >= kEnoughSteps || o.goal.loss != "sft") return "";
+  const bool is_fast = !o.recipe.full && o.recipe.lr >= 1e-3;
+  const int64_t enough = is_fast ? kEnoughFastSteps : kEnoughSteps;
+  if (steps >= enough || o.goal.loss != "sft") return "";
   const int64_t a_pass = (steps + o.recipe.epochs - 1) / o.recipe.epochs;
   std::ostringstream out;
   out << steps << (steps == 1 ? " step" : " steps") << " in all: too few to learn new facts; try ";
-  out << "--epochs " << (kEnoughSteps + a_pass - 1) / a_pass;
-  if (!o.recipe.full && o.recipe.lr < 1e-3) out << " --lr 1e-3";
+  out << "--epochs " << (enough + a_pass - 1) / a_pass;
+  if (!o.recipe.full && !is_fast) out << " --lr 1e-3";
   return out.str();
 }
 
