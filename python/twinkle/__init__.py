@@ -17,6 +17,7 @@ from twinkle.errors import (
     TwinkleError,
     later,
 )
+from twinkle.logger import get_logger
 
 # name: the module that defines it
 _EXPORTS = {
@@ -104,8 +105,6 @@ def _warn_of_namesake():
         other = importlib.metadata.version("twinkle-kit")
     except importlib.metadata.PackageNotFoundError:
         return
-    from twinkle.logger import get_logger
-
     get_logger().warning(
         f"twinkle: the package twinkle-kit {other} is installed here, too, and both are imported "
         f"as 'twinkle', now from {__path__[0]}: install each in an environment of its own"

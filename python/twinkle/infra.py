@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from twinkle import checks
 from twinkle.device_mesh import DeviceMesh
+from twinkle.engine.ranks import ranks_of
 from twinkle.errors import InvalidError, NotAvailableError, require
 from twinkle.logger import get_logger
 from twinkle.notifier import Notifier
@@ -332,8 +333,6 @@ def _meet(mode, mesh):
     """The ranks of torchrun meet at once: from then on each hears of another's end, also of one
     that comes before its first model. (Ray tells of a worker's end by itself.)"""
     if mode == "local" and mesh is not None and os.environ.get("TWINKLE_MODE") != "ray":
-        from twinkle.engine.ranks import ranks_of
-
         ranks_of(mesh)
 
 

@@ -1,6 +1,8 @@
 """The base classes of metrics."""
 
+from twinkle.engine.ranks import ranks_of
 from twinkle.errors import refuse_unknown
+from twinkle.infra import current_run
 
 
 class Metric:
@@ -64,9 +66,6 @@ class Metric:
         from different calls; InternalError: one has gone."""
         if self.sees_all:
             return list(local_results)
-        from twinkle.engine.ranks import ranks_of
-        from twinkle.infra import current_run
-
         mesh = current_run().mesh if self.device_mesh is None else self.device_mesh
         of_ranks = ranks_of(mesh).gather(f"{type(self).__name__}'s results", list(local_results))
         return [result for results in of_ranks for result in results]
