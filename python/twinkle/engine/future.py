@@ -29,7 +29,7 @@ class Future:
     def cancel(self):
         """Takes it out of the queue. True: its tenant is as if it had never been, and result()
         raises ConflictError "engine: cancelled". False: it has ended or can't be stopped any more.
-        Of several ranks rank 0 alone can, and the others get an InternalError that says so.
+        Rank 0 alone of several can, and the others get an InternalError that says so.
         InvalidError: in a fork of the process that submitted it."""
         return self._future.cancel()
 

@@ -22,7 +22,7 @@ INERT = {
     for config, fields in _OTHERS.items()
     for field in fields
 }
-# Of these a value is a flag, or None.
+# A value of these is a flag, or None.
 _FLAGS = (
     "broadcast_buffers", "check_reduction", "cpu_ram_efficient_loading", "find_unused_parameters",
     "forward_prefetch", "gradient_as_bucket_view", "init_sync", "limit_all_gathers",

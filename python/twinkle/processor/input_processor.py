@@ -56,7 +56,7 @@ class InputProcessor:
     def collate_fn(self, inputs, micro_batch_size=None, variable_seq_lengths=False):
         """A list with a dict of tensors for each micro_batch_size rows (None: all rows).
 
-        Of lists and arrays of numbers it has [B, longest, ...], padded on padding_side: labels with
+        Lists and arrays of numbers become [B, longest, ...], padded on padding_side: labels with
         -100, position_ids and routed_experts with -1, others with 0; longest is that of all rows,
         or, with variable_seq_lengths, of the B. With padding_free it has [1, total], and
         position_ids count each row from 0. Of what is no number it has a list. Only fields of every

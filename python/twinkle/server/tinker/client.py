@@ -3,7 +3,7 @@
 import functools
 import os
 
-from twinkle.errors import NotAvailableError
+from twinkle.errors import NotAvailableError, refuse_unknown
 
 _PREFIX = "tml-"
 
@@ -12,9 +12,9 @@ def init_tinker_client(**kwargs):
     """Lifts two checks of the tinker SDK in this process: keys need not begin with 'tml-', and
     paths may begin with 'twinkle://', which is read as 'tinker://'. Where no key is given the
     variable TINKER_API_KEY or else TWINKLE_SERVER_TOKEN is used, and where no base_url is given
-    TINKER_BASE_URL or else TWINKLE_SERVER_URL. A second call changes nothing; `kwargs` are not
-    read. NotAvailableError: the package tinker is not installed."""
-    del kwargs
+    TINKER_BASE_URL or else TWINKLE_SERVER_URL. A second call changes nothing. InvalidError: any
+    argument. NotAvailableError: the package tinker is not installed."""
+    refuse_unknown("init_tinker_client", kwargs)
     try:
         from tinker.lib import _auth_token_provider as auth
         from tinker.lib.internal_client_holder import InternalClientHolder
