@@ -36,6 +36,8 @@ NOW = {
     "F2": "LoRA training of a model with routed experts",
     "F3": "LoRA training of a model with the gated delta rule",
     "F4": "decoding of both",
+    "P1": "a script's classes",
+    "R1c": "a loop of GRPO",
     "R2": "from a step to the first token with the new weights",
     "R4": "weights from a model's process to a sampler's",
     "S1": "the service: from a request to its result",
@@ -108,6 +110,12 @@ def judged(row):
     return out
 
 
+def parts_of(id_):
+    """C10 and R1c as ('C', 10, '') and ('R', 1, 'c'), which sort as a reader expects."""
+    letter, number, more = re.fullmatch(r"([A-Z])(\d+)([a-z]?)", id_).groups()
+    return letter, int(number), more
+
+
 def merged(old, new):
     """Rows of earlier runs stay unless this run measured them again."""
 
@@ -116,9 +124,7 @@ def merged(old, new):
 
     fresh = {key(row) for row in new}
     rows = [row for row in old if key(row) not in fresh] + new
-    return sorted(
-        rows, key=lambda row: (row["id"][0], int(row["id"][1:]), row["what"], row["peer_name"])
-    )
+    return sorted(rows, key=lambda row: (*parts_of(row["id"]), row["what"], row["peer_name"]))
 
 
 def machine_of(row):

@@ -1,10 +1,11 @@
 """Measures Twinkle beside its peers, samples taken in turn, and writes the figures.
 
-On the CPU it measures C1 to C12, F1 to F4, R2, R4, S1 to S6, K2, D1 and D3 to D7, and needs the
-variable TWINKLE_TEST_DATA: a folder with gsm8k_train.jsonl. With --device cuda it measures G1 to
-G11 on models of drawn weights. Writes bench/results/cpu.json, or the GPU's file beside it (rows
-with id, ours, peer, ratio, limit), and the table of docs/benchmarks.md; with --quick and --rehearse
-files in outputs/bench alone, with --out a file of DIR and a table on the screen.
+On the CPU it measures C1 to C12, F1 to F4, P1, R1c, R2, R4, S1 to S6, K2, D1 and D3 to D7, and
+needs the variable TWINKLE_TEST_DATA: a folder with gsm8k_train.jsonl. With --device cuda it
+measures G1 to G11 on models of drawn weights. Writes bench/results/cpu.json, or the GPU's file
+beside it (rows with id, ours, peer, ratio, limit), and the table of docs/benchmarks.md; with
+--quick and --rehearse files in outputs/bench alone, with --out a file of DIR and a table on the
+screen.
 """
 
 import argparse
@@ -36,6 +37,8 @@ from service import questions as service
 from service import sdk
 from service import training as of_service
 from worker import Worker
+
+import scripts
 
 ROOT = Path(__file__).resolve().parent.parent
 QUESTIONS = {
@@ -70,11 +73,15 @@ QUESTIONS = {
     "D5": ranks.d5,
     "D6": ranks.d6,
     "D7": calls.d7,
+    "P1": scripts.p1,
+    "R1c": scripts.r1c,
 }
 
 
 def ids(text):
+    names = {id_.upper(): id_ for id_ in (*QUESTIONS, *rows.GPU)}
     wanted = [part.strip().upper() for part in text.split(",") if part.strip()]
+    wanted = [names.get(id_, id_) for id_ in wanted]
     unknown = [id_ for id_ in wanted if id_ not in QUESTIONS and id_ not in rows.GPU]
     if unknown or not wanted:
         known = ",".join([*QUESTIONS, *rows.GPU])

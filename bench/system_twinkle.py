@@ -144,6 +144,14 @@ class System:
         tokens = sum(len(samples[0]["tokens"]) for samples in out)
         return {"wall_s": meter.wall_s, "foreign": meter.foreign, "tokens": tokens}
 
+    def reply(self, prompts, num_tokens):
+        """Greedy, by the frozen base, until a reply ends by itself; prompts are counted."""
+        prompts = [np.array(prompt) for prompt in prompts]
+        params = GREEDY | {"max_tokens": num_tokens, "ignore_eos": False}
+        with self.device.meter() as meter:
+            out = self.engine.sample(tenant="frozen", prompts=prompts, params=[params]).result()
+        return {**told(meter), "tokens": sum(len(samples[0]["tokens"]) for samples in out)}
+
     def _generate(self, prompts, num_tokens, tenants=None):
         """All prompts for the frozen base, or dealt out to the tenants, at the same time."""
         tenants = tenants or ["frozen"]
