@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lint.sh [--fix]: C++ by clang-format, Python by ruff, Rust by rustfmt, the include rule, docs/api.md, docs/options.md and docs/python.md.
+# lint.sh [--fix]: C++ by clang-format, Python by ruff, Rust by rustfmt, the include rule, the pages of docs/ that tools/ make.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH:$HOME/.cargo/bin"
@@ -28,4 +28,5 @@ api=--check
 [ ! -f docs/options.md ] || run python3 tools/options_reference.py $api
 [ ! -f python/twinkle/loss/options.json ] || run python3 tools/loss_options.py $api
 [ ! -f docs/python.md ] || run python3 tools/python_reference.py $api
+[ ! -f docs/without-effect.md ] || run python3 tools/without_effect.py $api
 exit $status

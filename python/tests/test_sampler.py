@@ -10,7 +10,8 @@ import pytest
 from twinkle import InvalidError, LoraConfig
 from twinkle.data_format import SamplingParams
 from twinkle.model import TransformersModel
-from twinkle.sampler import INERT, Sampler, TorchSampler, vLLMSampler
+from twinkle.sampler import Sampler, TorchSampler, vLLMSampler
+from twinkle.without_effect import WITHOUT_EFFECT
 
 ROW = {"messages": [{"role": "user", "content": "abc"}, {"role": "user", "content": "ab"}]}
 
@@ -242,7 +243,8 @@ def test_vllms_names_reach_the_engine_under_its_own(make, logged):
     }  # fmt: skip
     assert make(engine_args={"kv_tokens": 4096}).engine.options == {"kv_tokens": 4096}
     make(engine_args={"enable_tower_connector_lora": False, "enable_lora": True})
-    assert make(engine_args=dict.fromkeys(INERT, 4)).engine.options == {}
+    inert = WITHOUT_EFFECT["vLLMSampler: engine_args"]
+    assert make(engine_args=dict.fromkeys(inert, 4)).engine.options == {}
     assert logged == []
     make(engine_args={"enable_tower_connector_lora": True, "enable_lora": True})
     (told,) = logged  # it asks for nothing that there is, and an adapter that it is for is refused

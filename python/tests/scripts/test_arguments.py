@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from twinkle.cli import CLI, INERT
-from twinkle.cli.table import GROUPS
+from twinkle.cli import CLI
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError
 
 
@@ -184,7 +183,3 @@ def test_help_lists_every_argument(folder):
     assert done.returncode == 0
     assert "--learning-rate (1e-05)" in done.stdout and "\nsampler\n" in done.stdout
     assert "--platform (GPU): no effect, the variable TWINKLE_DEVICE chooses" in done.stdout
-
-
-def test_what_has_no_effect_is_an_argument():
-    assert set(INERT) <= {name for group in GROUPS.values() for name in group}

@@ -2,6 +2,5 @@
 
 from twinkle.cli.arguments import Args
 from twinkle.cli.config import CLI
-from twinkle.cli.table import INERT
 
-__all__ = ["CLI", "INERT", "Args"]
+__all__ = ["CLI", "Args"]

@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 from twinkle.cli.arguments import Args, field_of, guessed, is_boolean_word, typed
-from twinkle.cli.table import ALIASES, GROUPS, INERT, Field
+from twinkle.cli.table import ALIASES, GROUPS, Field
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, require
+from twinkle.without_effect import WITHOUT_EFFECT
 
 _PREFIX = "TWINKLE_"
+_INERT = WITHOUT_EFFECT["CLI.from_args"]
 
 
 class CLI:
@@ -149,6 +151,6 @@ def _help():
     for group, fields in GROUPS.items():
         lines.append(f"\n{group}")
         for name in fields:
-            why = f": no effect, {INERT[name]}" if name in INERT else ""
+            why = f": no effect, {_INERT[name]}" if name in _INERT else ""
             lines.append(f"  --{name.replace('_', '-')} ({field_of(group, name)[0].default}){why}")
     return "\n".join(lines) + "\n"

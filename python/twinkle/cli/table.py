@@ -93,21 +93,3 @@ GROUPS = {
     ),
 }  # fmt: skip
 ALIASES = {"lr": "learning_rate", "max_new_tokens": "max_tokens", "num_gpus": "nproc_per_node"}
-
-# Arguments that are taken and have no effect, with the reason.
-INERT = {
-    "memory_efficient_init": "weights are read straight to where they stay",
-    "trust_remote_code": "no code of a model's is ever run",
-    "load_weights": "weights are always read",
-    **dict.fromkeys(
-        ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules"),
-        "Megatron's; the engine keeps what the backward pass needs",
-    ),
-    "use_distributed_optimizer": "Megatron's; fsdp_size shares the optimizer's state",
-    "variable_seq_lengths": "Megatron's; sequences of any lengths go together",
-    "enable_liger": "the engine has its own kernels",
-    "enable_fused_ce": "the head and its loss are always fused",
-    "full_determinism": "the same run gives the same bits anyway",
-    "padding_free": "no batch is ever padded",
-    "platform": "the variable TWINKLE_DEVICE chooses the device",
-}

@@ -15,13 +15,8 @@ from twinkle.errors import (
     require,
 )
 from twinkle.logger import get_logger
+from twinkle.without_effect import WITHOUT_EFFECT
 
-# Fields of peft that change nothing here.
-_INERT = {
-    'task_type', 'peft_type', 'auto_mapping', 'revision', 'inference_mode', 'peft_version',
-    'runtime_config', 'loftq_config',
-    'megatron_core', 'lora_ga_config', 'qalora_group_size',
-}  # fmt: skip
 # Fields of peft that change the arithmetic, and of which only the default is taken.
 _REFUSED = {
     'fan_in_fan_out', 'modules_to_save', 'layers_to_transform', 'layers_pattern',
@@ -194,7 +189,7 @@ class LoraConfig:
         known = {f.name for f in fields(cls)}
         for name in sorted(set(values) - known):
             _takes_only(name, values[name] or None, None)
-        kept = {k: v for k, v in values.items() if k in known and k not in _INERT}
+        kept = {k: v for k, v in values.items() if k in known and k not in WITHOUT_EFFECT["LoraConfig"]}
         # peft writes None for an empty pattern
         for name in ("rank_pattern", "alpha_pattern"):
             kept[name] = kept.get(name) or {}

@@ -11,12 +11,11 @@ from twinkle.logger import get_logger
 from twinkle.plugin import construct_class
 from twinkle.remote.decorate import remote_class
 from twinkle.remote.how import at_once
+from twinkle.without_effect import WITHOUT_EFFECT
 
 _INT64_MAX = 2**63 - 1
 _SHORT = reprlib.Repr()  # for rows, which may be millions
 _SHORT.maxother = 200
-# Arguments of torch's DataLoader: rows are in memory, so there is nothing for workers to do.
-_INERT = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "timeout")
 
 
 @remote_class(execute="all", listed=False)
@@ -55,7 +54,7 @@ class DataLoader:
         collate_fn=None,
         **kwargs,
     ):
-        refuse_unknown("dataloader: DataLoader", kwargs, _INERT)
+        refuse_unknown("dataloader: DataLoader", kwargs, WITHOUT_EFFECT["DataLoader"])
         if callable(dataset) and not hasattr(dataset, "__getitem__"):
             dataset = dataset()
         indexed = all(getattr(dataset, name, None) for name in ("__len__", "__getitem__"))

@@ -14,9 +14,10 @@ from twinkle.preprocessor import DataFilter, Preprocessor
 from twinkle.preprocessor.builtin import is_builtin
 from twinkle.remote.decorate import remote_class
 from twinkle.remote.how import at_once, of_one
+from twinkle.without_effect import WITHOUT_EFFECT
 
 _LOADER = ("streaming", "num_proc", "revision", "features", "trust_remote_code", "token")
-_INERT = ("load_from_cache_file", "num_proc", "desc", "keep_in_memory", "writer_batch_size")
+_INERT = WITHOUT_EFFECT["Dataset.map, filter, encode, check"]
 
 
 @remote_class(execute="all", listed=False)

@@ -8,23 +8,6 @@ from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, requ
 from twinkle.logger import get_logger
 from twinkle.model.router_replay import records
 
-# Arguments of a model that are checked and change nothing: why.
-INERT = {
-    "attn_implementation": "the engine has one way to attend",
-    "config": "it is that of model_id, but for use_cache; other values are refused by name",
-    "device_map": "device_mesh, remote_group and TWINKLE_DEVICE choose the device",
-    "foreach": "an optimizer's step is one pass over all parameters",
-    "fused": "an optimizer's step is one pass over all parameters",
-    "instance_id": "one object is made for each constructor that is called",
-    "lora_config": "adapters of MultiLoraTransformersModel need no slots, their own configs count",
-    "return_logits": "with task='embedding' there are no logits: embeddings are returned",
-    "low_cpu_mem_usage": "weights are read straight into their place",
-    "memory_efficient_init": "weights are read straight into their place",
-    "target_modules": "adapters of MultiLoraTransformersModel need no slots, their own configs "
-    "count",
-    "trust_remote_code": "no code of a model's folder is ever run",
-    "use_cache": "training keeps no keys and values, sampling always does",
-}
 _FLAGS = ("low_cpu_mem_usage", "memory_efficient_init", "trust_remote_code", "use_cache")
 # All of the constructor's, with the parameters that have a name there.
 NAMES = (
@@ -184,7 +167,7 @@ def forward_kwargs(method, kwargs, temperature, loss=False):
     if not isinstance(task, str) or task not in ("embedding", "causal_lm", "fused_lm_ce"):
         checks.refuse("model: task", task, "'causal_lm', 'fused_lm_ce' or 'embedding'")
     logits = checks.flag("model: return_logits", kwargs.pop("return_logits", False))
-    logits = logits and task != "embedding"  # there are none: INERT
+    logits = logits and task != "embedding"  # there are none
     routes = records(method, kwargs.pop("router_replay_action", None))
     coef = 0.0
     if method != "forward_only":

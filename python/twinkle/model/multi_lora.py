@@ -33,7 +33,7 @@ class MultiLoraTransformersModel(TransformersModel):
         target_modules="all-linear",
         **kwargs,
     ):
-        del lora_config, target_modules  # INERT
+        del lora_config, target_modules  # they have no effect
         for name, value in (("max_loras", max_loras), ("max_r", max_r), ("max_length", max_length)):
             checks.integer(f"model: {name}", value, least=1)
         super().__init__(model_cls, model_id, config, **kwargs)

@@ -3,24 +3,13 @@
 from twinkle import checks
 from twinkle.errors import NotAvailableError, refuse_unknown, require
 from twinkle.logger import get_logger
+from twinkle.without_effect import WITHOUT_EFFECT
 
 _HONOURED = ("expert_parallel", "gathered_bytes", "reshard_after_forward", "sharding_strategy")
-_OTHERS = {
-    "ddp_config": (
-        "broadcast_buffers", "bucket_cap_mb", "check_reduction", "find_unused_parameters",
-        "gradient_as_bucket_view", "init_sync", "static_graph"),
-    "fsdp_config": (
-        "auto_wrap_policy", "backward_prefetch", "cpu_ram_efficient_loading", "forward_prefetch",
-        "fsdp_version", "limit_all_gathers", "manual_prefetch", "sync_module_states",
-        "transformer_layer_cls_to_wrap", "use_orig_params"),
-}  # fmt: skip
-_FIELDS = {**_OTHERS, "fsdp_config": (*_OTHERS["fsdp_config"], *_HONOURED)}
-# Fields that are checked and change nothing: why. So do the honoured ones on a mesh that has no
-# ranks along fsdp.
-INERT = {
-    f"{config}: {field}": "ranks have one way to share a model"
-    for config, fields in _OTHERS.items()
-    for field in fields
+# Those without effect, and so are the honoured ones on a mesh that has no ranks along fsdp.
+_FIELDS = {
+    "ddp_config": tuple(WITHOUT_EFFECT["ddp_config"]),
+    "fsdp_config": (*WITHOUT_EFFECT["fsdp_config"], *_HONOURED),
 }
 # A value of these is a flag, or None.
 _FLAGS = (

@@ -1,5 +1,5 @@
 """vLLM's engine arguments: which option of the engine each is, which have no effect, and what to
-use in place of the others. Each has its effect, is in INERT, or is refused."""
+use in place of the others. Each has its effect, is in WITHOUT_EFFECT, or is refused."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,6 +9,7 @@ from twinkle.core import option_names
 from twinkle.data_format.sampling import MAX_TOP_LOGPROBS
 from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, require
 from twinkle.logger import get_logger
+from twinkle.without_effect import WITHOUT_EFFECT
 
 # Options of an engine of the sampler's own, by vLLM's names.
 _ENGINE = {
@@ -16,6 +17,7 @@ _ENGINE = {
     "enable_prefix_caching": "prefix_cache", "enforce_eager": "decode_graphs",
     "gpu_memory_utilization": "memory_share",
 }  # fmt: skip
+_INERT = WITHOUT_EFFECT["vLLMSampler: engine_args"]
 _ROUTES, _TOWER = "enable_return_routed_experts", "enable_tower_connector_lora"
 _PRECISION = {"auto": "bf16", "bfloat16": "bf16", "float32": "no", "float": "no"}
 
@@ -55,21 +57,6 @@ _CHECKS = {
     _TOWER: checks.flag, "load_format": _one_of("auto", "safetensors"),
     "dtype": lambda what, value: str(value).removeprefix("torch."), "model": checks.path,
 }  # fmt: skip
-# Arguments that are taken and have no effect, with the reason.
-INERT = {
-    "trust_remote_code": "no code of a model's is ever run",
-    "max_logprobs": f"logprobs may always be up to {MAX_TOP_LOGPROBS}",
-    "enable_sleep_mode": "the engine's memory is freed with the sampler",
-    "disable_log_stats": "nothing is logged on its own; the engine's stats() has it",
-    "enable_chunked_prefill": "prompts are always read in parts",
-    "swap_space": "sequences are never swapped out",
-    "block_size": "pages have 64 tokens",
-    "max_seq_len_to_capture": "decode_graphs says whether steps are captured",
-    "distributed_executor_backend": "this version samples on one device",
-    "disable_custom_all_reduce": "this version samples on one device",
-    "limit_mm_per_prompt": "models read text alone",
-    "skip_tokenizer_init": "the tokenizer is read when it is needed",
-}
 # Those with one value that says what this engine does, and what to do instead of asking for others.
 _ONE_DEVICE = (1, "this version samples on one device")
 _ONLY = {
@@ -131,7 +118,7 @@ def read(args, model, model_id):
             f"sampler: {name} of engine_args is not this engine's, use {_INSTEAD[name]}"
         )
     own = option_names()
-    refuse_unknown("sampler: engine_args", args, (*_CHECKS, *INERT, *_ONLY, *own))
+    refuse_unknown("sampler: engine_args", args, (*_CHECKS, *_INERT, *_ONLY, *own))
     for name, (only, why) in _ONLY.items():
         value = args.get(name, only)
         same = value == only and isinstance(value, bool) == isinstance(only, bool)

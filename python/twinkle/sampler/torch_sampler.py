@@ -77,8 +77,8 @@ class TorchSampler(ReceivesWeights, Sampler):
     logprobs_mode; max_num_seqs is max_sequences, max_num_batched_tokens prefill_tokens,
     enable_prefix_caching prefix_cache, enforce_eager no decode_graphs, gpu_memory_utilization
     memory_share; enable_return_routed_experts is SamplingParams.routed_experts of every call.
-    Those in twinkle.sampler.INERT have no effect. vLLM's other names are refused, with what to use
-    instead, as are options of the engine where that is model='s.
+    Those in docs/without-effect.md have no effect. vLLM's other names are refused, with what to
+    use instead, as are options of the engine where that is model='s.
     InvalidError: neither model_id nor model, a wrong type of one of them, an unknown argument or
     one of engine_args, a value outside its limits, a quantization, a tensor_parallel_size other
     than 1, another dtype, which with model= is one that is not the model's, a max_model_len above

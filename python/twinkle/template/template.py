@@ -10,9 +10,9 @@ from twinkle.preprocessor.base import map_col_to_row, map_row_to_col
 from twinkle.remote.decorate import remote_class
 from twinkle.remote.how import of_one
 from twinkle.template.tools import ToolCallRegistry
+from twinkle.without_effect import WITHOUT_EFFECT
 
 _SKIP = "template: skip_special_tokens"
-_INERT = ("trust_remote_code", "revision", "token")
 
 
 def _no_media(what):
@@ -55,7 +55,7 @@ class Template:
         enable_thinking=True,
         **kwargs,
     ):
-        refuse_unknown("template: Template", kwargs, _INERT)
+        refuse_unknown("template: Template", kwargs, WITHOUT_EFFECT["Template"])
         checks.newest("template: revision", kwargs.get("revision"))
         self.model_id = checks.path("template: model_id", model_id)
         checks.integer("template: max_length", max_length, 0, 2**63 - 1, none=True)
