@@ -11,8 +11,9 @@ PAGE = ROOT / "docs/without-effect.md"
 TABLE = ROOT / "python/twinkle/without_effect.py"
 HEAD = """# Arguments without effect
 
-Scripts for other engines give these arguments. Twinkle takes them, and they change nothing. What would change a
-result and cannot be honoured is refused by its name. `tools/without_effect.py` makes this page.
+Scripts for other engines give these arguments. Twinkle takes them, and they change nothing. What
+would change a result and cannot be honoured is refused by its name. `tools/without_effect.py` makes
+this page.
 
 | where | argument | why it has no effect |
 |---|---|---|

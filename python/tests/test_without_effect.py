@@ -8,7 +8,7 @@ import twinkle
 from twinkle import loss
 from twinkle.cli.table import GROUPS
 from twinkle.kernel import kernelize
-from twinkle.model import arguments
+from twinkle.model import MultiLoraTransformersModel, arguments
 from twinkle.sampler import vLLMSampler
 from twinkle.without_effect import WITHOUT_EFFECT
 
@@ -20,7 +20,7 @@ def parameters(*functions):
 TAKEN = {
     "CLI.from_args": {name for group in GROUPS.values() for name in group},
     "TransformersModel": set(arguments.NAMES),
-    "MultiLoraTransformersModel": parameters(twinkle.MultiLoraTransformersModel),
+    "MultiLoraTransformersModel": parameters(MultiLoraTransformersModel),
     "LoraConfig": parameters(twinkle.LoraConfig),
     "SAPOLoss": parameters(loss.SAPOLoss),
     "vLLMSampler.sleep, wake_up": parameters(vLLMSampler.sleep, vLLMSampler.wake_up),

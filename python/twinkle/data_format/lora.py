@@ -189,7 +189,7 @@ class LoraConfig:
         known = {f.name for f in fields(cls)}
         for name in sorted(set(values) - known):
             _takes_only(name, values[name] or None, None)
-        kept = {k: v for k, v in values.items() if k in known and k not in WITHOUT_EFFECT["LoraConfig"]}
+        kept = {k: values[k] for k in values if k in known - WITHOUT_EFFECT["LoraConfig"].keys()}
         # peft writes None for an empty pattern
         for name in ("rank_pattern", "alpha_pattern"):
             kept[name] = kept.get(name) or {}
