@@ -44,6 +44,9 @@ std::string what_of(const char* name, size_t index) {
 }
 
 std::string shown(const py::handle& value) { return py::str(value); }
+py::object tensor_of(const py::object& array) {
+  return py::module_::import("torch").attr("from_numpy")(array);
+}
 
 // Null: it is missing or None.
 py::object entry(const py::dict& feature, const char* name) {
@@ -337,6 +340,14 @@ class Batch {
     return out;
   }
 
+  // Tensors of the engine's vectors.
+  py::object padded(const py::list& vectors) const {
+    return tensor_of(wide(vectors, 0, "float32"));
+  }
+  py::object integers(const py::list& vectors, double pad) const {
+    return tensor_of(wide(vectors, pad, "int64"));
+  }
+
   // [B, longest, ...] of the engine's vectors [tokens, ...], `pad` elsewhere.
   py::object wide(const py::list& vectors, double pad, const char* dtype) const {
     py::list shape(py::make_tuple(size(), longest()));
@@ -352,8 +363,9 @@ class Batch {
     return out;
   }
 
-  // Per sequence the entries of a [B, longest] array that the engine has, as float32.
-  py::list unpadded(const py::object& array) const {
+  // Per sequence the entries of a [B, longest] tensor that the engine has, as float32.
+  py::list unpadded(const py::object& tensor) const {
+    const py::object array = tensor.attr("detach")().attr("cpu")().attr("numpy")();
     const py::object values = array.attr("astype")("float32", "copy"_a = false);
     py::list out;
     for (size_t i = 0; i < size(); ++i) {
@@ -364,8 +376,8 @@ class Batch {
     return out;
   }
 
-  // The features' own fields, padded to [B, longest].
-  py::dict padded_fields() const {
+  // Tensors of the features' own fields, padded to [B, longest].
+  py::dict tensors() const {
     py::dict out;
     out[kIds.name] = padded_field(kIds.name, 0, "int64", false);
     out[kLabels.name] = padded_field(kLabels.name, kIgnored, "int64", false);
@@ -432,7 +444,7 @@ class Batch {
       const py::object place = py::slice(0, static_cast<py::ssize_t>(lengths_[i]), 1);
       out.attr("__setitem__")(py::make_tuple(i, place), value);
     }
-    return out;
+    return tensor_of(out);
   }
 
   void unpack(const py::dict& feature, size_t index) {
@@ -545,10 +557,13 @@ void bind_batch(py::module_& m) {
       .def("with_grads", &Batch::with_grads, "grads"_a, "extras"_a,
            "The sequences with gradients of embeddings or logits.")
       .def("unscored", &Batch::unscored, "The sequences without labels.")
-      .def("wide", &Batch::wide, "vectors"_a, "pad"_a, "dtype"_a,
-           "[B, longest, ...] of the engine's arrays [tokens, ...].")
-      .def("unpadded", &Batch::unpadded, "array"_a,
-           "Per sequence what the engine has of an array [B, longest], as float32.")
-      .def("padded_fields", &Batch::padded_fields,
-           "input_ids, labels, attention_mask and, where there is one, loss_scale [B, longest].");
+      .def("padded", &Batch::padded, "vectors"_a,
+           "A float32 tensor [B, longest, ...] of the engine's arrays [tokens, ...], 0 elsewhere.")
+      .def("wide", &Batch::integers, "vectors"_a, "pad"_a,
+           "The same of integers, int64, `pad` elsewhere.")
+      .def("unpadded", &Batch::unpadded, "tensor"_a,
+           "Per sequence what the engine has of a tensor [B, longest], as a float32 array.")
+      .def("tensors", &Batch::tensors,
+           "For losses and metrics: tensors [B, longest] of input_ids, labels, attention_mask and, "
+           "where there is one, loss_scale, as given.");
 }

@@ -1,4 +1,4 @@
-"""What the ranks of an engine must have alike: of other sizes, they would end each other."""
+"""Facts that the ranks of an engine must share: of other sizes, they would end each other."""
 
 import json
 from importlib.metadata import version
@@ -16,20 +16,14 @@ def facts(path, given, mesh):
     """{name: what must be the same on every rank} of an engine of the model at `path`, with the
     arguments `given`, on a mesh of several ranks."""
     alike = {name: value for name, value in given.items() if name not in _OWN}
+    found = json.loads(core().arithmetic(str(given["mixed_precision"]), given["device"], True))
     axes = {n: s for n, s in zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True) if s > 1}
     return {
         "device_mesh": axes,
         **alike,
         "a digest of the model's config.json, indexes and weights": core().digest_of_files(path),
         _TEXTS: core().digest_of_texts(path),
-        **_of_process(given),
-    }
-
-
-def _of_process(given):
-    """By the names of errors: the build, and what the bits of results depend on."""
-    found = json.loads(core().arithmetic(str(given["mixed_precision"]), given["device"], True))
-    return {
+        # The build, and what the bits of results depend on.
         "twinkle's version": __version__,
         "torch's version": version("torch"),  # found has that of the build
         "the kind of matrix products (bf16_products)": found["products"],

@@ -1,18 +1,36 @@
 """Checks and converts twinkle.engine's arguments; errors name field, value and limits."""
 
+import dataclasses
 import json
+import os
 
-from twinkle import checks
-from twinkle.data_format import SamplingParams
-from twinkle.errors import require
+from twinkle import checks, hub
+from twinkle.data_format import LoraConfig, SamplingParams
+from twinkle.engine.batch import as_list
+from twinkle.template.template import resolve
 
 
 def features_of(what, values):
-    """A list of dicts, one of which may come alone. InvalidError: neither a list, a tuple nor a
-    dict."""
+    """as_list of features. InvalidError: neither a list, a tuple nor a dict, and as there."""
     if not isinstance(values, (list, tuple, dict)):
         checks.refuse(what, values, "a list of InputFeatures")
-    return [values] if isinstance(values, dict) else list(values)
+    return as_list(values)
+
+
+def adapter_of(lora_config, model_id):
+    """(LoraConfig, the fields of a create) of an adapter. lora_config: as LoraConfig.from_any takes
+    it, or the hub's id of a PEFT directory."""
+    is_path = isinstance(lora_config, (str, os.PathLike))
+    directory = resolve(lora_config) if is_path else ""
+    config = LoraConfig.from_any(directory or lora_config)
+    if config.target_modules is None and not config.target_parameters:
+        # As peft does for these families.
+        config = dataclasses.replace(config, target_modules=["q_proj", "v_proj"])
+    if directory:
+        return config, {"directory": directory}
+    named = config.base_model_name_or_path or hub.name_of(model_id)
+    config = dataclasses.replace(config, base_model_name_or_path=named)
+    return config, {"lora_json": config.to_json()}
 
 
 def as_json(what, values):
@@ -45,24 +63,13 @@ def clip_arguments(folder, max_grad_norm, norm_type):
     }
 
 
-def params_of(params):
-    """SamplingParams of what sample() was given: such, a dict, or None. InvalidError: another
-    thing, or a dict that SamplingParams.from_dict refuses."""
-    params = SamplingParams() if params is None else params
+def params_of(folder, params):
+    """SamplingParams of what sample() was given: such, a dict, or None. folder: 'sampler' or
+    'engine', for errors. InvalidError: another thing, or a dict that SamplingParams.from_dict
+    refuses."""
+    params = {} if params is None else params
     if isinstance(params, dict):
         params = SamplingParams.from_dict(params)
     if not isinstance(params, SamplingParams):
-        checks.refuse("engine: sampling_params", params, "SamplingParams or a dict")
+        checks.refuse(f"{folder}: sampling_params", params, "SamplingParams or a dict")
     return params
-
-
-def room_for(params, index, room):
-    """`room`, the tokens that fit after prompt `index`. InvalidError: max_tokens is more, or there
-    is no room for one; with max_tokens=0 only where the prompt itself does not fit."""
-    wanted = params.max_tokens
-    require(
-        room >= (wanted != 0) and (wanted is None or wanted <= room),
-        f"engine: max_tokens of prompt {index} is {wanted}, the model's positions leave room for "
-        f"{room}",
-    )
-    return room

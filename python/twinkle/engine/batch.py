@@ -27,8 +27,9 @@ def as_list(inputs):
         if not hasattr(item, "sequences"):
             out.append(getattr(item, "new_input_feature", item))
     for index, item in enumerate(out):
-        known = isinstance(item, dict) and ("input_ids" in item or "messages" in item)
-        if not (known or (isinstance(item, dict) and core().is_read_as_chat(item))):
+        is_row = isinstance(item, dict)
+        known = is_row and ("input_ids" in item or "messages" in item)
+        if not known and not (is_row and core().is_read_as_chat(item)):
             row = item[0] if isinstance(item, list) and item else item  # a list of messages
             has = core().in_place_of_messages(row) if isinstance(row, dict) else ""
             raise InvalidError(
@@ -38,6 +39,16 @@ def as_list(inputs):
         if "input_ids" in item:  # the template makes other rows' fields
             refuse_misspelt(f"model: inputs[{index}]", item)
     return out
+
+
+def batch_of(features, model_info, template, processor=None, marks=False):
+    """A Batch of features and of Trajectories, for a model. template: a function that gives what
+    encodes these. InvalidError: as Batch; routed_experts of another model."""
+    if any("input_ids" not in feature for feature in features):
+        features = template().batch_encode(features)
+    batch = Batch(processor(features) if processor else features, marks)
+    batch.check_routes(model_info["num_routed_layers"], model_info["num_experts_per_tok"])
+    return batch
 
 
 class Batch:
@@ -70,30 +81,6 @@ class Batch:
             "ones are not reported",
             hash_id=once,
         )
-
-    def padded(self, vectors):
-        """[B, longest] float32 tensor of the engine's vectors, 0 elsewhere; of its matrices
-        [tokens, V] one of [B, longest, V]."""
-        import torch
-
-        return torch.from_numpy(self._core.wide(vectors, 0, "float32"))
-
-    def wide(self, vectors, pad):
-        """[B, longest] int64 tensor of the engine's vectors of integers, `pad` elsewhere; of its
-        arrays [tokens, ...] one of [B, longest, ...]."""
-        import torch
-
-        return torch.from_numpy(self._core.wide(vectors, pad, "int64"))
-
-    def unpadded(self, tensor):
-        """Per sequence the entries of a [B, longest] tensor that the engine has, as float32."""
-        return self._core.unpadded(tensor.detach().cpu().numpy())
-
-    def tensors(self):
-        """For losses and metrics: padded tensors [B, longest] of the features as given."""
-        import torch
-
-        return {name: torch.from_numpy(v) for name, v in self._core.padded_fields().items()}
 
     def split(self, size):
         """Batches of at most `size` sequences, in order."""

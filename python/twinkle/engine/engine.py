@@ -2,15 +2,13 @@
 
 import gc
 import itertools
-import json
-import os
 import weakref
 
-from twinkle import checks, hub
+from twinkle import checks
 from twinkle.core import core
-from twinkle.data_format import LoraConfig
 from twinkle.data_format.lora import warn_of_another_base
 from twinkle.engine.alike import facts, require_alike
+from twinkle.engine.arguments import adapter_of
 from twinkle.engine.group import engine_group
 from twinkle.engine.ranks import ranks_of
 from twinkle.engine.tenant import Tenant
@@ -20,7 +18,6 @@ from twinkle.ledger import Ledger
 from twinkle.template.template import Template, resolve
 
 _DEVICE = "engine: device"
-_DEFAULT_TARGETS = ["q_proj", "v_proj"]  # as peft for these families
 _numbers = itertools.count()
 _several = weakref.WeakValueDictionary()  # {number: a compiled engine of several ranks}
 
@@ -79,7 +76,7 @@ class Engine:
         if self.ranks.size > 1:
             _several[next(_numbers)] = self.operations
         self._template = None
-        self._decodes = None  # whether the model has a tokenizer; None: not tried yet
+        self._decodes = True  # until it is known that the model has no tokenizer
 
     def model_info(self):
         """Facts about the model: family, directory, config_json, vocab_size, max_positions
@@ -121,24 +118,14 @@ class Engine:
     def decoder(self):
         """The template that what is sampled is decoded with: template(), or None where the model
         comes without a tokenizer that can be read. The same for all tenants."""
-        if self._decodes is None:
-            try:
-                self.template()
-            except TwinkleError:
-                self._decodes = False
-            else:
-                self._decodes = True
-        return self._template if self._decodes else None
+        try:
+            return self.template() if self._decodes else None
+        except TwinkleError:
+            self._decodes = False
+            return None
 
     def tenant(
-        self,
-        name,
-        lora_config=None,
-        seed=0,
-        weight=1.0,
-        *,
-        full_parameters=False,
-        priority=0,
+        self, name, lora_config=None, seed=0, weight=1.0, *, full_parameters=False, priority=0
     ):
         """Creates a tenant and returns it.
 
@@ -156,10 +143,8 @@ class Engine:
         made = Ledger(tenant=None)
         try:
             made.run(self.operations.create, lambda _: {"tenant": Tenant(self, name)}, **fields)
-            if "directory" in fields:
-                warn_of_another_base(
-                    fields["directory"], self.model_id, self.model_info()["directory"]
-                )
+            if directory := fields.get("directory"):
+                warn_of_another_base(directory, self.model_id, self.model_info()["directory"])
         except BaseException:  # a name that nobody got is free again
             if made.tenant is not None:
                 made.tenant.delete()
@@ -178,18 +163,10 @@ class Engine:
         weight = checks.number("engine: weight", weight, least=0.001)
         require(weight <= 1000, f"engine: weight is {weight}, it must be at most 1000")
         priority = checks.integer("engine: priority", priority, -(2**31), 2**31 - 1)
-        fields = {"frozen": lora_config is None and not full_parameters}
-        if isinstance(lora_config, (str, os.PathLike)):
-            fields["directory"] = resolve(lora_config)
-        elif lora_config is not None:
-            config = LoraConfig.from_any(lora_config)
-            values = config.to_dict()
-            if not values["target_parameters"]:
-                values["target_modules"] = values["target_modules"] or _DEFAULT_TARGETS
-            named = values["base_model_name_or_path"] or hub.name_of(self.model_id)
-            values["base_model_name_or_path"] = named
-            fields["lora_json"] = json.dumps(values)  # of patterns the first counts
-        return fields | {"tenant": name, "seed": seed, "weight": weight, "priority": priority}
+        fields = {"tenant": name, "seed": seed, "weight": weight, "priority": priority}
+        if lora_config is not None:
+            return fields | adapter_of(lora_config, self.model_id)[1]
+        return fields | {"frozen": not full_parameters}
 
 
 def end_dropped():

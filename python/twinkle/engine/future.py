@@ -23,7 +23,7 @@ class Future:
         self._convert = convert
 
     def done(self):
-        """Whether it has ended: with a result, an error, or cancelled."""
+        """True: it has ended, with a result, an error, or cancelled."""
         return self._future.done()
 
     def cancel(self):

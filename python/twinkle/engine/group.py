@@ -15,7 +15,7 @@ from twinkle.errors import InvalidError, NotAvailableError, TwinkleError, requir
 from twinkle.platform import Platform, find_node_ip, timeout_seconds
 
 _ENGINE = ("door", "control", "data", "saves")  # one for each thread of an engine that talks
-_BASE = "base"  # of the ranks along fsdp, which share the base's weights
+_BASE = "base"  # the group of ranks along fsdp, which share the base's weights
 _numbers = itertools.count(1)
 # A watch sees that a rank has gone; one that lives may take as long as it likes.
 FOREVER = timedelta(days=20)
@@ -93,8 +93,9 @@ def watch_of(mesh, name):
     Waits and raises as engine_group does."""
     place = _Place(mesh)
     place.meet(name, None)
+    own = (place.index, place.size, place.timeout)
     with place.naming_failures():
-        return place.watch(name)
+        return watch_through(place._store, place.name(name), os.environ["MASTER_ADDR"], own)
 
 
 class _Place:
@@ -127,9 +128,6 @@ class _Place:
                 f"{self.size}: {with_rank(error)}"
             ) from error
 
-    def no_sign(self):
-        return _SAME_ORDER if os.environ.get("TWINKLE_MODE") == "ray" else _NO_SIGN
-
     def meet(self, name, watch):
         """Waits until all ranks have come here. NotAvailableError: names those that have not in
         time."""
@@ -145,9 +143,10 @@ class _Place:
                 if time.monotonic() > end:
                     missing = [r for r, key in enumerate(keys) if not self._store.check([key])]
                     self._store.delete_key(keys[self.index])  # one that comes late finds nobody
+                    made_before = watch is not None or os.environ.get("TWINKLE_MODE") == "ray"
                     raise NotAvailableError(
                         f"infra: of a mesh of {self.size} ranks {missing} have not come within "
-                        f"{most:g} s: {_SAME_ORDER if watch is not None else self.no_sign()}"
+                        f"{most:g} s: {_SAME_ORDER if made_before else _NO_SIGN}"
                     )
                 time.sleep(_LOOK_S)
 
@@ -159,11 +158,6 @@ class _Place:
             made = process_group(name, name, self._store, (*place, self.timeout))
         made.set_timeout(FOREVER)
         return made
-
-    def watch(self, name):
-        """A Watch of all ranks."""
-        own = (self.index, self.size, self.timeout)
-        return watch_through(self._store, self.name(name), os.environ["MASTER_ADDR"], own)
 
 
 def _check_soon(watch):

@@ -1,4 +1,4 @@
-"""What the processes of a script tell each other in Python: numbers of metrics, batches, places."""
+"""News that the processes of a script tell each other: numbers of metrics, batches, places."""
 
 import atexit
 import json
@@ -30,8 +30,7 @@ class Ranks:
 
         InvalidError: ranks have made different calls, or another's value can't be pickled; where
         this one's can't, what pickle says; InternalError: a rank has gone."""
-        del what
-        return [value]
+        return self.agree(what, lambda: (None, value))[1]
 
     def agree(self, what, make):
         """make() on every rank gives (what stays here, what all get to know). The first, and a list
@@ -47,21 +46,18 @@ class Ranks:
     def alike(self, what):
         """In its block every rank checks a call, before any does it. Where the block raises on a
         rank, all raise, as agree says. what: the call, for errors. Waits for them all."""
-        failed = None
+        failed = []
         try:
             yield
         except Exception as error:
-            failed = error
+            failed.append(error)
 
         def checked():
-            if failed is not None:
-                raise failed
+            if failed:
+                raise failed.pop()  # it holds this frame: a cycle would keep who has called
             return None, None
 
-        try:
-            self.agree(what, checked)
-        finally:
-            failed = None  # it holds this frame, by which a cycle would keep who has called
+        self.agree(what, checked)
 
 
 class _Several(Ranks):
@@ -77,10 +73,7 @@ class _Several(Ranks):
         self._lock, self._count = threading.Lock(), 0
         atexit.register(tell_end, self.watch, self.rank)
         self._handler = core().SigtermHandler(self.watch)  # torchrun's, when another rank has gone
-        _start_warner(self.watch, threading.Event())  # which nobody sets: until the process ends
-
-    def gather(self, what, value):
-        return self.agree(what, lambda: (None, value))[1]  # which tells what can't be sent
+        _start_warner(self.watch, threading.Event())  # nobody sets it: until the process ends
 
     def _exchange(self, what, value):
         with self._lock:
@@ -103,7 +96,7 @@ class _Several(Ranks):
         own = sent = failed = why = None
         try:
             own, told = make()
-            sent = pickle.dumps(told)  # what can't be sent is told like other errors
+            sent = pickle.dumps(told)  # a value that can't be sent is told like other errors
         except Exception as error:
             failed, why = error, _text_of(error)
         try:
@@ -152,7 +145,7 @@ def waits_at(watch, place):
 
 def _text_of(error):
     out = type(error).__name__
-    with suppress(Exception):  # of a user's error the text, too, is the user's
+    with suppress(Exception):  # a user's error has a text of the user's, too
         out += f": {error}"
     return out
 
@@ -197,5 +190,5 @@ def _warn_of_late(watch, ended, told):
                 continue
             if Platform.get_local_rank() == 0:
                 logger.warning(f"infra: {text}", ranks="all")
-            else:  # whose logger tells errors alone
+            else:  # the logger there tells errors alone
                 logger.error(f"infra: {text}")

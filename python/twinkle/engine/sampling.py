@@ -1,32 +1,82 @@
 """Sampling parameters as the engine takes them, and what it sampled as SampleResponses."""
 
+import numpy as np
+
+from twinkle import checks
 from twinkle.data_format import SampledSequence, SampleResponse
 from twinkle.data_format.sampling import DEFAULT_MAX_TOKENS, SampledLogprobs
+from twinkle.errors import require
+
+# By the folder of who asks, for errors.
+_TOO_LONG = {
+    "engine": "engine: max_tokens of prompt {index} is {wanted}, the model's positions leave room "
+    "for {room}",
+    "sampler": "sampler: prompt {index} has {length} tokens and max_tokens is {wanted}, together "
+    "they must fit max_model_len, {limit}",
+}
 
 
-def engine_params(params, room, seed):
+class Prompts:
+    """The prompts of a call as the engine takes them, and what it samples as SampleResponses.
+
+    what: of the features, 'engine: prompts', for errors. params: SamplingParams of each. limit:
+    tokens of a prompt and what follows. template: a function that gives that of stop strings.
+    InvalidError: a prompt is not one sequence of ids; it does not fit, or max_tokens behind it.
+    """
+
+    def __init__(self, what, features, params, limit, template):
+        self.features, self.params = features, params
+        folder, _, name = what.partition(": ")
+        what = f"{folder}: input_ids of {name}"
+        self.tokens = [
+            np.asarray(checks.ids(f"{what}[{i}]", feature["input_ids"]), np.int64)
+            for i, feature in enumerate(features)
+        ]
+        self._rooms = [limit - len(tokens) for tokens in self.tokens]
+        for i, (p, room) in enumerate(zip(params, self._rooms, strict=True)):
+            most = {"wanted": p.max_tokens, "room": room, "limit": limit}
+            require(
+                room >= (p.max_tokens != 0) and (p.max_tokens is None or p.max_tokens <= room),
+                _TOO_LONG[folder].format(index=i, length=limit - room, **most),
+            )
+        stops = any(p.stop_texts for p in params)
+        self._tokenizer = template()._template.directory if stops else ""
+
+    def request(self, tenant, seed_of):
+        """The arguments of the engine's sample. seed_of: a function that gives the seed of the
+        prompt at an index, where its params have none."""
+        each = zip(self.params, self._rooms, strict=True)
+        params = [_engine_params(p, room, seed_of(i)) for i, (p, room) in enumerate(each)]
+        request = {"prompts": self.tokens, "params": params, "tokenizer": self._tokenizer}
+        return {"tenant": tenant, **request}
+
+    def responses(self, completions, template, shape):
+        """The responses of the engine's completions. template, shape: as response_of takes them."""
+        each = zip(self.features, self.tokens, completions, self.params, strict=True)
+        return [response_of(*one, template, shape) for one in each]
+
+
+_SAME = ("num_samples", "temperature", "top_p", "min_p", "repetition_penalty")
+
+
+def _engine_params(params, room, seed):
     """The engine's parameters for one prompt. room: tokens that fit after it; seed: the default."""
+    most = params.max_tokens
+    routes = {"routed_experts": True} if params.routed_experts else {}
     return {
-        "max_tokens": min(room, DEFAULT_MAX_TOKENS)
-        if params.max_tokens is None
-        else params.max_tokens,
+        "max_tokens": min(room, DEFAULT_MAX_TOKENS) if most is None else most,
         "seed": seed if params.seed is None else params.seed,
         "stop": params.stop_texts,
         "stop_token_ids": params.stop_token_ids,
-        "temperature": float(params.temperature),
         "top_k": params.top_k or -1,
-        "top_p": float(params.top_p),
-        "repetition_penalty": float(params.repetition_penalty),
-        "num_samples": params.num_samples,
-        "ignore_eos": False,
-        "min_p": float(params.min_p),
-        **({"routed_experts": True} if params.routed_experts else {}),
+        **{name: getattr(params, name) for name in _SAME},
+        **routes,
         **params.engine_logprobs,
     }
 
 
 def routes_shape(engine, asked):
-    """What an array of where tokens went is reshaped to; None unless asked. Results hold this, and
+    """The shape of an array of where tokens went; None unless asked. Results hold this, and
     not the engine, which ends before they do."""
     if not asked:
         return None

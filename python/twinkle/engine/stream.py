@@ -3,9 +3,9 @@
 from collections import deque
 from dataclasses import dataclass
 
-from twinkle import checks
+from twinkle.engine.future import Future
 
-_INCOMPLETE = "\ufffd"  # what a decoder writes for bytes that are no character yet
+_INCOMPLETE = "\ufffd"  # a decoder's sign for bytes that are no character yet
 
 
 @dataclass(frozen=True)
@@ -13,9 +13,9 @@ class Token:
     """A token of a sample that runs."""
 
     id: int
-    text: str  # what it adds to the sequence's text; '' while it is a part of a character
+    text: str  # its addition to the sequence's text; '' in the midst of a character
     logprob: float | None  # in nats, where sampling_params asks for logprobs
-    sequence: int  # which of num_samples
+    sequence: int  # from 0 to num_samples - 1
     stop_reason: str | None  # 'stop' or 'length' with a sequence's last token
 
 
@@ -23,7 +23,7 @@ class TextPieces:
     """The text of one sequence in pieces, which together are decode() of all its tokens."""
 
     def __init__(self, decode):
-        self._decode = decode  # of a list of ids
+        self._decode = decode  # a function of a list of ids
         self._ids = []
         self._given = ""
         self._start = self._read = 0  # ids[start:read] are given, and precede what comes
@@ -53,14 +53,10 @@ class TokenStream:
     ended. Tokens that a fork reads raise InvalidError.
     """
 
-    def __init__(self, stream, decode, logprobs=False, convert=None):
-        self._stream = stream
-        self._decode = decode
-        self._logprobs = logprobs
-        self._convert = convert
-        self._pieces = {}
-        self._ready = deque()
-        self._closed = False
+    def __init__(self, stream, template, logprobs=False, convert=None):
+        self._stream, self._template = stream, template
+        self._logprobs, self._convert = logprobs, convert
+        self._pieces, self._ready, self._closed = {}, deque(), False
 
     def __iter__(self):
         return self
@@ -81,25 +77,21 @@ class TokenStream:
         if self._closed:  # by another thread, meanwhile
             raise StopIteration
         if not ready:
-            self._stream.future.result()  # which raises what the sample failed with
+            self._stream.future.result()  # the sample's error, if it failed
             raise StopIteration
         _, sequence, token, logprob, reason = ready.popleft()
         pieces = self._pieces.setdefault(sequence, TextPieces(self._decode))
-        return Token(
-            token,
-            pieces.add(token, last=bool(reason)),
-            logprob if self._logprobs else None,
-            sequence,
-            reason or None,
-        )
+        text = pieces.add(token, last=bool(reason))
+        return Token(token, text, logprob if self._logprobs else None, sequence, reason or None)
+
+    def _decode(self, ids):
+        return self._template.decode(ids, skip_special_tokens=True)
 
     def result(self, timeout=None):
         """Waits for the end, whether or not the tokens were read, and returns the SampleResponse,
         whose tokens and text are those of the stream. timeout as a Future's. ConflictError: closed
         before the end."""
-        if timeout is not None:
-            checks.number("engine: timeout", timeout, least=0)
-        return self._convert(self._stream.future.result(timeout))
+        return Future(self._stream.future, self._convert).result(timeout)
 
     def close(self):
         """Ends the iteration and the sampling, and frees the tokens that were not read. result()

@@ -6,10 +6,10 @@ import numpy as np
 
 from twinkle import checks
 from twinkle.core import core
-from twinkle.engine.arguments import as_json, clip_arguments, features_of, params_of, room_for
-from twinkle.engine.batch import Batch, as_list
+from twinkle.engine.arguments import as_json, clip_arguments, features_of, params_of
+from twinkle.engine.batch import batch_of
 from twinkle.engine.future import Future, Result
-from twinkle.engine.sampling import engine_params, response_of, routes_shape
+from twinkle.engine.sampling import Prompts, routes_shape
 from twinkle.engine.stream import TokenStream
 from twinkle.errors import refuse_unknown, require
 from twinkle.infra import current_run
@@ -59,19 +59,7 @@ class Tenant:
         logits; a wrong loss, option or extra.
         """
 
-        def make():
-            batch = self._batch(inputs)
-            checks.text("engine: loss", loss, none=True)
-            fields, extras = _parted("forward", options)
-            if loss is None:
-                refuse_unknown("engine: forward without a loss", extras, sorted(fields))
-            fields |= {"sequences": batch.sequences, "loss": loss or ""}
-            fields["loss_options"] = as_json("engine: extras", _add_extras(batch, loss, extras))
-            return (batch, self._made("forward", fields)), None
-
-        (batch, operation), _ = self.engine.ranks.agree("its forward", make)
-        future = self._core.submit(operation)
-
+        batch, _, future = self._scored("forward", inputs, loss, options, {})
         shape = routes_shape(self.engine, options.get("routed_experts"))
 
         def convert(result):
@@ -109,21 +97,9 @@ class Tenant:
         and a wrong loss, option or extra, a coefficient for a model that has no such loss.
         """
 
-        def make():
-            batch = self._batch(inputs)
-            if embedding_grad is None and logits_grad is None:
-                batch.warn_of_unlabelled()
-            checks.text("engine: loss", loss)
-            fields, extras = _parted("forward_backward", options)
-            rest = _add_extras(batch, loss, extras)
-            grads = {"embedding_grad": embedding_grad, "logits_grad": logits_grad}
-            sequences = batch.with_grads(grads, set(extras) - set(rest))
-            fields |= {"sequences": sequences, "loss": loss}
-            fields["loss_options"] = as_json("engine: extras", rest)
-            return (batch, sequences, self._made("forward_backward", fields)), None
-
-        (batch, sequences, operation), _ = self.engine.ranks.agree("its forward_backward", make)
-        future, compared = self._core.submit(operation), self._compared
+        grads = {"embedding_grad": embedding_grad, "logits_grad": logits_grad}
+        scored = self._scored("forward_backward", inputs, loss, options, grads)
+        (batch, sequences, future), compared = scored, self._compared
 
         def convert(result):
             warn_of_ratio(compared, sequences, result["logps"])
@@ -179,33 +155,16 @@ class Tenant:
         """
 
         def make():
-            features = self._features(prompts)
-            given = sampling_params if isinstance(sampling_params, list) else [sampling_params]
-            require(
-                len(given) in (1, len(features)),
-                f"engine: sampling_params has {len(given)} entries for {len(features)} prompts, "
-                "give one, or one for each",
-            )
-            params = [params_of(p) for p in given] * (len(features) if len(given) == 1 else 1)
-            request, rooms = self._request(features, params, version)
-            return (features, params, rooms, request), len(features)
+            asked = self._prompts(prompts, sampling_params, version)
+            return asked, len(asked.features)
 
         ranks = self.engine.ranks
-        (features, params, rooms, request), counts = ranks.agree("its prompts", make)
-        request["params"] = self._params(params, rooms, sum(counts[: ranks.rank]))
-        future = self._core.sample(**request)
+        asked, counts = ranks.agree("its prompts", make)
+        request = self._request(asked, sum(counts[: ranks.rank]))
+        future = self._core.sample(version=version, **request)
         template = self.engine.decoder()
-        shape = routes_shape(self.engine, any(p.routed_experts for p in params))
-
-        def convert(completions):
-            return [
-                response_of(feature, prompt, samples, p, template, shape)
-                for feature, prompt, samples, p in zip(
-                    features, request["prompts"], completions, params, strict=True
-                )
-            ]
-
-        return Future(future, convert)
+        shape = routes_shape(self.engine, any(p.routed_experts for p in asked.params))
+        return Future(future, lambda completions: asked.responses(completions, template, shape))
 
     def sample_stream(self, prompt, sampling_params=None, *, version=0):
         """Continues one prompt and returns a TokenStream: an iterator over Tokens (id, text,
@@ -215,20 +174,16 @@ class Tenant:
         ends the sampling. InvalidError: as sample's; NotFoundError: no such version."""
         if not isinstance(prompt, dict):
             checks.refuse("engine: prompt", prompt, "an InputFeature or a Trajectory")
-        params = params_of(sampling_params)
+        params = params_of("engine", sampling_params)
         template = self.engine.template()
-        (feature,) = self._features([prompt])
-        request, rooms = self._request([feature], [params], version)
-        request["params"] = self._params([params], rooms, 0)
+        asked = self._prompts([prompt], [params], version)
+        stream = self._core.sample_stream(version=version, **self._request(asked, 0))
         shape = routes_shape(self.engine, params.routed_experts)
-        return TokenStream(
-            self._core.sample_stream(**request),
-            lambda ids: template.decode(ids, skip_special_tokens=True),
-            params.logprobs is not None,
-            lambda completions: response_of(
-                feature, request["prompts"][0], completions[0], params, template, shape
-            ),
-        )
+
+        def convert(completions):
+            return asked.responses(completions, template, shape)[0]
+
+        return TokenStream(stream, template, params.logprobs is not None, convert)
 
     def publish(self):
         """Keeps the adapter's weights as they are here in the tenant's order, for samples that name
@@ -295,45 +250,54 @@ class Tenant:
             operation = self._made(name, fields())
         return Future(self._core.submit(operation), convert)
 
-    def _batch(self, inputs):
-        features = as_list(features_of("engine: inputs", inputs))
-        if any("input_ids" not in feature for feature in features):
-            features = self.engine.template().batch_encode(features)
-        batch = Batch(features)
-        info = self.engine.model_info()
-        batch.check_routes(info["num_routed_layers"], info["num_experts_per_tok"])
-        return batch
+    def _scored(self, name, inputs, loss, options, grads):
+        """(the batch, its sequences, the compiled future) of a forward or a forward_backward.
+        grads: of outputs, by name."""
 
-    def _request(self, features, params, version):
-        """(the arguments of the engine's sample but for params, the tokens that fit behind each
-        prompt)."""
-        prompts = [
-            np.asarray(checks.ids(f"engine: input_ids of prompts[{i}]", f["input_ids"]), np.int64)
-            for i, f in enumerate(features)
+        def make():
+            features = features_of("engine: inputs", inputs)
+            batch = batch_of(features, self.engine.model_info(), self.engine.template)
+            if name == "forward_backward" and all(grad is None for grad in grads.values()):
+                batch.warn_of_unlabelled()
+            checks.text("engine: loss", loss, none=name == "forward")
+            known = {*core().operation_fields(name)} - _OWN_FIELDS
+            fields = {option: options[option] for option in known & options.keys()}
+            rest = {option: value for option, value in options.items() if option not in known}
+            if loss is None:
+                refuse_unknown("engine: forward without a loss", rest, sorted(fields))
+            lists = {n: v for n, v in rest.items() if isinstance(v, (list, tuple, np.ndarray))}
+            for extra, values in lists.items():
+                batch.add_extra(extra, values, core().per_sequence(loss, extra))
+            rest = {option: value for option, value in rest.items() if option not in lists}
+            fields |= {"loss": loss or "", "loss_options": as_json("engine: extras", rest)}
+            sequences = batch.with_grads(grads, set(lists)) if grads else batch.sequences
+            return (batch, sequences, self._made(name, {"sequences": sequences, **fields})), None
+
+        (batch, sequences, operation), _ = self.engine.ranks.agree(f"its {name}", make)
+        return batch, sequences, self._core.submit(operation)
+
+    def _prompts(self, prompts, given, version):
+        checks.integer("engine: version", version, 0, 2**63 - 1)
+        template = self.engine.template
+        features = [
+            f if "input_ids" in f else template().encode(f, add_generation_prompt=True)
+            for f in features_of("engine: prompts", prompts)
         ]
-        version = checks.integer("engine: version", version, 0, 2**63 - 1)
-        stops = any(p.stop_texts for p in params)
-        tokenizer = self.engine.template()._template.directory if stops else ""
+        params = [params_of("engine", p) for p in (given if isinstance(given, list) else [given])]
+        require(
+            len(params) in (1, len(features)),
+            f"engine: sampling_params has {len(params)} entries for {len(features)} prompts, give "
+            "one, or one for each",
+        )
+        params = params * len(features) if len(params) == 1 else params
         limit = self.engine.model_info()["max_positions"]
-        rooms = [room_for(p, i, limit - len(prompts[i])) for i, p in enumerate(params)]
-        request = {"prompts": prompts, "version": version, "tokenizer": tokenizer}
-        return {"tenant": self.name, **request}, rooms
+        return Prompts("engine: prompts", features, params, limit, template)
 
-    def _params(self, params, rooms, begin):
-        """The engine's params of a sample. begin: prompts of the ranks before this one."""
+    def _request(self, prompts, begin):
+        """The engine's arguments of a sample. begin: prompts of the ranks before this one."""
         run, call = current_run().seed, next(self._num_samples)  # counts calls that were right
-        return [
-            engine_params(p, room, stable_seed(run, "engine", self.name, call, begin + i))
-            for i, (p, room) in enumerate(zip(params, rooms, strict=True))
-        ]
-
-    def _features(self, prompts):
-        return [
-            feature
-            if "input_ids" in feature
-            else self.engine.template().encode(feature, add_generation_prompt=True)
-            for feature in as_list(features_of("engine: prompts", prompts))
-        ]
+        seed_of = lambda i: stable_seed(run, "engine", self.name, call, begin + i)  # noqa: E731
+        return prompts.request(self.name, seed_of)
 
 
 def _scores(batch, result):
@@ -348,21 +312,3 @@ def _scores(batch, result):
     if result["aux_loss"]:
         out["aux_loss"] = result["aux_loss"]
     return out
-
-
-def _parted(operation, options):
-    """(those that are the operation's own fields, the others)."""
-    names = {*core().operation_fields(operation)} - _OWN_FIELDS
-    fields = {name: options[name] for name in names & options.keys()}
-    return fields, {name: value for name, value in options.items() if name not in fields}
-
-
-def _add_extras(batch, loss, extras):
-    """Adds the lists to the batch; the rest, which are options of a loss."""
-    options = {}
-    for name, value in extras.items():
-        if isinstance(value, (list, tuple, np.ndarray)):
-            batch.add_extra(name, value, core().per_sequence(loss, name))
-        else:
-            options[name] = value
-    return options

@@ -1,6 +1,6 @@
 """Sampler: what every sampler can do, whatever runs it."""
 
-import twinkle.template
+from twinkle import template
 from twinkle.errors import NotAvailableError
 from twinkle.plugin import construct_class
 from twinkle.remote.how import at_once
@@ -18,11 +18,9 @@ class Sampler:
     @at_once
     def set_template(self, template_cls, **kwargs):
         """A Template, a subclass, its name or a plugin id; kwargs are its constructor's."""
-        if not isinstance(template_cls, twinkle.template.Template):
+        if not isinstance(template_cls, template.Template):
             kwargs.setdefault("model_id", self.model_id)
-        self.template = construct_class(
-            template_cls, twinkle.template.Template, twinkle.template, **kwargs
-        )
+        self.template = construct_class(template_cls, template.Template, template, **kwargs)
 
     @at_once
     def encode_trajectory(self, trajectory):
@@ -35,30 +33,6 @@ class Sampler:
         return self.template.decode(tokens, skip_special_tokens=True)
 
     @at_once
-    def add_adapter_to_sampler(self, adapter_name, config):
-        """Raises NotAvailableError, which names what to do instead."""
-        raise NotAvailableError(
-            "sampler: add_adapter_to_sampler is not available in this version; pass model= to "
-            "share a model's adapters, or adapter_path= to sample()"
-        )
-
-    @at_once
-    def get_state_keys(self):
-        """Raises NotAvailableError: a sync compares the tensors' names itself."""
-        raise NotAvailableError(
-            "sampler: get_state_keys is not available in this version; a sync names the first "
-            "tensor that differs"
-        )
-
-    @at_once
-    def receive_weights(self, *args, **kwargs):
-        """Takes a model's weights. Raises NotAvailableError here: TorchSampler can."""
-        raise NotAvailableError(
-            f"sampler: receive_weights is not available in {type(self).__name__}; TorchSampler "
-            "takes a model's weights"
-        )
-
-    @at_once
     def load_full_weights_from_path(self, path):
         """Samples from the weights at `path` from now on. Raises NotAvailableError here: a sampler
         that can defines it."""
@@ -67,7 +41,25 @@ class Sampler:
             f"TorchSampler(model_id={path!r})"
         )
 
-    @at_once
-    def apply_patch(self, patch_cls, **kwargs):
-        """Raises NotAvailableError: no sampler takes patches yet."""
-        raise NotAvailableError("sampler: apply_patch is not available in this version")
+
+# Names of ModelScope's Twinkle, and what to do instead.
+_INSTEAD = {
+    "add_adapter_to_sampler": "pass model= to share a model's adapters, or adapter_path= to "
+    "sample()",
+    "apply_patch": "no sampler takes patches",
+    "get_state_keys": "a sync compares the tensors' names itself, and names the first that differs",
+    "receive_weights": "TorchSampler takes a model's weights",
+}
+
+
+def _missing(name, instead):
+    def method(self, *args, **kwargs):
+        what = f"sampler: {name} is not available in {type(self).__name__}"
+        raise NotAvailableError(f"{what} of this version: {instead}")
+
+    method.__name__, method.__doc__ = name, f"Raises NotAvailableError: {instead}."
+    return at_once(method)
+
+
+for _name, _instead in _INSTEAD.items():
+    setattr(Sampler, _name, _missing(_name, _instead))

@@ -1,12 +1,13 @@
 """vLLM's engine arguments: which option of the engine each is, which have no effect, and what to
 use in place of the others. Each has its effect, is in WITHOUT_EFFECT, or is refused."""
 
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 
 from twinkle import checks
 from twinkle.core import option_names
 from twinkle.data_format.sampling import MAX_TOP_LOGPROBS
+from twinkle.engine.arguments import params_of
 from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, require
 from twinkle.logger import get_logger
 from twinkle.without_effect import WITHOUT_EFFECT
@@ -20,13 +21,6 @@ _ENGINE = {
 _INERT = WITHOUT_EFFECT["vLLMSampler: engine_args"]
 _ROUTES, _TOWER = "enable_return_routed_experts", "enable_tower_connector_lora"
 _PRECISION = {"auto": "bf16", "bfloat16": "bf16", "float32": "no", "float": "no"}
-
-
-def _share(what, value):
-    value = checks.number(what, value, above=0)
-    if value > 1:
-        checks.refuse(what, value, "a number above 0, at most 1")
-    return value
 
 
 def _mode(what, mode):
@@ -47,12 +41,14 @@ def _one_of(*choices):
 
 
 # Checks of values, by name; those of the engine's own names are the engine's.
-_COUNT = partial(checks.integer, least=1, most=2**31 - 1)
+_INT32_MAX = 2**31 - 1
+_COUNT = partial(checks.integer, least=1, most=_INT32_MAX)
 _CHECKS = {
     "max_model_len": _COUNT, "max_loras": _COUNT, "max_lora_rank": _COUNT, "max_num_seqs": _COUNT,
     "max_num_batched_tokens": _COUNT, "seed": partial(checks.integer, least=0, most=2**64 - 1),
     "max_logprobs": partial(checks.integer, least=-1, most=MAX_TOP_LOGPROBS),
-    "gpu_memory_utilization": _share, "logprobs_mode": _mode, "enable_prefix_caching": checks.flag,
+    "gpu_memory_utilization": partial(checks.number, above=0, most=1), "logprobs_mode": _mode,
+    "enable_prefix_caching": checks.flag,
     "enforce_eager": checks.flag, "enable_lora": checks.flag, _ROUTES: checks.flag,
     _TOWER: checks.flag, "load_format": _one_of("auto", "safetensors"),
     "dtype": lambda what, value: str(value).removeprefix("torch."), "model": checks.path,
@@ -74,21 +70,81 @@ _INSTEAD = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
 class EngineArgs:
-    """The engine_args that a sampler uses. None: not given."""
+    """A sampler's use of its engine_args, a dict of vLLM's names and of the engine's, or None.
 
-    max_model_len: int | None
-    max_loras: int
-    max_lora_rank: int | None
-    seed: int | None
-    precision: str  # the engine's mixed_precision
-    logprobs_mode: str | None
-    adapters: bool  # true: adapter_path may be given
-    routed_experts: bool  # true: every sample has them
-    options: dict = field(default_factory=dict)  # for an engine of the sampler's own
+    Numbers are None where they are not given. adapters: adapter_path may be given. routed_experts:
+    every sample has them. precision: the engine's mixed_precision. options: for an engine of the
+    sampler's own. InvalidError: another thing or name, a value of another kind or outside its
+    limits, an option of the engine where that is the model's; NotAvailableError: what this version
+    does not have.
+    """
 
-    def check_logprobs(self, params):
+    def __init__(self, args, model, model_id):
+        if args is not None and not isinstance(args, dict):
+            checks.refuse("sampler: engine_args", args, "a dict")
+        args = {name: value for name, value in (args or {}).items() if value is not None}
+        for name in filter(args.get, _INSTEAD):
+            raise InvalidError(
+                f"sampler: {name} of engine_args is not this engine's, use {_INSTEAD[name]}"
+            )
+        own = option_names()
+        refuse_unknown("sampler: engine_args", args, (*_CHECKS, *_INERT, *_ONLY, *own))
+        for name, (only, why) in _ONLY.items():
+            value = args.get(name, only)
+            same = value == only and isinstance(value, bool) == isinstance(only, bool)
+            require(
+                same, f"sampler: {name} is {checks.short(value)}, it must be {only!r}, since {why}"
+            )
+        args = {n: _CHECKS[n](f"sampler: {n}", v) if n in _CHECKS else v for n, v in args.items()}
+        _check_weights(args, model_id)
+        if args.get(_TOWER):
+            get_logger().warning(
+                f"sampler: {_TOWER} is True, but only a model's text is sampled: "
+                "there is no tower, and an adapter with weights for one is refused when it is read"
+            )
+        options = {name: value for name, value in args.items() if name in own}
+        for name in filter(args.__contains__, _ENGINE):
+            ours, value = _ENGINE[name], args[name]
+            require(
+                ours not in options, f"sampler: {name} and {ours} are the same: give one of them"
+            )
+            options[ours] = not value if name == "enforce_eager" else value
+        if model is not None and options:
+            given = [name for name in args if name in options or _ENGINE.get(name) in options]
+            ours = ", ".join(f"{name}={checks.short(value)}" for name, value in options.items())
+            raise InvalidError(
+                f"sampler: {', '.join(given)} of engine_args would change the engine, which is the "
+                f"model's: leave it out, or give TransformersModel {ours}"
+            )
+        self.max_model_len, self.seed = args.get("max_model_len"), args.get("seed")
+        self.max_lora_rank, self.logprobs_mode = (
+            args.get("max_lora_rank"),
+            args.get("logprobs_mode"),
+        )
+        self.max_loras, self.adapters = args.get("max_loras", 1), args.get("enable_lora", True)
+        self.routed_experts, self.options = args.get(_ROUTES, False), options
+        self.precision = _precision(args.get("dtype", "auto"), model)
+
+    def params(self, given, named):
+        """SamplingParams of sample()'s, or of the fields that it was given by name. InvalidError:
+        they can't be."""
+        require(
+            given is None or not named,
+            f"sampler: {', '.join(sorted(named))} is given next to sampling_params: put it there",
+        )
+        params = params_of("sampler", named if given is None else given)
+        stops = {f"stop[{i}]": token for i, token in enumerate(params.stop_token_ids)}
+        for name, value in {**stops, "top_k": params.top_k}.items():  # the engine would cut them
+            least = -1 if name == "top_k" else 0
+            require(
+                least <= value <= _INT32_MAX,
+                f"sampler: {name} is {value}, it must be from {least} to {_INT32_MAX}",
+            )
+        self._check_logprobs(params)
+        return replace(params, routed_experts=True) if self.routed_experts else params
+
+    def _check_logprobs(self, params):
         """InvalidError: params under which the engine's log-probabilities, which are of the whole
         distribution at the temperature, are not those of logprobs_mode."""
         if self.logprobs_mode is None or (params.logprobs, params.prompt_logprobs) == (None, None):
@@ -104,55 +160,6 @@ class EngineArgs:
                 "log-probabilities are of the whole distribution at the temperature: set it to "
                 f"{same[-1]}, or leave logprobs_mode out",
             )
-
-
-def read(args, model, model_id):
-    """EngineArgs of a dict of vLLM's names and of the engine's, or None. InvalidError: another
-    thing or name, a value of another kind or outside its limits, an option of the engine where that
-    is the model's; NotAvailableError: what this version does not have."""
-    if args is not None and not isinstance(args, dict):
-        checks.refuse("sampler: engine_args", args, "a dict")
-    args = {name: value for name, value in (args or {}).items() if value is not None}
-    for name in filter(args.get, _INSTEAD):
-        raise InvalidError(
-            f"sampler: {name} of engine_args is not this engine's, use {_INSTEAD[name]}"
-        )
-    own = option_names()
-    refuse_unknown("sampler: engine_args", args, (*_CHECKS, *_INERT, *_ONLY, *own))
-    for name, (only, why) in _ONLY.items():
-        value = args.get(name, only)
-        same = value == only and isinstance(value, bool) == isinstance(only, bool)
-        require(same, f"sampler: {name} is {checks.short(value)}, it must be {only!r}, since {why}")
-    args = {n: _CHECKS[n](f"sampler: {n}", v) if n in _CHECKS else v for n, v in args.items()}
-    _check_weights(args, model_id)
-    if args.get(_TOWER):
-        get_logger().warning(
-            f"sampler: {_TOWER} is True, but only a model's text is sampled: "
-            "there is no tower, and an adapter with weights for one is refused when it is read"
-        )
-    options = {name: value for name, value in args.items() if name in own}
-    for name in filter(args.__contains__, _ENGINE):
-        ours, value = _ENGINE[name], args[name]
-        require(ours not in options, f"sampler: {name} and {ours} are the same: give one of them")
-        options[ours] = not value if name == "enforce_eager" else value
-    if model is not None and options:
-        given = [name for name in args if name in options or _ENGINE.get(name) in options]
-        ours = ", ".join(f"{name}={checks.short(value)}" for name, value in options.items())
-        raise InvalidError(
-            f"sampler: {', '.join(given)} of engine_args would change the engine, which is the "
-            f"model's: leave it out, or give TransformersModel {ours}"
-        )
-    return EngineArgs(
-        max_model_len=args.get("max_model_len"),
-        max_loras=args.get("max_loras", 1),
-        max_lora_rank=args.get("max_lora_rank"),
-        seed=args.get("seed"),
-        precision=_precision(args.get("dtype", "auto"), model),
-        logprobs_mode=args.get("logprobs_mode"),
-        adapters=args.get("enable_lora", True),
-        routed_experts=args.get(_ROUTES, False),
-        options=options,
-    )
 
 
 def _check_weights(args, model_id):

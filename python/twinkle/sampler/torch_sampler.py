@@ -2,9 +2,9 @@
 
 import itertools
 import threading
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-
-import numpy as np
 
 from twinkle import checks
 from twinkle.checkpoint_engine.mixin import ReceivesWeights
@@ -13,7 +13,7 @@ from twinkle.data_format import LoraConfig, SampledSequence
 from twinkle.data_format.lora import warn_of_another_base
 from twinkle.engine.batch import as_list
 from twinkle.engine.ranks import Ranks, ranks_of
-from twinkle.engine.sampling import engine_params, response_of, routes_shape
+from twinkle.engine.sampling import Prompts, routes_shape
 from twinkle.engine.stream import TokenStream
 from twinkle.errors import InvalidError, refuse_unknown, require
 from twinkle.infra import current_run, place
@@ -25,8 +25,7 @@ from twinkle.remote.dispatch import Rows
 from twinkle.remote.how import How, at_once, mark
 from twinkle.remote.rows import first_row
 from twinkle.sampler.base import Sampler
-from twinkle.sampler.engine_args import read as engine_args_of
-from twinkle.sampler.params import as_given, params_of
+from twinkle.sampler.engine_args import EngineArgs
 from twinkle.seeding import stable_seed
 from twinkle.template.template import Template, resolve
 
@@ -52,13 +51,10 @@ def _version(directory):
     """A key that changes with the adapter's files; the engine reports missing ones."""
     out = []
     for name in ("adapter_config.json", "adapter_model.safetensors"):
-        try:
+        with suppress(OSError):
             stat = Path(directory, name).stat()
-        except OSError:
-            out.append(None)
-        else:
-            out.append((stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
-    return tuple(out)
+            out.append((name, stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return out
 
 
 def _of_prompts(function):
@@ -99,19 +95,12 @@ class TorchSampler(ReceivesWeights, Sampler):
             )
         if model_id is not None:
             model_id = checks.path("sampler: model_id", model_id)
-        self._args = args = engine_args_of(engine_args, model, model_id or model.model_id)
-        self.device_mesh, self._device = place(
-            self,
-            device_mesh,
-            kwargs.get("remote_group"),
-            shared=None if model is None else model._device,
-        )
+        self._args = args = EngineArgs(engine_args, model, model_id or model.model_id)
+        shared, group = None if model is None else model._device, kwargs.get("remote_group")
+        self.device_mesh, self._device = place(self, device_mesh, group, shared)
         self.model_id = model_id if model_id is not None else str(model.tokenizer_id)
         self._model = model
-        if model is not None:
-            self.engine = model.engine
-        else:
-            self.engine = self._engine_of(self.model_id)
+        self.engine = self._engine_of(self.model_id) if model is None else model.engine
         limit = self.engine.model_info()["max_positions"]
         self.max_model_len = limit if args.max_model_len is None else args.max_model_len
         require(
@@ -129,16 +118,11 @@ class TorchSampler(ReceivesWeights, Sampler):
     # ---- whose weights
 
     def _engine_of(self, model_id):
-        return core().Engine(
-            resolve(model_id),
-            mixed_precision=self._args.precision,
-            device=self._device,
-            **self._args.options,
-        )
+        own = {"mixed_precision": self._args.precision, "device": self._device}
+        return core().Engine(resolve(model_id), **own, **self._args.options)
 
-    def _weights(self, adapter_name, adapter_path, use_base_model):
-        """The same as _tenant takes them, checked: the adapter's name, its directory or None, a
-        flag."""
+    def _tenant_of(self, adapter_name, adapter_path, use_base_model):
+        """A function that gives the tenant to sample with, of arguments that are checked here."""
         checks.text("sampler: adapter_name", adapter_name, none=True, empty=True)
         use_base_model = checks.flag("sampler: use_base_model", use_base_model)
         if adapter_path is not None:
@@ -147,29 +131,26 @@ class TorchSampler(ReceivesWeights, Sampler):
                 self._args.adapters,
                 "sampler: adapter_path is given, but engine_args says enable_lora=False",
             )
-            return adapter_name, self._adapter_directory(str(adapter_path)), use_base_model
+            return partial(self._adapter_at, self._adapter_directory(str(adapter_path)))
         if self._model is None:
             require(
                 not adapter_name or adapter_name in self._tenants.synced,
                 f"sampler: there is no adapter {adapter_name!r}; pass model= to share a model's "
                 "adapters, or adapter_path=, or send it by CheckpointEngineManager",
             )
-        elif not use_base_model:
-            self._model._group(adapter_name or None)
-        return adapter_name, None, use_base_model
+            return partial(self._own_tenant, adapter_name, use_base_model)
+        if use_base_model:
+            return self._model.frozen_tenant
+        self._model._group(adapter_name or None)
+        return partial(self._model.tenant_for_sampling, adapter_name or None)
 
-    def _tenant(self, adapter_name, directory, use_base_model):
-        if directory is not None:
-            return self._adapter_at(directory)
-        if self._model is not None:
-            if use_base_model:
-                return self._model.frozen_tenant()
-            return self._model.tenant_for_sampling(adapter_name or None)
+    def _own_tenant(self, adapter_name, use_base_model):
+        tenants = self._tenants
         if adapter_name:
-            return self._tenants.synced[adapter_name]
-        if self._tenants.newest is not None and not use_base_model:
-            return self._tenants.newest
-        return frozen_tenant(self.engine, self._tenants)
+            return tenants.synced[adapter_name]
+        if tenants.newest is not None and not use_base_model:
+            return tenants.newest
+        return frozen_tenant(self.engine, tenants)
 
     def _has_left(self):
         with self._lock:
@@ -208,12 +189,12 @@ class TorchSampler(ReceivesWeights, Sampler):
         engine; another vocabulary, or fewer positions than max_model_len; NotFoundError: no model
         there."""
         checks.path("sampler: path", path)
-        if self._model is not None:
-            raise InvalidError(
-                "sampler: load_full_weights_from_path: this sampler samples from its model=, whose "
-                "weights are trained: load them into the model, or make a sampler of their own, "
-                f"TorchSampler(model_id={str(path)!r})"
-            )
+        require(
+            self._model is None,
+            "sampler: load_full_weights_from_path: this sampler samples from its model=, whose "
+            "weights are trained: load them into the model, or make a sampler of their own, "
+            f"TorchSampler(model_id={str(path)!r})",
+        )
         engine = self._engine_of(str(path))
         old, new = self.engine.model_info(), engine.model_info()
         require(
@@ -291,28 +272,24 @@ class TorchSampler(ReceivesWeights, Sampler):
         """
 
         def make():
-            params = params_of(sampling_params, named, self._args)
+            params = self._args.params(sampling_params, named)
             encoded = checks.flag("sampler: return_encoded", return_encoded)
-            features, prompts = self._prompts(inputs, params, encoded)
-            weights = self._weights(adapter_name, adapter_path, use_base_model)
-            return features, prompts, params, weights
+            prompts = self._prompts(inputs, params, encoded)
+            tenant_of = self._tenant_of(adapter_name, adapter_path, use_base_model)
+            return (prompts, params, tenant_of), len(prompts.features)
 
-        given = as_given(sampling_params, named)
-        (features, prompts, params, weights), begin = self._with_others(given, make)
-        future, completions = None, [[{}] for _ in features]
+        (prompts, params, tenant_of), begin = self._with_others(sampling_params, named, make)
+        future, completions = None, [[{}] for _ in prompts.features]
         with self._lock:  # no other thread forgets the adapter before its sample is queued
-            request = self._request(prompts, params, weights, begin)
-            if given.computes:
+            request = self._request(prompts, tenant_of(), begin)
+            if params.max_tokens != 0 or params.prompt_logprobs is not None:
                 future = self.engine.sample(**request)
         if future is not None:
             completions = future.result()
         shape = routes_shape(self.engine, params.routed_experts)
-        responses = [
-            response_of(feature, prompt, samples, params, self.template, shape)
-            for feature, prompt, samples in zip(features, prompts, completions, strict=True)
-        ]
+        responses = prompts.responses(completions, self.template, shape)
         if params.max_tokens == 0:
-            for response, feature in zip(responses, features, strict=True):
+            for response, feature in zip(responses, prompts.features, strict=True):
                 response.sequences = [
                     SampledSequence("length", [], new_input_feature=dict(feature))
                     for _ in range(params.num_samples)
@@ -334,22 +311,21 @@ class TorchSampler(ReceivesWeights, Sampler):
         `decoded` of sample() with the same seed. Closing the generator ends the sampling.
         InvalidError: num_samples is not 1, not one input, and as sample(), which may come with the
         first delta; NotFoundError: adapter_path has no adapter."""
-        params = params_of(sampling_params, named, self._args)
+        params = self._args.params(sampling_params, named)
         require(
             params.num_samples == 1,
             f"sampler: num_samples is {params.num_samples}, sample_stream takes 1",
         )
         if self.template is None:
             self.template = Template(self.model_id)
-        features, prompts = self._prompts(inputs, params)
-        require(len(features) == 1, f"sampler: sample_stream takes one input, not {len(features)}")
+        prompts = self._prompts(inputs, params)
+        count = len(prompts.features)
+        require(count == 1, f"sampler: sample_stream takes one input, not {count}")
         with self._lock:
-            weights = self._weights(adapter_name, adapter_path, use_base_model)
-            request = self._request(prompts, params, weights, first_row() or 0)
+            tenant = self._tenant_of(adapter_name, adapter_path, use_base_model)()
+            request = self._request(prompts, tenant, first_row() or 0)
             stream = self.engine.sample_stream(**request)
-        template = self.template
-        tokens = TokenStream(stream, lambda ids: template.decode(ids, skip_special_tokens=True))
-        return _deltas(tokens)
+        return _deltas(TokenStream(stream, self.template))
 
     def sample_stream_to_queue(self, queue, inputs, sampling_params=None, **kwargs):
         """Puts what sample_stream gives into `queue`: each (delta, reason), and None behind the
@@ -363,56 +339,31 @@ class TorchSampler(ReceivesWeights, Sampler):
         finally:
             queue.put(None)
 
-    def _with_others(self, given, make):
-        """The result of make(), (features, prompts, ...), once all ranks that take part have
-        theirs, and how many prompts those before this one have. given: as_given()'s."""
+    def _with_others(self, given, named, make):
+        """The part of make() that stays here, once all ranks that take part have theirs, and how
+        many prompts those before this one have. given, named: the parameters, not checked yet."""
+        fields = named if given is None else given
+        if not isinstance(fields, dict):
+            fields = getattr(given, "__dict__", {})
+        most = fields.get("max_tokens", fields.get("max_new_tokens"))
+        computes = most != 0 or fields.get("prompt_logprobs") is not None
+        draws = fields.get("seed") is None and fields.get("temperature", 1.0) != 0 and most != 0
         begin, ranks = first_row(), Ranks()  # known where the call was cut
-        if self._model is not None and given.computes:  # the engine takes prompts of all its ranks
+        if self._model is not None and computes:  # the engine takes prompts of all its ranks
             ranks = self._model._ranks
-        elif (
-            begin is None and given.draws
-        ):  # the others draw nothing, and one rank may ask for itself
+        elif begin is None and draws:  # the others draw nothing, and one rank may ask for itself
             ranks = ranks_of(self.device_mesh)
-
-        def mine():
-            made = make()
-            return made, len(made[1])
-
-        made, counts = ranks.agree("its prompts", mine)
+        made, counts = ranks.agree("its prompts", make)
         return made, sum(counts[: ranks.rank]) if begin is None else begin
 
-    def _prompts(self, inputs, params, return_encoded=False):
-        """(features, their tokens)."""
-        features = self._features(inputs, params, return_encoded)
-        prompts = [
-            np.asarray(checks.ids(f"sampler: input_ids of inputs[{i}]", f["input_ids"]), np.int64)
-            for i, f in enumerate(features)
-        ]
-        for i, prompt in enumerate(prompts):
-            self._check_room(params, i, len(prompt))
-        return features, prompts
-
-    def _request(self, prompts, params, weights, begin):
-        """The arguments of the engine's sample. weights: _weights()'s; begin: prompts of the ranks
-        before this one."""
-        tenant = self._tenant(*weights)
+    def _request(self, prompts, tenant, begin):
+        """The arguments of the engine's sample. begin: prompts of the ranks before this one."""
         self._calls += 1
         run = current_run().seed if self._args.seed is None else self._args.seed
-        return {
-            "tenant": tenant,
-            "prompts": prompts,
-            "params": [
-                engine_params(
-                    params,
-                    self.max_model_len - len(prompt),
-                    stable_seed(run, "sample", self._calls, begin + i),
-                )
-                for i, prompt in enumerate(prompts)
-            ],
-            "tokenizer": self.template._template.directory if params.stop_texts else "",
-        }
+        calls = self._calls
+        return prompts.request(tenant, lambda i: stable_seed(run, "sample", calls, begin + i))
 
-    def _features(self, inputs, params, return_encoded=False):
+    def _prompts(self, inputs, params, return_encoded=False):
         features = as_list(inputs)
         if self.template is None and (
             return_encoded
@@ -422,16 +373,9 @@ class TorchSampler(ReceivesWeights, Sampler):
             self.template = Template(self.model_id)
         scores = params.max_tokens == 0  # a whole conversation, which no reply follows
         encode = self.template.encode if scores and self.template else self.encode_trajectory
-        return [feature if "input_ids" in feature else encode(feature) for feature in features]
-
-    def _check_room(self, params, index, prompt_length):
-        room = self.max_model_len - prompt_length
-        wanted = params.max_tokens
-        if room < (wanted != 0) or (wanted is not None and wanted > room):
-            raise InvalidError(
-                f"sampler: prompt {index} has {prompt_length} tokens and max_tokens is {wanted}, "
-                f"together they must fit max_model_len, {self.max_model_len}"
-            )
+        features = [f if "input_ids" in f else encode(f) for f in features]
+        all_params, limit = [params] * len(features), self.max_model_len
+        return Prompts("sampler: inputs", features, all_params, limit, lambda: self.template)
 
     # ---- vLLM's other verbs
 
