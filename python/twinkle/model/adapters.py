@@ -1,11 +1,10 @@
 """A model's adapters, and the engine's tenants that hold their weights."""
 
-import dataclasses
 from functools import partial
 
-from twinkle import hub
-from twinkle.data_format import LoraConfig
+from twinkle import checks
 from twinkle.data_format.lora import warn_of_another_base
+from twinkle.engine.arguments import adapter_of
 from twinkle.errors import ConflictError, refuse_unknown, require
 from twinkle.infra import current_run
 from twinkle.logger import get_logger
@@ -13,7 +12,7 @@ from twinkle.model.checkpoint import Checkpoints
 from twinkle.model.group import Group, Groups, check_accumulation
 from twinkle.remote.how import at_once
 from twinkle.seeding import stable_seed
-from twinkle.template.template import Template, resolve
+from twinkle.template.template import Template
 
 _FROZEN = "frozen"
 
@@ -54,15 +53,21 @@ class Adapters(Checkpoints):
                 return group.tenant
             if self._tenants.frozen is not None:  # who trains all weights is alone with the model
                 self._tenants.run(self.engine.delete, lambda _: {"frozen": None}, tenant=_FROZEN)
-            if not self._value_head:  # which is trained whole, always
-                weights = f"{self.model_info['num_parameters']:,} weights of {self.model_id}"
+            if not self._value_head:  # a critic is trained whole, always
                 get_logger().warning(
-                    f"model: all {weights} are trained: add_adapter_to_model first trains an "
-                    "adapter alone"
+                    f"model: all {self.model_info['num_parameters']:,} weights of {self.model_id} "
+                    "are trained: add_adapter_to_model first trains an adapter alone"
                 )
             created = {"tenant": "full", "seed": current_run().seed}
             group.run(self.engine.create, lambda _: {"tenant": "full"}, **created)
         return group.tenant
+
+    def _count(self, group, operation, change, **fields):
+        """Runs an operation of the engine, by its name, for a group. change(loop, result): the
+        group's loop after it, of the one before."""
+        changes = lambda result: {"loop": change(group.loop, result)}  # noqa: E731
+        run = getattr(self.engine, operation)
+        return group.run(run, changes, tenant=self._tenant(group), **fields)
 
     def frozen_tenant(self):
         """The engine's tenant of the base model as it is. ConflictError: it is being trained."""
@@ -89,45 +94,28 @@ class Adapters(Checkpoints):
             group = self._new_group(adapter_name, config_or_dir, gradient_accumulation_steps)
         with self._lock:
             self._add(group)
-        if directory := group.created["directory"]:
+        if directory := group.created.get("directory"):
             warn_of_another_base(directory, self.model_id, self.model_info["directory"])
 
     def _new_group(self, adapter_name, config_or_dir, gradient_accumulation_steps):
-        require(
-            isinstance(adapter_name, str) and adapter_name != "",
-            f"model: adapter_name is {adapter_name!r}, it must be a text that is not empty",
-        )
-        directory = ""
-        if isinstance(config_or_dir, str) or hasattr(config_or_dir, "__fspath__"):
-            directory = resolve(config_or_dir)
-        config = LoraConfig.from_any(directory or config_or_dir)
-        if (
-            config.target_modules is None and not config.target_parameters
-        ):  # as peft does for these families
-            config = dataclasses.replace(config, target_modules=["q_proj", "v_proj"])
-        if not directory:
-            named = config.base_model_name_or_path or hub.name_of(self.model_id)
-            config = dataclasses.replace(config, base_model_name_or_path=named)
+        checks.text("model: adapter_name", adapter_name)
         group = Group(adapter_name, self._default_template())
+        group.config, group.created = adapter_of(config_or_dir, self.model_id)
+        group.created["seed"] = stable_seed(current_run().seed, "adapter", adapter_name)
         group.set_gradient_accumulation_steps(check_accumulation(gradient_accumulation_steps))
-        group.tenant, group.config = f"adapter/{adapter_name}", config
-        group.created = {
-            "lora_json": "" if directory else config.to_json(),
-            "directory": directory,
-            "seed": stable_seed(current_run().seed, "adapter", adapter_name),
-        }
+        group.tenant = f"adapter/{adapter_name}"
         return group
 
     def _add(self, group):
         self._tenants.settle()
         groups = Groups(self._groups)
-        if "" in groups and groups[""].tenant == "full":
+        if "" in groups and groups[""].tenant is not None:
             raise ConflictError(
                 f"model: all weights of {self.model_id} are being trained, so adapter "
                 f"{group.name!r} cannot be added: add it before the first forward_backward, to a "
                 "new model"
             )
-        if "" in groups and groups[""].tenant is None:
+        if "" in groups:
             group.take_settings(groups.pop(""))
         if group.name in groups:
             raise ConflictError(
@@ -135,9 +123,8 @@ class Adapters(Checkpoints):
                 f"remove_adapter({group.name!r}) first"
             )
         groups[group.name] = group
-        self._tenants.run(
-            self.engine.create, lambda _: {"groups": groups}, tenant=group.tenant, **group.created
-        )
+        created = {"tenant": group.tenant, **group.created}
+        self._tenants.run(self.engine.create, lambda _: {"groups": groups}, **created)
 
     @at_once
     def remove_adapter(self, adapter_name=None):
@@ -167,10 +154,8 @@ class Adapters(Checkpoints):
 
         if group.created:  # the new one is there before the old one goes
             self._drop_stale(group)
-            again = f"{before}'"
-            group.run(
-                self.engine.create, lambda _: fresh(again, before), tenant=again, **group.created
-            )
+            again = {"tenant": f"{before}'", **group.created}
+            group.run(self.engine.create, lambda _: fresh(again["tenant"], before), **again)
             self._drop_stale(group)
         elif before is not None:  # all weights: made anew when it is first needed
             group.run(self.engine.delete, lambda _: fresh(None, None), tenant=before)

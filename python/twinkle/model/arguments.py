@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, replace
 
 from twinkle import checks
-from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, require
+from twinkle.errors import NotAvailableError, refuse_unknown, require
 from twinkle.logger import get_logger
 from twinkle.model.router_replay import records
 
@@ -17,11 +17,6 @@ NAMES = (
     *_FLAGS,
 )  # fmt: skip
 _PRECISION_OF = {"bfloat16": "bf16", "float32": "no"}
-
-
-def first_given(*values):
-    """The first one that is not None."""
-    return next((value for value in values if value is not None), None)
 
 
 def check_model_cls(model_cls, value_head):
@@ -45,8 +40,9 @@ def check_config(config, config_json):
         return
     if isinstance(config, type) or not hasattr(config, "to_dict"):
         checks.refuse("model: config", config, "a config of transformers, or left out")
-    ours = type(config).from_dict(json.loads(config_json or "{}")).to_dict()
-    changed = _changed(ours, config.to_dict())
+    own = type(config).from_dict(json.loads(config_json or "{}"))
+    ours, given = (dict(_fields(one.to_dict())) for one in (own, config))
+    changed = [name for name in sorted(ours | given) if ours.get(name) != given.get(name)]
     require(
         not changed,
         f"model: config has another {', '.join(changed)} than the model's own, which the engine "
@@ -54,23 +50,20 @@ def check_config(config, config_json):
     )
 
 
-def _changed(ours, given):
-    """Names of the fields that differ; of dicts in dicts those in them."""
-    out = []
-    for name in sorted((ours.keys() | given.keys()) - {"_name_or_path", "use_cache"}):
-        one, other = ours.get(name), given.get(name)
-        if isinstance(one, dict) and isinstance(other, dict):
-            out += [f"{name}.{inner}" for inner in _changed(one, other)]
-        elif one != other:
-            out.append(name)
-    return out
+def _fields(config, path=""):
+    """(name, value) of each field that counts; of dicts in dicts of those in them."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _fields(value, f"{path}{name}.")
+        elif name not in ("_name_or_path", "use_cache"):
+            yield f"{path}{name}", value
 
 
 def check_dtype(mixed_precision, dtype):
     """InvalidError: a torch_dtype that is not that of mixed_precision."""
-    dtype = str(dtype).removeprefix("torch.") if dtype is not None else "auto"
+    dtype = str(dtype).removeprefix("torch.")
     require(
-        dtype == "auto" or _PRECISION_OF.get(dtype) == mixed_precision,
+        dtype in ("None", "auto") or _PRECISION_OF.get(dtype) == mixed_precision,
         f"model: torch_dtype is {dtype}, but mixed_precision is {mixed_precision!r}; they must be "
         "bfloat16 and 'bf16', or float32 and 'no'",
     )
@@ -106,9 +99,9 @@ def refuse_grad_scaler(what):
 
 @dataclass(frozen=True)
 class Task:
-    """What a forward returns besides log-probabilities, or instead of them."""
+    """The outputs of a forward besides log-probabilities, or instead of them."""
 
-    embedding: bool = False  # of every sequence, in place of log-probabilities
+    embedding: bool = False  # each sequence's, in place of log-probabilities
     logits: bool = False
     temperature: float = 1.0
     loss_logits: bool = False  # for the loss, which learns through them
@@ -117,15 +110,15 @@ class Task:
     routes: bool = False  # where tokens went
 
     @property
-    def scoring(self):
-        """The engine's arguments of a forward that is returned."""
-        return {"routed_experts": True} if self.routes else {}
-
-    @property
     def learning(self):
         """The engine's arguments of a forward_backward alone."""
         coef = self.router_aux_loss_coef
         return {"router_aux_loss_coef": coef} if coef else {}
+
+    @property
+    def needs_logits(self):
+        """True: the loss, or a value head, is of the engine's logits."""
+        return self.loss_logits or self.values
 
     @property
     def gives(self):
@@ -159,7 +152,7 @@ class Task:
             batch.check_logits(asked_by, vocabulary)
 
 
-def forward_kwargs(method, kwargs, temperature, loss=False):
+def forward_kwargs(method, kwargs, temperature):
     """(Task, the loss's keyword arguments). InvalidError: what cannot be had is refused by name."""
     kwargs = dict(kwargs)
     task = kwargs.pop("task", "causal_lm")
@@ -169,16 +162,13 @@ def forward_kwargs(method, kwargs, temperature, loss=False):
     logits = checks.flag("model: return_logits", kwargs.pop("return_logits", False))
     logits = logits and task != "embedding"  # there are none
     routes = records(method, kwargs.pop("router_replay_action", None))
-    coef = 0.0
-    if method != "forward_only":
-        coef = checks.number(
-            "model: router_aux_loss_coef", kwargs.pop("router_aux_loss_coef", 0.0), least=0
-        )
-    if not loss:
+    coef = 0.0 if method == "forward_only" else kwargs.pop("router_aux_loss_coef", 0.0)
+    coef = checks.number("model: router_aux_loss_coef", coef, least=0)
+    if method != "forward_backward":  # others of it are the loss's
         refuse_unknown(f"model: {method}", kwargs)
     temperature = checks.number("model: temperature", temperature, above=0)
-    of_experts = {"router_aux_loss_coef": coef, "routes": routes}
-    return Task(task == "embedding", logits, temperature, **of_experts), kwargs
+    out = Task(task == "embedding", logits, temperature, router_aux_loss_coef=coef, routes=routes)
+    return out, kwargs
 
 
 def slice_kwargs(kwargs, begin, size, total, are_of_rows=None):
@@ -199,19 +189,19 @@ def slice_kwargs(kwargs, begin, size, total, are_of_rows=None):
 
 def require_backward(group):
     """InvalidError: nothing is accumulated."""
-    if group.accumulated == 0:
-        raise InvalidError(
-            "model: step needs a backward since the last step; there is nothing to step with"
-        )
+    require(
+        group.accumulated > 0,
+        "model: step needs a backward since the last step; there is nothing to step with",
+    )
 
 
-def check_outputs(loss, status):
+def check_outputs(loss, together):
     """InvalidError: the last forward was not asked for what the loss needs."""
     for flag, name in (("require_logits", "logits"), ("require_entropy", "entropies")):
         require(
-            status.task.embedding
+            together.task.embedding
             or not getattr(loss, flag)
-            or name in status.outputs
+            or name in together.outputs
             or (loss.require_logits and name == "entropies"),  # computed from logits
             f"model: {type(loss).__name__} has {flag}, but was set after the forward: call forward "
             "or forward_only again",

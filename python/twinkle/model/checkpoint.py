@@ -19,9 +19,13 @@ class Checkpoints(Settings):
     @at_once
     def get_state_dict(self, adapter_name=None):
         """{name: float32 tensor} of the trained weights: the adapter's, or the model's."""
+        import torch
+
         with self._ranks.alike("its get_state_dict"):
             group = self._group(adapter_name)
-        return _state_dict(self.engine, self._tenant(group))
+        tensors = self.engine.inspect(tenant=self._tenant(group), tensors=True).result()["tensors"]
+        own = [name for name in tensors if not name.startswith(("grad/", "optimizer/"))]
+        return {name: torch.from_numpy(tensors[name]) for name in own}
 
     @at_once
     def save(
@@ -107,9 +111,7 @@ class Checkpoints(Settings):
         model's counters stay. NotFoundError, InvalidError and warning: as load's.
         """
         with self._ranks.alike("its resume_from_checkpoint"):
-            directory = _path("checkpoint_dir", checkpoint_dir)
-            if not Path(directory).is_dir():
-                raise NotFoundError(f"model: checkpoint_dir {checkpoint_dir} does not exist")
+            directory = _checkpoint(checkpoint_dir)
             resume_only_model = checks.flag("model: resume_only_model", resume_only_model)
             group = self._group(adapter_name)
             state = core().loop_state_in(directory, not resume_only_model)
@@ -118,28 +120,18 @@ class Checkpoints(Settings):
         self._load(group, directory, None if resume_only_model else state)
         if not resume_only_model:
             group.set_gradient_accumulation_steps(state.get("gradient_accumulation_steps"))
-        return {
-            "cur_step": state.get("cur_step", 0),
-            "consumed_train_samples": state.get("consumed_train_samples", 0),
-            "gradient_accumulation_steps": state.get(
-                "gradient_accumulation_steps", group.gradient_accumulation_steps
-            ),
-        }
+        steps = "gradient_accumulation_steps"
+        saved = {"cur_step": 0, "consumed_train_samples": 0, steps: getattr(group, steps)}
+        return {name: state.get(name, default) for name, default in saved.items()}
 
     def _load(self, group, directory, state):
         """Reads a checkpoint's weights, and its optimizer unless `state`, the loop's, is None; the
         group takes it."""
 
-        def loop():
-            return group.loop.with_weights() if state is None else group.loop.with_state(state)
+        def loaded(loop, _):
+            return loop.with_weights() if state is None else loop.with_state(state)
 
-        group.run(
-            self.engine.load,
-            lambda _: {"loop": loop()},
-            tenant=self._tenant(group),
-            directory=directory,
-            optimizer=state is not None,
-        )
+        self._count(group, "load", loaded, directory=directory, optimizer=state is not None)
         if group.config is not None:
             warn_of_another_base(directory, self.model_id, self.model_info["directory"])
 
@@ -149,11 +141,22 @@ class Checkpoints(Settings):
 
         NotAvailableError: the hub's package is missing; NotFoundError: the hub refuses, or cannot
         be reached."""
-        return _upload(checkpoint_dir, hub_model_id, hub_token, async_upload)
+        directory = _checkpoint(checkpoint_dir)
+        checks.text("model: hub_model_id", hub_model_id)
+        checks.flag("model: async_upload", async_upload)
+        push = HubOperation.async_push_to_hub if async_upload else HubOperation.push_to_hub
+        return push(hub_model_id, directory, token=hub_token)
 
 
 def _path(what, value):
     return checks.path(f"model: {what}", value)
+
+
+def _checkpoint(directory):
+    directory = _path("checkpoint_dir", directory)
+    if not Path(directory).is_dir():
+        raise NotFoundError(f"model: checkpoint_dir {directory} does not exist")
+    return directory
 
 
 def _directory_of(name, output_dir):
@@ -164,24 +167,3 @@ def _directory_of(name, output_dir):
         f"model: name is {str(name)!r}, it must name a directory inside output_dir, without '..'",
     )
     return str(Path(_path("output_dir", output_dir)) / name)
-
-
-def _state_dict(engine, tenant):
-    import torch
-
-    tensors = engine.inspect(tenant=tenant, tensors=True).result()["tensors"]
-    return {
-        name: torch.from_numpy(value)
-        for name, value in tensors.items()
-        if not name.startswith(("grad/", "optimizer/"))
-    }
-
-
-def _upload(checkpoint_dir, hub_model_id, hub_token, async_upload):
-    checkpoint_dir = checks.path("model: checkpoint_dir", checkpoint_dir)
-    checks.text("model: hub_model_id", hub_model_id)
-    checks.flag("model: async_upload", async_upload)
-    if not Path(checkpoint_dir).is_dir():
-        raise NotFoundError(f"model: checkpoint_dir {checkpoint_dir} does not exist")
-    push = HubOperation.async_push_to_hub if async_upload else HubOperation.push_to_hub
-    return push(hub_model_id, checkpoint_dir, token=hub_token)

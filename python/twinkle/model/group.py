@@ -1,34 +1,29 @@
 """A model's state per adapter: its loop, the last batch, what scripts set. No weights."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from twinkle import checks
 from twinkle.core import core
-from twinkle.errors import InvalidError
+from twinkle.errors import InvalidError, require
 from twinkle.ledger import Ledger
 from twinkle.loss import CrossEntropyLoss
 from twinkle.metric import LossMetric, TrainMetric
 from twinkle.processor import InputProcessor
 
-DEFAULT_WEIGHT_DECAY = 0.01  # of optim::make, where it is left out
+DEFAULT_WEIGHT_DECAY = 0.01  # optim::make's, where it is left out
 
 
 @dataclass
-class Status:
-    """The last forward of a phase, for calculate_loss and backward."""
+class Phase:
+    """Training, or evaluation."""
 
-    together: Any = None  # the batch of all ranks
-    outputs: dict | None = None  # of all of it
-    disable_lora: bool = False  # the base model scored the batch
-    loss_kwargs: dict | None = None
-    task: Any = None  # what the forward was asked for
-    loss: Any = None  # that calculate_loss took
-    metrics: list = field(default_factory=list)
+    metrics: list
+    together: Any = None  # the Together of its last forward, for calculate_loss and backward
 
     def forgotten(self):
         """Without the batch and what was computed of it; the metrics are the same."""
-        return replace(self, together=None, outputs=None, loss_kwargs=None)
+        return Phase(self.metrics)
 
 
 def optimizer_name(optimizer_cls):
@@ -36,15 +31,14 @@ def optimizer_name(optimizer_cls):
     of torch.optim."""
     if isinstance(optimizer_cls, str):
         return optimizer_cls
-    name = getattr(optimizer_cls, "__name__", None)
-    if name is None or not getattr(optimizer_cls, "__module__", "").startswith("torch.optim"):
-        what = checks.short(optimizer_cls)
-        if name is None:  # an object, as torch.optim.AdamW(...) makes, has a repr of many lines
-            what = f"an object of {type(optimizer_cls).__name__}"
-        raise InvalidError(
-            f"model: optimizer_cls is {what}, it must be a name or a class of torch.optim, with "
-            "its options beside it: set_optimizer('AdamW', lr=1e-4)"
-        )
+    name, what = getattr(optimizer_cls, "__name__", None), checks.short(optimizer_cls)
+    if name is None:  # an object, as torch.optim.AdamW(...) makes, has a repr of many lines
+        what = f"an object of {type(optimizer_cls).__name__}"
+    require(
+        name is not None and getattr(optimizer_cls, "__module__", "").startswith("torch.optim"),
+        f"model: optimizer_cls is {what}, it must be a name or a class of torch.optim, with its "
+        "options beside it: set_optimizer('AdamW', lr=1e-4)",
+    )
     return name
 
 
@@ -68,28 +62,25 @@ class Group(Ledger):
     """One adapter's, or the base model's, side of the training loop. Settings and counters (lr,
     cur_step, ...) are those of `loop`, which `run` replaces where an operation changes it."""
 
+    tenant = None  # the engine's; None: not created yet
+    stale = None  # a tenant that this one's has replaced, until it is deleted
+    config = None  # LoraConfig, or None for the base model
+    has_optimizer = False  # set by the user: it is to be trained
+    has_compared = False  # its policy with old_logps
+    mode = "train"  # the phase of the last forward, or "eval"
+
     def __init__(self, name, template):
-        super().__init__()
-        self.name = name
-        self.loop = core().Loop()
-        self.tenant = None  # of the engine; None: not created yet
-        self.config = None  # LoraConfig, or None for the base model
-        self.created = {}  # what an adapter's tenant was made with
-        self.loss = CrossEntropyLoss()
+        super().__init__(name=name, loop=core().Loop(), loss=CrossEntropyLoss())
+        self.created = {}  # the fields that an adapter's tenant was made with
         self.template = template  # or a function that makes it when it is first needed
         self.processor = InputProcessor()
-        self.train = Status(metrics=[LossMetric(), TrainMetric()])
-        self.eval = Status(metrics=[LossMetric()])
-        self.mode = "train"
-        self.has_optimizer = False  # set by the user: it is to be trained
-        self.has_compared = False  # its policy with old_logps
-        self.stale = None  # a tenant that this one's has replaced, until it is deleted
+        self.train, self.eval = Phase([LossMetric(), TrainMetric()]), Phase([LossMetric()])
 
     def __getattr__(self, name):
         return getattr(self.loop, name)
 
     def with_micro_batch(self, result):
-        """What a forward_backward changes, for `run`: a forward before it does not outlive it."""
+        """The changes of a forward_backward, for `run`: a forward before it does not outlive it."""
         del result
         return {"loop": self.loop.with_micro_batch(), "train": self.train.forgotten()}
 
@@ -110,32 +101,27 @@ class Group(Ledger):
             self.template = self.template()
         return self.template
 
-    def status(self, is_training):
-        """The Status of training, or of evaluation."""
+    def phase(self, is_training):
+        """The Phase of training, or of evaluation."""
         return self.train if is_training else self.eval
 
-    def check_metrics(self, is_training, batch, task, loss_kwargs):
+    def check_metrics(self, is_training, together, loss_kwargs):
         """InvalidError: a metric would refuse the batch or what the loss is called with."""
-        metrics = [m for m in self.status(is_training).metrics if m.reads in (None, task.gives)]
-        inputs = batch.tensors() if any(m.needs_inputs for m in metrics) else None
+        gives = together.task.gives
+        metrics = [m for m in self.phase(is_training).metrics if m.reads in (None, gives)]
+        inputs = together.whole.tensors() if any(m.needs_inputs for m in metrics) else None
         for metric in metrics:
             metric.check(inputs, **loss_kwargs)
 
     def accumulate_metrics(self, is_training, batch, outputs, predict, loss_kwargs, **kwargs):
         """predict: a function that gives the predictions, for the metrics that need them.
         loss_kwargs: what the loss was called with, which the metrics see, too."""
-        status = self.status(is_training)
-        if any(m.needs_predictions for m in status.metrics):
+        metrics = self.phase(is_training).metrics
+        if any(m.needs_predictions for m in metrics):
             outputs = {**outputs, "predictions": predict()}
-        inputs = batch.tensors() if any(m.needs_inputs for m in status.metrics) else None
-        given = {
-            **loss_kwargs,
-            "lr": self.lr,
-            "step": self.cur_step,
-            "gradient_accumulation_steps": self.gradient_accumulation_steps,
-            "grad_norm": self.grad_norm,
-            "seq_tokens": batch.num_tokens,
-            **kwargs,
-        }
-        for metric in status.metrics:
+        inputs = batch.tensors() if any(m.needs_inputs for m in metrics) else None
+        names = ("lr", "gradient_accumulation_steps", "grad_norm")
+        given = loss_kwargs | {name: getattr(self.loop, name) for name in names} | kwargs
+        given |= {"step": self.cur_step, "seq_tokens": batch.num_tokens}
+        for metric in metrics:
             metric.accumulate(inputs, outputs, **given)

@@ -3,6 +3,11 @@
 import numpy as np
 
 NOTHING = -1  # where the label is ignored
+# Scores the prompt; what follows its last token is drawn only where that has a label.
+_PARAMS = {
+    "num_samples": 1, "temperature": 0.0, "prompt_logprobs": True, "top_prompt_logprobs": 1,
+    "ignore_eos": True,
+}  # fmt: skip
 
 
 def predictions(engine, tenant, together):
@@ -17,22 +22,10 @@ def predictions(engine, tenant, together):
         results = engine.sample(
             tenant=tenant,
             prompts=[np.asarray(batch.sequences[i]["input_ids"], np.int64) for i in scored],
-            params=[_params(wanted[i]) for i in scored],
+            params=[{"max_tokens": int(wanted[i][-1] != -100), **_PARAMS} for i in scored],
         ).result()
         for i, (sample, *_) in zip(scored, results, strict=True):
             tokens = [top[0][0] for top in sample["top_prompt_logprobs"]] + sample["tokens"]
             tokens = np.array(tokens + [NOTHING] * (len(chosen[i]) - len(tokens)))
             chosen[i] = np.where(wanted[i] != -100, tokens, NOTHING)
     return together.whole.wide(together.chosen(chosen), NOTHING)
-
-
-def _params(labels):
-    """Scores the prompt; what follows its last token is drawn only where that has a label."""
-    return {
-        "max_tokens": int(labels[-1] != -100),
-        "num_samples": 1,
-        "temperature": 0.0,
-        "prompt_logprobs": True,
-        "top_prompt_logprobs": 1,
-        "ignore_eos": True,
-    }

@@ -6,7 +6,7 @@ from twinkle.loss.base import gradient, row_arguments
 from twinkle.model.arguments import slice_kwargs
 from twinkle.remote.rows import cut_arguments
 
-# What it learns through: the names of LinearLoss's extras, d loss / d it.
+# Outputs that it learns through: the names of LinearLoss's extras, d loss / d it.
 _EXTRAS = {"logps": "grad", "entropies": "entropy_grad"}
 
 
@@ -73,23 +73,16 @@ def evaluate_in_parts(loss, batch, kwargs, micro_batch_size, scores):
 
 
 def _with_gradients(part, grads):
+    sequences, name = part.unscored(), "logits_grad"
     if "embeddings" in grads:
-        rows = grads["embeddings"].numpy()
-        return [{**s, "embedding_grad": g} for s, g in zip(part.unscored(), rows, strict=True)]
-    if "values" in grads:
-        rows = part.unpadded(grads["values"])
-        return [
-            {**unscored, "logits_grad": np.where(_labelled(s), g, 0)}
-            for s, unscored, g in zip(part.sequences, part.unscored(), rows, strict=True)
-        ]
-    if "logits" in grads:
-        rows = part.unpadded(grads["logits"])
-        return [
-            {**s, "logits_grad": g.reshape(-1)} for s, g in zip(part.unscored(), rows, strict=True)
-        ]
-    names = [_EXTRAS[name] for name in grads]
-    rows = zip(*(part.unpadded(grad) for grad in grads.values()), strict=True)
-    return [
-        {**sequence, "extras": dict(zip(names, row, strict=True))}
-        for sequence, row in zip(part.sequences, rows, strict=True)
-    ]
+        rows, name = grads["embeddings"].numpy(), "embedding_grad"
+    elif "values" in grads:
+        each = zip(part.sequences, part.unpadded(grads["values"]), strict=True)
+        rows = [np.where(_labelled(sequence), row, 0) for sequence, row in each]
+    elif "logits" in grads:
+        rows = [row.reshape(-1) for row in part.unpadded(grads["logits"])]
+    else:
+        sequences, name, names = part.sequences, "extras", [_EXTRAS[name] for name in grads]
+        each = zip(*(part.unpadded(grad) for grad in grads.values()), strict=True)
+        rows = [dict(zip(names, row, strict=True)) for row in each]
+    return [{**one, name: row} for one, row in zip(sequences, rows, strict=True)]

@@ -4,16 +4,12 @@ losses and norms, which are of the whole batch on every rank, come from the firs
 import functools
 
 from twinkle.engine.batch import as_list
-from twinkle.errors import InvalidError
+from twinkle.errors import require
 from twinkle.remote.collect import join_rows
 from twinkle.remote.dispatch import Rows, whole
-from twinkle.remote.how import How, at_once, mark
+from twinkle.remote.how import How, mark
 
-__all__ = ["at_once", "of_all", "of_batch", "of_whole_batch"]
-
-_ALL = How(dispatch="all", collect="first")
 _BATCH = How(dispatch=Rows(as_list, pairs=True), collect=join_rows)
-_WHOLE_BATCH = How(dispatch=whole, collect="first", lazy_collect=False)
 
 
 def of_batch(function):
@@ -22,22 +18,17 @@ def of_batch(function):
 
     @functools.wraps(function)
     def named(self, *unnamed, **kwargs):
-        if unnamed:
-            raise InvalidError(
-                f"model: {function.__name__} takes its arguments by name: "
-                f"{function.__name__}(inputs=...)"
-            )
+        name = function.__name__
+        require(not unnamed, f"model: {name} takes its arguments by name: {name}(inputs=...)")
         return function(self, **kwargs)
 
     return mark(named, _BATCH)
 
 
-def of_all(function):
-    """Decorates a method that every rank does, with the same result."""
-    return mark(function, _ALL)
-
-
-def of_whole_batch(function):
-    """Decorates a method whose named arguments are of the batch that a call before it was given;
-    otherwise as at_once."""
-    return mark(function, _WHOLE_BATCH)
+# Decorates a method that every rank does, with the same result.
+of_all = functools.partial(mark, how=How(dispatch="all", collect="first"))
+# The same of one whose named arguments are of the batch that a call before it was given; as
+# at_once.
+of_whole_batch = functools.partial(
+    mark, how=How(dispatch=whole, collect="first", lazy_collect=False)
+)

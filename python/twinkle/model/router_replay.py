@@ -1,4 +1,4 @@
-"""What router_replay_action of a forward asks for, by the names of ModelScope's Twinkle."""
+"""Wishes of a forward's router_replay_action, by the names of ModelScope's Twinkle."""
 
 from enum import Enum
 
@@ -16,7 +16,7 @@ class RouterReplayAction(Enum):
 
 
 def records(method, action):
-    """Whether the output has routed_experts. action: None, a RouterReplayAction, or anything of
+    """True: the output has routed_experts. action: None, a RouterReplayAction, or anything of
     such a name. InvalidError: another one, or one that the method does not have."""
     name = getattr(action, "name", action)
     if name is not None and str(name) not in RouterReplayAction.__members__:
@@ -34,5 +34,4 @@ def records(method, action):
 def padded_routes(batch, vectors, model_info):
     """[B, longest, layers, k] int64 tensor of the engine's vectors, padded as pad_of says."""
     shape = -1, model_info["num_routed_layers"], model_info["num_experts_per_tok"]
-    pad = pad_of("routed_experts")
-    return batch.wide([ids.reshape(shape) for ids in vectors], pad)
+    return batch.wide([ids.reshape(shape) for ids in vectors], pad_of("routed_experts"))

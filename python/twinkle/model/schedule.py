@@ -7,7 +7,7 @@ from twinkle.core import core
 from twinkle.engine.arguments import is_json
 from twinkle.errors import InvalidError
 
-_MOMENTUM = 0.9  # of the optimizer without a model; some schedulers would change it
+_MOMENTUM = 0.9  # the optimizer's without a model; some schedulers would change it
 
 
 def with_schedule(loop, scheduler_cls, options):
@@ -15,28 +15,22 @@ def with_schedule(loop, scheduler_cls, options):
 
     scheduler_cls: a name, or a class of torch. InvalidError: another one, or wrong options.
     """
-    torchs = _torch_class(scheduler_cls)
-    if not isinstance(scheduler_cls, str) and torchs is None:
-        must = "a schedule's name, or a class of torch.optim.lr_scheduler"
-        checks.refuse("model: scheduler_cls", scheduler_cls, must)
-    name = scheduler_cls if isinstance(scheduler_cls, str) else scheduler_cls.__name__
-    own = torchs is not None and not torchs.__module__.startswith("torch.optim")
-    if torchs is None or (name in core().schedule_names() and not own):
-        return loop.with_schedule(name, options)
-    kept = {option: value for option, value in options.items() if is_json(value)}
-    return loop.with_rate(name, kept, TorchSchedule(torchs, options).lr)
-
-
-def _torch_class(scheduler_cls):
-    """torch's scheduler of a name, or a class that is one; None: neither."""
     from torch.optim import lr_scheduler
 
-    found = scheduler_cls
-    if isinstance(found, str):
-        found = getattr(lr_scheduler, found, None)
-    if inspect.isclass(found) and issubclass(found, lr_scheduler.LRScheduler):
-        return found if found is not lr_scheduler.LRScheduler else None
-    return None
+    name, found, base = scheduler_cls, scheduler_cls, lr_scheduler.LRScheduler
+    if isinstance(name, str):
+        found = getattr(lr_scheduler, name, None)
+    is_torchs = inspect.isclass(found) and issubclass(found, base) and found is not base
+    if not isinstance(name, str):
+        if not is_torchs:
+            must = "a schedule's name, or a class of torch.optim.lr_scheduler"
+            checks.refuse("model: scheduler_cls", scheduler_cls, must)
+        name = found.__name__
+    own = is_torchs and not found.__module__.startswith("torch.optim")
+    if not is_torchs or (name in core().schedule_names() and not own):
+        return loop.with_schedule(name, options)
+    kept = {option: value for option, value in options.items() if is_json(value)}
+    return loop.with_rate(name, kept, TorchSchedule(found, options).lr)
 
 
 class TorchSchedule:

@@ -2,12 +2,7 @@
 
 import json
 
-import twinkle.loss
-import twinkle.metric
-import twinkle.patch
-import twinkle.processor
-import twinkle.template
-from twinkle import checks
+from twinkle import checks, loss, metric, patch, processor, template
 from twinkle.core import core
 from twinkle.errors import NotAvailableError, refuse_unknown
 from twinkle.loss.base import FunctionLoss, Loss, check_usable, engine_loss
@@ -34,7 +29,7 @@ class Settings(TwinkleModel):
         )
 
     def _group(self, adapter_name=None):
-        groups = self._groups  # which adding and removing replace, in other threads, too
+        groups = self._groups  # adding and removing replace them, in other threads, too
         if adapter_name is None:
             adapter_name = next(iter(groups)) if len(groups) == 1 else "default"
         is_name = isinstance(adapter_name, str)
@@ -70,12 +65,12 @@ class Settings(TwinkleModel):
             refuse_unknown("model: set_loss of a function", kwargs)
             loss_cls = FunctionLoss(loss_cls)
         if isinstance(loss_cls, str):
-            loss_cls = twinkle.loss.torch_loss_mapping.get(loss_cls.lower(), loss_cls)
-        loss = construct_class(loss_cls, Loss, twinkle.loss, **kwargs)
-        check_usable(loss, self._value_head)
-        if engine_loss(loss) is not None:
-            core().check_loss(engine_loss(loss), json.dumps(loss.engine_options()))
-        self._group(adapter_name).loss = loss
+            loss_cls = loss.torch_loss_mapping.get(loss_cls.lower(), loss_cls)
+        made = construct_class(loss_cls, Loss, loss, **kwargs)
+        check_usable(made, self._value_head)
+        if engine_loss(made) is not None:
+            core().check_loss(engine_loss(made), json.dumps(made.engine_options()))
+        self._group(adapter_name).loss = made
 
     @at_once
     def set_optimizer(self, optimizer_cls="AdamW", adapter_name=None, **kwargs):
@@ -98,18 +93,16 @@ class Settings(TwinkleModel):
     def set_template(self, template_cls, adapter_name=None, **kwargs):
         """A Template, a subclass, its name or a plugin id; model_id defaults to the model's.
         InvalidError: another thing, or kwargs that it does not take; the one before then stays."""
-        if not isinstance(template_cls, twinkle.template.Template):
+        if not isinstance(template_cls, template.Template):
             kwargs.setdefault("model_id", self.tokenizer_id)
-        self._group(adapter_name).template = construct_class(
-            template_cls, twinkle.template.Template, twinkle.template, **kwargs
-        )
+        made = construct_class(template_cls, template.Template, template, **kwargs)
+        self._group(adapter_name).template = made
 
     @at_once
     def set_processor(self, processor_cls, adapter_name=None, **kwargs):
         """An InputProcessor, a subclass, its name or a plugin id."""
-        self._group(adapter_name).processor = construct_class(
-            processor_cls, twinkle.processor.InputProcessor, twinkle.processor, **kwargs
-        )
+        made = construct_class(processor_cls, processor.InputProcessor, processor, **kwargs)
+        self._group(adapter_name).processor = made
 
     @at_once
     def add_metric(self, metric_cls, is_training=None, adapter_name=None, **kwargs):
@@ -119,20 +112,16 @@ class Settings(TwinkleModel):
         group = self._group(adapter_name)
         if is_training is not None:
             is_training = checks.flag("model: is_training", is_training)
-        for training in (True, False):
-            if is_training in (None, training):
-                metric = construct_class(
-                    metric_cls, twinkle.metric.Metric, twinkle.metric, **kwargs
-                )
-                metric.sees_all = True
-                group.status(training).metrics.append(metric)
+        for training in (True, False) if is_training is None else (is_training,):
+            made = construct_class(metric_cls, metric.Metric, metric, **kwargs)
+            made.sees_all = True
+            group.phase(training).metrics.append(made)
 
     @at_once
     def apply_patch(self, patch_cls, adapter_name=None, **kwargs):
         """A Patch, a subclass, its name or a plugin id, applied to model.model."""
         del adapter_name
-        patch = construct_class(patch_cls, twinkle.patch.Patch, twinkle.patch, **kwargs)
-        patch(self.model)
+        construct_class(patch_cls, patch.Patch, patch, **kwargs)(self.model)
 
     @at_once
     def set_grad_scaler(self, adapter_name=None, **kwargs):
@@ -153,34 +142,30 @@ class Settings(TwinkleModel):
         """A dict of numbers since the last call: loss, grad_norm, lr, num_tokens, iters, ...
         InvalidError: is_training is neither True nor False."""
         out, is_training = {}, checks.flag("model: is_training", is_training)
-        for metric in self._group(adapter_name).status(is_training).metrics:
-            out.update(metric.calculate())
-            metric.reset()
+        for one in self._group(adapter_name).phase(is_training).metrics:
+            out.update(one.calculate())
+            one.reset()
         return out
 
     @at_once
     def get_train_configs(self, adapter_name=None):
         """The settings of an adapter, or of the base model, as text."""
-        group = self._group(adapter_name)
-        lines = [
-            f"model: {self.model_id} ({self.model_info['family']}, "
-            f"{self.model_info['num_parameters']:,} parameters, "
-            f"mixed_precision {self.mixed_precision})",
-            f"adapter: {group.name or 'none, all weights are trained'}",
-        ]
+        group, info, lora = self._group(adapter_name), self.model_info, {}
         if group.config is not None:
-            c = group.config
-            lines.append(
-                f"lora: r {c.r}, lora_alpha {c.lora_alpha}, lora_dropout {c.lora_dropout}, "
-                f"target_modules {c.target_modules}"
-            )
-        options = group.options
+            shown = ("r", "lora_alpha", "lora_dropout", "target_modules")
+            lora["lora"] = ", ".join(f"{name} {getattr(group.config, name)}" for name in shown)
+        options = {**group.options}
         options.setdefault("weight_decay", DEFAULT_WEIGHT_DECAY)
         options = ", ".join(f"{key} {value}" for key, value in options.items())
-        lines += [
-            f"loss: {type(group.loss).__name__} {group.loss.engine_options() or ''}",
-            f"optimizer: {group.optimizer} ({options})",
-            f"lr_scheduler: {group.lr_scheduler or 'constant'} {group.schedule_options or ''}",
-            f"gradient_accumulation_steps: {group.gradient_accumulation_steps}",
-        ]
-        return "\n".join(line.rstrip() for line in lines)
+        size = f"{info['num_parameters']:,} parameters"
+        lines = {
+            "model": f"{self.model_id} ({info['family']}, {size}, "
+            f"mixed_precision {self.mixed_precision})",
+            "adapter": group.name or "none, all weights are trained",
+            **lora,
+            "loss": f"{type(group.loss).__name__} {group.loss.engine_options() or ''}",
+            "optimizer": f"{group.optimizer} ({options})",
+            "lr_scheduler": f"{group.lr_scheduler or 'constant'} {group.schedule_options or ''}",
+            "gradient_accumulation_steps": group.gradient_accumulation_steps,
+        }
+        return "\n".join(f"{name}: {value}".rstrip() for name, value in lines.items())

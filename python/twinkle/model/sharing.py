@@ -36,14 +36,8 @@ def sharing_options(mesh, strategy, ddp_config, fsdp_config):
         strategy in ("accelerate", "native_fsdp"),
         f"model: strategy is {strategy!r}, it must be 'accelerate' or 'native_fsdp'",
     )
-    given = {
-        name: checks.mapping(f"model: {name}", value, none=True)
-        for name, value in (("ddp_config", ddp_config), ("fsdp_config", fsdp_config))
-    }
-    for name, config in given.items():
-        refuse_unknown(f"model: {name}", config, _FIELDS[name])
-        _refuse_experts(name, config)
-        _check_inert(f"model: {name}", config)
+    given = {"ddp_config": ddp_config, "fsdp_config": fsdp_config}
+    given = {name: _checked(name, config) for name, config in given.items()}
     ranks = 1 if mesh is None else mesh.world_size
     fsdp = 1 if mesh is None else mesh.fsdp_world_size or 1
     require(
@@ -64,21 +58,21 @@ def sharing_options(mesh, strategy, ddp_config, fsdp_config):
     return options if fsdp > 1 else {}
 
 
-def _refuse_experts(name, config):
+def _checked(name, config):
+    config = checks.mapping(f"model: {name}", config, none=True)
+    refuse_unknown(f"model: {name}", config, _FIELDS[name])
     experts = config.get("expert_parallel")
     if experts and (not isinstance(experts, dict) or experts.get("enabled", True)):
         raise NotAvailableError(
             f"model: {name}: expert_parallel is {experts!r}, but ranks share the experts of a "
             "mixture as they share other weights, by dp_size and fsdp_size: leave it out"
         )
-
-
-def _check_inert(what, config):
-    for name in _FLAGS:
-        if config.get(name) is not None:
-            checks.flag(f"{what}: {name}", config[name])
-    if config.get("bucket_cap_mb") is not None:
-        checks.number(f"{what}: bucket_cap_mb", config["bucket_cap_mb"], above=0)
+    for field, value in config.items():
+        if value is not None and field in _FLAGS:
+            checks.flag(f"model: {name}: {field}", value)
+        if value is not None and field == "bucket_cap_mb":
+            checks.number(f"model: {name}: bucket_cap_mb", value, above=0)
+    return config
 
 
 def _of_fsdp(config, mesh, ranks, fsdp):
@@ -102,17 +96,13 @@ def _of_fsdp(config, mesh, ranks, fsdp):
         f"{what} is {strategy!r}, but device_mesh has no ranks along dp: give it dp_size, or use "
         "'FULL_SHARD'",
     )
-    reshard = checks.flag(
-        "model: fsdp_config: reshard_after_forward", config.get("reshard_after_forward", not stays)
-    )
+    what = "model: fsdp_config: reshard_after_forward"
+    reshard = checks.flag(what, config.get("reshard_after_forward", not stays))
     require(
         "gathered_bytes" not in config or reshard,
         "model: fsdp_config: gathered_bytes is given, but layers that are not resharded after a "
         "forward all stay: leave one out",
     )
-    if not reshard:
-        return {"gathered_bytes": _ALL}
-    least = checks.integer(
-        "model: fsdp_config: gathered_bytes", config.get("gathered_bytes", 0), 0, _ALL
-    )
+    what, least = "model: fsdp_config: gathered_bytes", config.get("gathered_bytes", 0)
+    least = checks.integer(what, least, 0, _ALL) if reshard else _ALL
     return {"gathered_bytes": least} if least else {}

@@ -8,7 +8,7 @@ import numpy as np
 
 from twinkle import checks
 from twinkle.engine.batch import Batch
-from twinkle.errors import InvalidError, require
+from twinkle.errors import require
 from twinkle.loss.base import row_arguments
 from twinkle.model.python_loss import outputs_of
 from twinkle.remote.rows import cut_arguments
@@ -26,19 +26,24 @@ _SCORES = ("logps", "entropies", "logits", "embeddings", "values")
 
 class Together:
     """own: this process's Batch; whole: that of all ranks; rows: where own lies in whole; given: a
-    loss's arguments for whole."""
+    loss's arguments for whole; group: the Group that has the loss; task: what is asked for."""
+
+    # A forward sets its outputs of all sequences, and disable_lora where the base model scored
+    # them; calculate_loss sets the loss that it took, and this one's arguments.
+    outputs = loss = loss_kwargs = None
+    disable_lora = False
 
     def __init__(self, ranks, make):
-        """make: a function that gives own, a loss's arguments for it, a dict, or None: they come
-        later, and the Group that has the loss. InvalidError: make() has raised on a rank, and as
-        joined."""
+        """make: a function that gives group, task, own, and a loss's arguments for it, a dict, or
+        None: they come later. InvalidError: make() has raised on a rank, and as joined."""
         self._ranks, self.rows = ranks, slice(None)
 
         def mine():
-            own, given, group = make()
-            return (own, given, group), (own.features, given)
+            group, task, own, given = make()
+            return (group, task, own, given), (own.features, given)
 
-        (self.own, self.given, group), of_ranks = ranks.agree("a batch", mine)
+        own, of_ranks = ranks.agree("a batch", mine)
+        self.group, self.task, self.own, self.given = own
         self.whole = self.own
         if self.is_alone:
             return
@@ -48,24 +53,22 @@ class Together:
         self.whole = Batch([feature for part in parts for feature in part])
         self.rows = slice(begin, begin + len(self.own))
         if self.given is not None:
-            self.given = self.joined(of_loss, group)
+            self.given = self.joined(of_loss, self.group)
 
     @property
     def is_alone(self):
-        """Whether there is one rank."""
+        """True: there is one rank."""
         return self._ranks.size == 1
 
     def scores(self, result):
         """The engine's result for own, with the outputs of all sequences."""
-        if self.is_alone:
-            return result
         names = [name for name in _SCORES if name in result]
         parts = self._ranks.gather("its scores", [result[name] for name in names])
         of_all = [[row for rows in lists for row in rows] for lists in zip(*parts, strict=True)]
         return {**result, **dict(zip(names, of_all, strict=True))}
 
     def joined(self, of_ranks, group):
-        """What the group's loss is called with, of all sequences, from what each rank has given.
+        """The arguments of the group's loss for all sequences, from those that each rank has given.
 
         Arguments with an entry for each sequence of a rank's, or each pair of them, follow one
         another: those that the loss's row_arguments name, without it those of _OF_ROWS, and, where
@@ -103,18 +106,18 @@ class Together:
                 self._require_fit(what, values, is_cut is False)
             if is_cut or (is_named and is_cut is None):
                 return _concatenated(values)
-            if named is None and is_cut is None:
-                raise InvalidError(
-                    f"model: {what} is {checks.short(values[0])}, which may have an entry for each "
-                    "row of a rank, or none: set row_arguments on the loss, the names of those "
-                    f"that have one for each row, ({path[0]!r},) or ()"
-                )
+            require(
+                named is not None or is_cut is not None,
+                f"model: {what} is {checks.short(values[0])}, which may have an entry for each row "
+                "of a rank, or none: set row_arguments on the loss, the names of those that have "
+                f"one for each row, ({path[0]!r},) or ()",
+            )
         for rank, value in enumerate(values):
-            if _differ(values[0], value):
-                raise InvalidError(
-                    f"model: {what} is {checks.short(values[0])} on rank 0 and "
-                    f"{checks.short(value)} on rank {rank}, it must be the same on all"
-                )
+            require(
+                not _differ(values[0], value),
+                f"model: {what} is {checks.short(values[0])} on rank 0 and {checks.short(value)} "
+                f"on rank {rank}, it must be the same on all",
+            )
         return values[self._ranks.rank]
 
     def _require_fit(self, what, values, is_whole):
@@ -129,28 +132,21 @@ class Together:
 
     def chosen(self, rows):
         """Per sequence what own's `rows` have, of all."""
-        parts = [rows] if self.is_alone else self._ranks.gather("its predictions", rows)
-        return [row for part in parts for row in part]
+        return [row for part in self._ranks.gather("its predictions", rows) for row in part]
 
+    def model_output(self, scores, loss=None):
+        """A ModelOutput of the engine's scores of all sequences: of what was asked for."""
+        of_rows = outputs_of(self.whole, scores)
+        return {"loss": loss, "num_tokens": self.whole.num_labels, **of_rows}
 
-def model_output(loss, batch, result):
-    """A ModelOutput of the engine's result: of what was asked for."""
-    return {"loss": loss, "num_tokens": batch.num_labels, **outputs_of(batch, result)}
-
-
-def asked(task, outputs):
-    """The outputs that a user sees: logits only if the user asked for them, not the loss."""
-    return {name: v for name, v in outputs.items() if name != "logits" or task.logits}
-
-
-def own(outputs, together, result):
-    """The outputs of all ranks as one of them returns them: loss and num_tokens are of all, rows
-    its own."""
-    if together.is_alone:
-        return dict(outputs)
-    names = ("loss", "num_tokens", "aux_loss")
-    of_all = {name: outputs[name] for name in names if name in outputs}
-    return {**of_all, **outputs_of(together.own, result)}
+    def own_outputs(self, outputs, result):
+        """The outputs of all ranks as one of them returns them: loss and num_tokens are of all,
+        rows its own."""
+        if self.is_alone:
+            return dict(outputs)
+        names = ("loss", "num_tokens", "aux_loss")
+        of_all = {name: outputs[name] for name in names if name in outputs}
+        return {**of_all, **outputs_of(self.own, result)}
 
 
 def _is_sized(value):
@@ -159,7 +155,7 @@ def _is_sized(value):
 
 
 def _differ(one, other):
-    """Whether two numbers, texts, arrays or lists of them differ; other objects do not."""
+    """True: two numbers, texts, arrays or lists of them differ; other objects do not."""
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) != len(other) or any(map(_differ, one, other))
     if isinstance(one, _PLAIN) or isinstance(other, _PLAIN):
@@ -173,31 +169,26 @@ def _differ(one, other):
 
 
 def _is_array(value):
-    """Whether it is NumPy's or torch's; others with a dtype, as a DataFrame, are objects."""
+    """True: it is NumPy's or torch's; others with a dtype, as a DataFrame, are objects."""
     return hasattr(value, "ndim") and type(value).__module__.partition(".")[0] in _OF_ARRAYS
 
 
 def _concatenated(values):
+    import torch
+
     first = values[0]
     if not hasattr(first, "ndim") or any(type(value) is not type(first) for value in values):
         kind = tuple if all(type(value) is tuple for value in values) else list
         return kind(item for value in values for item in value)
     is_array = isinstance(first, np.ndarray)
     if first.ndim > 1:  # padded to the longest of a rank
-        longest = max(value.shape[1] for value in values)
-        values = [_wider(value, longest, is_array) for value in values]
-    if is_array:
-        return np.concatenate(values)
-    import torch
+        longest, rest = max(value.shape[1] for value in values), first.ndim - 2
 
-    return torch.cat(values)
+        def wider(value):
+            more = longest - value.shape[1]
+            if is_array:
+                return np.pad(value, [(0, 0), (0, more), *[(0, 0)] * rest])
+            return torch.nn.functional.pad(value, (*[0, 0] * rest, 0, more))
 
-
-def _wider(value, longest, is_array):
-    more = longest - value.shape[1]
-    rest = value.ndim - 2
-    if is_array:
-        return np.pad(value, [(0, 0), (0, more), *[(0, 0)] * rest])
-    import torch
-
-    return torch.nn.functional.pad(value, (*[0, 0] * rest, 0, more))
+        values = list(map(wider, values))
+    return np.concatenate(values) if is_array else torch.cat(values)

@@ -9,45 +9,30 @@ from dataclasses import replace
 from twinkle import checks
 from twinkle.checkpoint_engine.mixin import SendsWeights
 from twinkle.core import core, option_names
-from twinkle.engine.batch import Batch, as_list
+from twinkle.engine.arguments import clip_arguments
+from twinkle.engine.batch import as_list, batch_of
 from twinkle.engine.engine import Engine
-from twinkle.errors import InvalidError, refuse_unknown, require
+from twinkle.errors import refuse_unknown, require
 from twinkle.infra import current_run, place
 from twinkle.ledger import Ledger
 from twinkle.loss.base import check_kwargs, engine_loss, evaluate
 from twinkle.loss.old_logps import check_scores, warn_of_ratio
-from twinkle.model.arguments import (
-    NAMES,
-    check_config,
-    check_dtype,
-    check_kwargs_of_model,
-    check_model_cls,
-    check_outputs,
-    first_given,
-    forward_kwargs,
-    refuse_grad_scaler,
-)
+from twinkle.model import arguments, python_loss
+from twinkle.model.adapters import Adapters
 from twinkle.model.group import Group, Groups, check_accumulation
 from twinkle.model.inside import Inside
 from twinkle.model.predictions import predictions
-from twinkle.model.python_loss import (
-    evaluate_in_parts,
-    learnable,
-    with_extras,
-    with_values,
-)
 from twinkle.model.remote import of_all, of_batch, of_whole_batch
 from twinkle.model.router_replay import padded_routes
 from twinkle.model.sharing import sharing_options
-from twinkle.model.steps import Steps
-from twinkle.model.together import Together, asked, model_output, own
+from twinkle.model.together import Together
 from twinkle.remote.decorate import remote_class
 
 _numbers = itertools.count()  # counts this process's models, which all ranks make in one order
 
 
 @remote_class(execute="all", listed=False, keep=("remote_group", "instance_id"))
-class TransformersModel(SendsWeights, Steps):
+class TransformersModel(SendsWeights, Adapters):
     """A causal language model: base weights, and adapters by name.
 
     model_id: local Hugging Face directory, .gguf file, ms://, hf:// or bare id.
@@ -86,21 +71,20 @@ class TransformersModel(SendsWeights, Steps):
             model_id is not None,
             "model: model_id is missing: give a folder, a .gguf file, hf://owner/name or 'smollm2'",
         )
-        checks.path("model: model_id", model_id)
-        if tokenizer_id is not None:
-            checks.path("model: tokenizer_id", tokenizer_id)
-        dtype = first_given(kwargs.pop("torch_dtype", None), kwargs.pop("dtype", None))
+        self.model_id = str(checks.path("model: model_id", model_id))
+        tokenizer_id = model_id if tokenizer_id is None else tokenizer_id
+        self.tokenizer_id = str(checks.path("model: tokenizer_id", tokenizer_id))
         options = {name: kwargs.pop(name) for name in option_names() if name in kwargs}
-        refuse_unknown("model: TransformersModel", kwargs, (*NAMES, *option_names()))
+        refuse_unknown("model: TransformersModel", kwargs, (*arguments.NAMES, *option_names()))
         checks.newest("model: revision", kwargs.get("revision"))
-        replay = checks.flag(
-            "model: enable_router_replay", kwargs.get("enable_router_replay", False)
-        )
-        check_model_cls(model_cls, self._value_head)
+        replay = kwargs.get("enable_router_replay", False)
+        replay = checks.flag("model: enable_router_replay", replay)
+        arguments.check_model_cls(model_cls, self._value_head)
         checks.text("model: mixed_precision", mixed_precision)
-        check_dtype(mixed_precision, dtype)
+        for name in ("torch_dtype", "dtype"):
+            arguments.check_dtype(mixed_precision, kwargs.get(name))
         if grad_scaler_config:
-            refuse_grad_scaler("grad_scaler_config")
+            arguments.refuse_grad_scaler("grad_scaler_config")
         self.device_mesh, self._device = place(self, device_mesh, kwargs.get("remote_group"))
         shared = sharing_options(self.device_mesh, strategy, ddp_config, fsdp_config)
         for name in shared:
@@ -109,9 +93,7 @@ class TransformersModel(SendsWeights, Steps):
                 f"model: {name} is given, but fsdp_config says how much stays gathered, too: leave "
                 "one out",
             )
-        check_kwargs_of_model(kwargs, self._device)
-        self.model_id = str(model_id)
-        self.tokenizer_id = str(tokenizer_id or model_id)
+        arguments.check_kwargs_of_model(kwargs, self._device)
         self.mixed_precision = mixed_precision
         engine = Engine(
             model_id,
@@ -128,7 +110,7 @@ class TransformersModel(SendsWeights, Steps):
             "model: enable_router_replay is True, but the model has no routed experts: leave it "
             "out",
         )
-        check_config(config, self.model_info["config_json"])
+        arguments.check_config(config, self.model_info["config_json"])
         self.model = Inside(self.model_info)
         # The adapters, and the tenant of the base model as it is; what changes them holds the lock.
         self._tenants = Ledger(
@@ -140,30 +122,24 @@ class TransformersModel(SendsWeights, Steps):
     # ---- forward and backward
 
     def _batch(self, group, inputs, task):
-        features = as_list(inputs)
-        if any("input_ids" not in feature for feature in features):
-            features = group.get_template().batch_encode(features)
-        features = group.processor(features)
-        batch, info = Batch(features, marks=task.embedding), self.model_info
-        batch.check_routes(info["num_routed_layers"], info["num_experts_per_tok"])
+        features, info, template = as_list(inputs), self.model_info, group.get_template
+        batch = batch_of(features, info, template, group.processor, marks=task.embedding)
         if engine_loss(group.loss) is not None and not (task.embedding or task.values):
             core().refuse_own_tokens(batch.sequences)
         return batch
 
     def _together(self, inputs, check):
-        """(group, task, Together) of a call. check: a function that gives the group, the task and a
-        loss's arguments, or None, as this process has been given them; where that fails on a rank,
-        or its batch, all raise."""
-        checked = []
+        """The Together of a call. check: a function that gives the group, the task and a loss's
+        arguments, or None, as this process has been given them; where that fails on a rank, or its
+        batch, all raise."""
 
         def make():
-            checked[:] = group, task, loss_kwargs = check()
-            return self._batch(group, inputs, task), loss_kwargs, group
+            group, task, loss_kwargs = check()
+            return group, task, self._batch(group, inputs, task), loss_kwargs
 
-        together = Together(self._ranks, make)
-        group, task, _ = checked
-        task.check_size(together.whole, self.model_info["vocab_size"])  # every rank gets all logits
-        return group, task, together
+        together = Together(self._ranks, make)  # every rank gets all logits
+        together.task.check_size(together.whole, self.model_info["vocab_size"])
+        return together
 
     def _scorer(self, group):
         """Names the policy in outputs, the same on all ranks."""
@@ -173,42 +149,50 @@ class TransformersModel(SendsWeights, Steps):
         training = method == "forward"
 
         def check():
-            task, _ = forward_kwargs(method, kwargs, temperature)
+            task, _ = arguments.forward_kwargs(method, kwargs, temperature)
             group = self._group(adapter_name)
             checks.flag("model: disable_lora", disable_lora)
             return group, task.of(group.loss), None
 
-        group, task, together = self._together(inputs, check)
-        disable_lora = bool(disable_lora)
+        together = self._together(inputs, check)
+        group, task = together.group, together.task
         trains_all = disable_lora and group.has_optimizer  # the engine refuses it by its reason
-        result = self.engine.forward(
-            tenant=self._tenant(group, training or trains_all),
-            sequences=task.sequences(together.own),
-            disable_lora=disable_lora,
-            temperature=task.temperature,
-            entropy=group.loss.require_entropy,
+        asked = {"routed_experts": True} if task.routes else {}
+        result = self._scored(
+            self._tenant(group, training or trains_all),
+            together,
+            task,
             train=training,
-            logits=task.logits or task.loss_logits or task.values,
-            embedding=task.embedding,
-            **task.scoring,
-        ).result()
-        if task.values:
-            result = with_values(together.own, result)
-        outputs = model_output(None, together.whole, together.scores(result))
-        status = group.status(training)
-        status.together, status.outputs, status.task = together, outputs, task
-        status.disable_lora = disable_lora and group.config is not None
-        status.loss_kwargs = None
-        group.mode = "train" if training else "eval"
-        out = asked(task, own(outputs, together, result))
+            logits=task.logits or task.needs_logits,
+            disable_lora=bool(disable_lora),
+            **asked,
+        )
+        together.outputs = together.model_output(together.scores(result))
+        together.disable_lora = disable_lora and group.config is not None
+        group.phase(training).together, group.mode = together, "train" if training else "eval"
+        out = together.own_outputs(together.outputs, result)
+        if not task.logits:  # the loss alone has asked for them
+            out.pop("logits", None)
         if "logps" in out:
             out["temperature"] = task.temperature
-            if not status.disable_lora:
+            if not together.disable_lora:
                 out |= {"scored_by": self._scorer(group), "iters": group.iters}
         if task.routes:
             ids = result["routed_experts"]
             out["routed_experts"] = padded_routes(together.own, ids, self.model_info)
         return out
+
+    def _scored(self, tenant, together, task, **asked):
+        """The engine's result for this rank's sequences."""
+        result = self.engine.forward(
+            tenant=tenant,
+            sequences=task.sequences(together.own),
+            temperature=task.temperature,
+            entropy=together.group.loss.require_entropy,
+            embedding=task.embedding,
+            **asked,
+        ).result()
+        return python_loss.with_values(together.own, result) if task.values else result
 
     @of_batch
     def forward(self, *, inputs, adapter_name=None, temperature=1.0, **kwargs):
@@ -243,11 +227,11 @@ class TransformersModel(SendsWeights, Steps):
             "forward_only", inputs, adapter_name, temperature, kwargs, disable_lora
         )
 
-    def _predictions(self, group, status):
+    def _predictions(self, group, together):
         """The predictions of the weights that scored the batch, which have not changed since."""
-        base = status.disable_lora
+        base = together.disable_lora
         tenant = self.frozen_tenant() if base else self._tenant(group, training=False)
-        return predictions(self.engine, tenant, status.together)
+        return predictions(self.engine, tenant, together)
 
     @of_whole_batch
     def calculate_loss(self, adapter_name=None, **kwargs):
@@ -259,35 +243,29 @@ class TransformersModel(SendsWeights, Steps):
         def check():
             group = self._group(adapter_name)
             training = group.mode == "train"
-            status = group.status(training)
-            if status.together is None:
-                raise InvalidError(
-                    "model: calculate_loss needs a forward or forward_only before it"
-                )
-            status.task.check(group.loss)
-            check_outputs(group.loss, status)
-            check_kwargs(group.loss, kwargs)
-            check_scores(kwargs, status.task.temperature, self._scorer(group))
-            return (group, training, status), kwargs
-
-        (group, training, status), of_ranks = self._ranks.agree("its loss", check)
-        started = time.perf_counter()
-        batch, kwargs = status.together.whole, status.together.joined(of_ranks, group)
-        group.check_metrics(training, batch, status.task, kwargs)
-        outputs = learnable(group.loss, status.outputs) if training else status.outputs
-        value, loss_tokens = evaluate(group.loss, batch.tensors(), outputs, kwargs)
-        status.loss_kwargs, status.loss = kwargs, group.loss
-        status.outputs["loss"] = value.item()
-        if not training:
-            group.accumulate_metrics(
-                False,
-                batch,
-                status.outputs,
-                lambda: self._predictions(group, status),
-                loss_tokens=loss_tokens or 1,
-                started=started,
-                loss_kwargs=kwargs,
+            together = group.phase(training).together
+            require(
+                together is not None,
+                "model: calculate_loss needs a forward or forward_only before it",
             )
+            together.task.check(group.loss)
+            arguments.check_outputs(group.loss, together)
+            check_kwargs(group.loss, kwargs)
+            check_scores(kwargs, together.task.temperature, self._scorer(group))
+            return (group, training, together), kwargs
+
+        (group, training, together), of_ranks = self._ranks.agree("its loss", check)
+        started, batch = time.perf_counter(), together.whole
+        outputs, kwargs = together.outputs, together.joined(of_ranks, group)
+        group.check_metrics(training, together, kwargs)
+        learnt = python_loss.learnable(group.loss, outputs) if training else outputs
+        value, loss_tokens = evaluate(group.loss, batch.tensors(), learnt, kwargs)
+        together.loss, together.loss_kwargs = group.loss, kwargs
+        outputs["loss"] = value.item()
+        if not training:
+            predict = lambda: self._predictions(group, together)  # noqa: E731
+            numbers = {"loss_tokens": loss_tokens or 1, "started": started}
+            group.accumulate_metrics(False, batch, outputs, predict, kwargs, **numbers)
         return value.item()
 
     @of_all
@@ -297,19 +275,20 @@ class TransformersModel(SendsWeights, Steps):
         before, or a gradient is not finite."""
         with self._ranks.alike("its backward"):
             group = self._group(adapter_name)
-            status = group.train
-            if group.mode != "train" or status.together is None or status.loss_kwargs is None:
-                raise InvalidError("model: backward needs forward and calculate_loss before it")
+            together = group.train.together
             require(
-                status.loss is group.loss,
+                group.mode == "train" and together is not None and together.loss is not None,
+                "model: backward needs forward and calculate_loss before it",
+            )
+            require(
+                together.loss is group.loss,
                 "model: the loss was set anew after calculate_loss: call calculate_loss again",
             )
             check_accumulation(gradient_accumulation_steps, none=True)
-        together = status.together
-        group.check_metrics(True, together.whole, status.task, status.loss_kwargs)
+        group.check_metrics(True, together, together.loss_kwargs)
         group.set_gradient_accumulation_steps(gradient_accumulation_steps)
-        task = replace(status.task, logits=False).of(group.loss)  # nobody sees them here
-        self._accumulate(group, together, status.loss_kwargs, None, task)
+        task = replace(together.task, logits=False).of(group.loss)  # nobody sees them here
+        self._accumulate(together, task, together.loss_kwargs)
 
     @of_batch
     def forward_backward(
@@ -342,7 +321,7 @@ class TransformersModel(SendsWeights, Steps):
         """
 
         def check():
-            task, loss_kwargs = forward_kwargs("forward_backward", kwargs, temperature, loss=True)
+            task, loss_kwargs = arguments.forward_kwargs("forward_backward", kwargs, temperature)
             checks.integer("model: micro_batch_size", micro_batch_size, least=1, none=True)
             check_accumulation(gradient_accumulation_steps, none=True)
             group = self._group(adapter_name)
@@ -351,76 +330,137 @@ class TransformersModel(SendsWeights, Steps):
             task.check(group.loss)
             return group, task.of(group.loss), loss_kwargs
 
-        group, task, together = self._together(inputs, check)
-        loss_kwargs = together.given
-        group.check_metrics(True, together.whole, task, loss_kwargs)
-        if not task.embedding:
+        together = self._together(inputs, check)
+        group = together.group
+        group.check_metrics(True, together, together.given)
+        if not together.task.embedding:
             together.whole.warn_of_unlabelled()
         group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         group.mode = "train"
-        return self._accumulate(group, together, loss_kwargs, micro_batch_size, task)
+        return self._accumulate(together, together.task, together.given, micro_batch_size)
 
-    def _accumulate(self, group, together, loss_kwargs, micro_batch_size, task):
+    def _accumulate(self, together, task, loss_kwargs, micro_batch_size=None):
         """loss_kwargs: of all ranks."""
-        started = time.perf_counter()
-        tenant = self._tenant(group)
-        common = {"tenant": tenant, "temperature": task.temperature}
-        sequences = ()
-        if engine_loss(group.loss) is not None:
-            sequences = with_extras(group.loss, together.whole, loss_kwargs)
-            mine = group.run(
+        group, started = together.group, time.perf_counter()
+        tenant, loss, name = self._tenant(group), group.loss, engine_loss(group.loss)
+
+        def learn(sequences, name, options):
+            return group.run(
                 self.engine.forward_backward,
                 group.with_micro_batch,
+                tenant=tenant,
                 sequences=sequences[together.rows],
-                loss=engine_loss(group.loss),
-                loss_options=json.dumps(group.loss.engine_options(**loss_kwargs)),
+                loss=name,
+                loss_options=json.dumps(options),
+                temperature=task.temperature,
                 logits=task.logits,
                 **task.learning,
-                **common,
             )
-            learnt, value, loss_tokens = mine, mine["loss"], mine["num_tokens"]
+
+        if name is not None:
+            sequences = python_loss.with_extras(loss, together.whole, loss_kwargs)
+            mine = learnt = learn(sequences, name, loss.engine_options(**loss_kwargs))
+            value, loss_tokens = mine["loss"], mine["num_tokens"]
         else:
-            mine = self.engine.forward(
-                sequences=task.sequences(together.own),
-                train=True,
-                entropy=group.loss.require_entropy,
-                embedding=task.embedding,
-                logits=task.loss_logits or task.values,
-                **common,
-            ).result()
-            if task.values:
-                mine = with_values(together.own, mine)
-            value, counts, learning = evaluate_in_parts(
-                group.loss, together.whole, loss_kwargs, micro_batch_size, together.scores(mine)
+            mine = self._scored(tenant, together, task, train=True, logits=task.needs_logits)
+            value, counts, sequences = python_loss.evaluate_in_parts(
+                loss, together.whole, loss_kwargs, micro_batch_size, together.scores(mine)
             )
-            loss_tokens = sum(counts) or 1  # of the value: a mean of means is one mean
-            learnt = group.run(
-                self.engine.forward_backward,
-                group.with_micro_batch,
-                sequences=learning[together.rows],
-                loss="LinearLoss",
-                loss_options=json.dumps({"num_tokens": sum(count or 1 for count in counts)}),
-                logits=task.logits,
-                **task.learning,
-                **common,
-            )
-            if task.loss_logits:  # whose gradients are all that the second pass was given
+            loss_tokens = sum(counts) or 1  # the value's: a mean of means is one mean
+            numbers = {"num_tokens": sum(count or 1 for count in counts)}
+            learnt = learn(sequences, "LinearLoss", numbers)
+            if task.loss_logits:  # the second pass was given their gradients alone
                 mine = {**mine, "logits": mine["logits"] if task.logits else []}
             elif not task.values:
                 mine = learnt
         scores = together.scores(mine)
-        if sequences:
+        if name is not None:
             warn_of_ratio(group, sequences, scores["logps"])
-        outputs = model_output(value, together.whole, scores)
+        outputs = together.model_output(scores, value)
         if task.learning:
             outputs["aux_loss"] = learnt["aux_loss"]
-        group.accumulate_metrics(
-            True,
-            together.whole,
-            outputs,
-            lambda: predictions(self.engine, tenant, together),
-            loss_tokens=loss_tokens,
-            started=started,
-            loss_kwargs=loss_kwargs,
-        )
-        return own(outputs, together, mine)
+        predict = lambda: predictions(self.engine, tenant, together)  # noqa: E731
+        numbers = {"loss_tokens": loss_tokens, "started": started}
+        group.accumulate_metrics(True, together.whole, outputs, predict, loss_kwargs, **numbers)
+        return together.own_outputs(outputs, mine)
+
+    # ---- the optimizer's steps
+
+    @of_all
+    def clip_grad_norm(self, max_grad_norm=1.0, norm_type=2, adapter_name=None):
+        """Divides the accumulated gradients by the token count and clips them to max_grad_norm (not
+        at all by 0 and inf); their norm before. step or zero_grad comes next: until then a
+        forward_backward is refused with a ConflictError.
+
+        Like step, zero_grad and lr_step it does nothing between accumulation boundaries (None).
+        InvalidError: a negative limit. ConflictError: nothing is accumulated.
+        """
+        with self._ranks.alike("its clip_grad_norm"):
+            group = self._group(adapter_name)
+            limits = clip_arguments("model", max_grad_norm, norm_type)
+        if group.just_stepped or not group.at_boundary:
+            return None
+        clipped = lambda loop, result: loop.with_clip(result["grad_norm"])  # noqa: E731
+        self._count(group, "clip_grad_norm", clipped, **limits)
+        return group.grad_norm
+
+    @of_all
+    def step(self, optim_params=None, adapter_name=None):
+        """One optimizer step at an accumulation boundary, nothing between them.
+
+        optim_params: {lr, weight_decay, eps, betas, ...} from now on; lr only without a schedule.
+        InvalidError: no backward since the last step, or options that the optimizer refuses.
+        """
+        with self._ranks.alike("its step"):
+            group = self._group(adapter_name)
+            arguments.require_backward(group)
+            if group.at_boundary:
+                optim_params = checks.mapping("model: optim_params", optim_params, none=True)
+                group.loop.step(dict(optim_params))
+        self._step(group, optim_params)
+
+    def _step(self, group, optim_params, limits=None, schedule=0):
+        """True: there was one. limits: as of clip_arguments; None: it does not clip. schedule:
+        steps of the schedule that are counted with it."""
+        if not group.at_boundary:
+            return False
+        given = dict(optim_params)
+        request, lr = group.loop.step(given)
+        stepped = lambda loop, done: loop.with_step(given, done["grad_norm"], schedule)  # noqa: E731
+        self._count(group, "step", stepped, **request, **(limits or {}))
+        for metric in group.train.metrics:
+            metric.on_step(grad_norm=group.grad_norm, lr=lr, iters=group.iters)
+        return True
+
+    @of_all
+    def zero_grad(self, adapter_name=None):
+        """Forgets the accumulated gradients at a boundary; a step has done so already."""
+        with self._ranks.alike("its zero_grad"):
+            group = self._group(adapter_name)
+        between = group.accumulated and not group.at_boundary
+        if not (between or group.just_stepped or group.tenant is None):
+            # Also with nothing accumulated here: gradients may have come with a loaded optimizer.
+            self._count(group, "zero_grad", lambda loop, _: loop.without_gradients())
+
+    @of_all
+    def lr_step(self, adapter_name=None):
+        """Moves the schedule on by one, after a step."""
+        group = self._group(adapter_name)
+        group.loop = group.loop.with_lr_step()
+
+    @of_all
+    def clip_grad_and_step(
+        self, max_grad_norm=1.0, norm_type=2, gradient_accumulation_steps=None, adapter_name=None
+    ):
+        """clip_grad_norm, step, zero_grad and lr_step in one. Returns the norm before clipping, or
+        None between boundaries. max_grad_norm: 0, None and inf do not clip.
+        gradient_accumulation_steps: from now on. InvalidError: no backward since the last step."""
+        with self._ranks.alike("its clip_grad_and_step"):
+            group = self._group(adapter_name)
+            max_grad_norm = 0.0 if max_grad_norm is None else max_grad_norm
+            limits = clip_arguments("model", max_grad_norm, norm_type)
+            check_accumulation(gradient_accumulation_steps, none=True)
+            arguments.require_backward(group)
+        group.set_gradient_accumulation_steps(gradient_accumulation_steps)
+        stepped = self._step(group, {}, limits, schedule=1)
+        return group.grad_norm if stepped else None

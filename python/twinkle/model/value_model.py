@@ -31,25 +31,23 @@ class TransformersValueModel(TransformersModel):
         self._groups[""].loss = PPOValueLoss()
 
     def _batch(self, group, inputs, task):
-        for name, given, plain in (
-            ("task", "embedding" if task.embedding else "", ""),
-            ("return_logits", task.logits, False),
-            ("temperature", task.temperature, 1.0),
-        ):
+        embedding = "embedding" if task.embedding else ""
+        given = {"task": embedding, "return_logits": task.logits, "temperature": task.temperature}
+        for name, plain in (("task", ""), ("return_logits", False), ("temperature", 1.0)):
             require(
-                given == plain,
-                f"model: {name} is {given!r}, but TransformersValueModel gives values alone, "
+                given[name] == plain,
+                f"model: {name} is {given[name]!r}, but TransformersValueModel gives values alone, "
                 "without a vocabulary; leave it out",
             )
         return super()._batch(group, inputs, task)
 
-    def _accumulate(self, group, together, loss_kwargs, micro_batch_size, task):
+    def _accumulate(self, together, *args):
         require(
             together.whole.num_labels > 0,
             "model: the batch has no label to learn from, all are -100 (ignored) or missing; check "
             "the template and max_length",
         )
-        return super()._accumulate(group, together, loss_kwargs, micro_batch_size, task)
+        return super()._accumulate(together, *args)
 
     def add_metric(self, metric_cls, is_training=None, adapter_name=None, **kwargs):
         """As TransformersModel.add_metric. InvalidError: a metric that compares with the likeliest
