@@ -63,6 +63,14 @@ def number(what, value, least=None, above=None, most=None, infinite=False):
     return out
 
 
+def share(what, value):
+    """A float from 0 to 1."""
+    out = number(what, value)
+    if not 0 <= out <= 1:
+        refuse(what, value, "a number from 0 to 1")
+    return out
+
+
 # A number of bytes as text, like Hugging Face's max_shard_size: KB, MB, ... are powers of 1000.
 _UNITS = {f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)}
 _UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
@@ -89,6 +97,14 @@ def flag(what, value):
     if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):
         refuse(what, value, "True or False")
     return bool(value)
+
+
+def one_of(what, value, choices):
+    """One of several texts."""
+    if not isinstance(value, str) or value not in choices:
+        *others, last = map(repr, choices)
+        refuse(what, value, f"{', '.join(others)} or {last}" if others else last)
+    return value
 
 
 def text(what, value, none=False, empty=False):
