@@ -1,35 +1,37 @@
 """LoraConfig, with the fields of peft's class of that name; both are accepted everywhere."""
 
 import json
-import sys
-from dataclasses import InitVar, asdict, dataclass, field, fields
+from dataclasses import InitVar, asdict, dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Any
 
 from twinkle import checks
 from twinkle.core import core
-from twinkle.errors import (
-    InvalidError,
-    names_arguments,
-    refuse_unknown,
-    require,
-)
+from twinkle.errors import InvalidError, names_arguments, refuse_unknown, require
 from twinkle.logger import get_logger
 from twinkle.without_effect import WITHOUT_EFFECT
 
-# Fields of peft that change the arithmetic, and of which only the default is taken.
+# Fields of peft that change the arithmetic, and of which only this value is taken; None and False:
+# only what peft takes for unused.
 _REFUSED = {
-    'fan_in_fan_out', 'modules_to_save', 'layers_to_transform', 'layers_pattern',
-    'use_dora', 'exclude_modules', 'megatron_config', 'trainable_token_indices',
-    'eva_config', 'corda_config', 'velora_config', 'alora_invocation_tokens', 'use_qalora',
-    'monteclora_config', 'layer_replication', 'lora_bias', 'use_bdlora',
-    'arrow_config', 'kasa_config', 'ensure_weight_tying',
+    "alora_invocation_tokens": None, "arrow_config": None, "bias": "none", "corda_config": None,
+    "ensure_weight_tying": False, "eva_config": None, "exclude_modules": None,
+    "fan_in_fan_out": False, "init_lora_weights": True, "kasa_config": None,
+    "layer_replication": None, "layers_pattern": None, "layers_to_transform": None,
+    "lora_bias": False, "megatron_config": None, "modules_to_save": None,
+    "monteclora_config": None, "trainable_token_indices": None, "use_bdlora": None,
+    "use_dora": False, "use_qalora": False, "velora_config": None,
 }  # fmt: skip
-
-
-def _is_number(value):
-    right = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return right and abs(value) <= sys.float_info.max  # False for nan and for ints beyond floats
+# Fields of peft that change nothing here.
+_INERT = dict.fromkeys(WITHOUT_EFFECT["LoraConfig"]) | {
+    "inference_mode": False, "megatron_core": "megatron.core", "peft_type": "LORA",
+    "qalora_group_size": 16,
+}  # fmt: skip
+_OF_PEFT = _REFUSED | _INERT
+_OfPeft = make_dataclass(
+    "_OfPeft",
+    [(name, Any, field(default=value, kw_only=True)) for name, value in _OF_PEFT.items()],
+)
 
 
 class _Unsaid(int):
@@ -41,7 +43,7 @@ _RANK = _Unsaid(8)
 
 @names_arguments("lora: LoraConfig", alpha="lora_alpha", dropout="lora_dropout")
 @dataclass
-class LoraConfig:
+class LoraConfig(_OfPeft):
     """r: rank, also taken as rank=. target_modules: 'all-linear', a list of names, or a regular
     expression; 'all-linear' leaves out the output layer, whose name is 'lm_head'. A name of a list
     that matches nothing is warned of, unless all are such: then the adapter is refused.
@@ -62,47 +64,15 @@ class LoraConfig:
 
     r: int = _RANK
     target_modules: list | str | None = None
-    exclude_modules: list | str | None = None
     lora_alpha: float = 8
     lora_dropout: float = 0.0
-    fan_in_fan_out: bool = False
-    bias: str = "none"
     use_rslora: bool = False
-    modules_to_save: list | None = None
-    init_lora_weights: Any = True
-    layers_to_transform: list | int | None = None
-    layers_pattern: list | str | None = None
     rank_pattern: dict = field(default_factory=dict)
     alpha_pattern: dict = field(default_factory=dict)
-    use_dora: bool = False
-    task_type: str | None = None
-    base_model_name_or_path: str | None = None
-    inference_mode: bool = False
-    peft_type: str = "LORA"
-    auto_mapping: dict | None = None
-    peft_version: str | None = None
-    revision: str | None = None
-    megatron_config: dict | None = None
-    megatron_core: str | None = "megatron.core"
-    trainable_token_indices: list | dict | None = None
-    loftq_config: dict = field(default_factory=dict)
-    eva_config: Any = None
-    corda_config: Any = None
-    lora_ga_config: Any = None
-    velora_config: Any = None
-    alora_invocation_tokens: list | None = None
-    use_qalora: bool = False
-    qalora_group_size: int = 16
-    monteclora_config: Any = None
-    layer_replication: list | None = None
-    runtime_config: Any = None
-    lora_bias: bool = False
     target_parameters: list | None = None
-    use_bdlora: Any = None
-    arrow_config: Any = None
-    kasa_config: Any = None
-    ensure_weight_tying: bool = False
+    base_model_name_or_path: str | None = None
     share_expert_factors: bool = False
+    loftq_config: dict = field(default_factory=dict, kw_only=True)
     rank: InitVar[int | None] = None  # the longer name of r
 
     def __post_init__(self, rank):
@@ -113,8 +83,6 @@ class LoraConfig:
             f"lora: r is {checks.short(self.r)} and rank is {checks.short(rank)}, two names of one "
             "number: leave one of them out",
         )
-        _must("rank", self.r, _is_integer(self.r) and self.r >= 1, "at least 1")
-        _must("rank", self.r, self.r < 2**31, "below 2**31")
         for name in ("rank_pattern", "alpha_pattern"):
             if getattr(self, name) is None:
                 setattr(self, name, {})
@@ -125,28 +93,32 @@ class LoraConfig:
         if self.target_modules == [] and parameters:  # as peft's help has it
             self.target_modules = None
         modules, drop = self.target_modules, self.lora_dropout
-        named = modules is None or (_are_names(modules) and modules)
-        any_name = isinstance(modules, str) and modules
-        for name, right, must in (
-            ("lora_alpha", _is_alpha(self.lora_alpha), "above 0 and finite"),
-            ("lora_dropout", _is_number(drop) and 0 <= drop < 1, "at least 0 and below 1"),
-            ("target_modules", named or any_name,
+        is_share = _passes(checks.number, drop, least=0) and drop < 1
+        one_text = isinstance(modules, str) and modules
+        for name, value, right, must in (
+            ("rank", self.r, _passes(checks.integer, self.r, 1, 2**31 - 1),
+             "at least 1, and below 2**31"),
+            ("lora_alpha", self.lora_alpha, _is_alpha(self.lora_alpha), "above 0 and finite"),
+            ("lora_dropout", drop, is_share, "at least 0 and below 1"),
+            ("target_modules", modules,
+             modules is None or one_text or (modules and _are_names(modules)),
              "'all-linear', a list of names or a regular expression"),
-            ("rank_pattern", _is_pattern(self.rank_pattern, _is_rank),
+            ("rank_pattern", self.rank_pattern, _is_pattern(self.rank_pattern, _is_rank),
              "a dict of regular expressions and integers from 1 to 4096"),
-            ("alpha_pattern", _is_pattern(self.alpha_pattern, _is_alpha),
+            ("alpha_pattern", self.alpha_pattern, _is_pattern(self.alpha_pattern, _is_alpha),
              "a dict of regular expressions and numbers above 0"),
-            ("target_parameters", _are_names(parameters), "a list of names"),
-            ("lora_dropout", not parameters or drop == 0, "0 with target_parameters, as in peft"),
+            ("target_parameters", parameters, _are_names(parameters), "a list of names"),
+            ("lora_dropout", drop, not parameters or drop == 0,
+             "0 with target_parameters, as in peft"),
         ):  # fmt: skip
-            _must(name, getattr(self, name), right, must)
+            if not right:
+                checks.refuse(f"lora: {name}", value, must)
         checks.flag("lora: use_rslora", self.use_rslora)
         checks.flag("lora: share_expert_factors", self.share_expert_factors)
         base = self.base_model_name_or_path
         checks.text("lora: base_model_name_or_path", base, none=True, empty=True)
-        only = {**dict.fromkeys(sorted(_REFUSED)), "bias": "none", "init_lora_weights": True}
-        for name, value in only.items():
-            _takes_only(name, getattr(self, name), value)
+        for name, only in sorted(_REFUSED.items()):
+            _takes_only(name, getattr(self, name), only or None)
 
     def to_dict(self):
         """{field: value}, as peft's to_dict gives it: all but runtime_config. share_expert_factors,
@@ -170,13 +142,12 @@ class LoraConfig:
         set. Of a directory only what counts for a finished adapter is read."""
         if isinstance(config, cls):
             return config
-        rank = None
+        known = {"rank", *(f.name for f in fields(cls))}
         if isinstance(config, (str, Path)):
             values = core().peft_config(checks.path("lora: the config", config))
         elif isinstance(config, dict):
-            values = dict(checks.mapping("lora: the config", config))
-            rank = values.pop("rank", None)
-            refuse_unknown("lora: LoraConfig", values, {f.name for f in fields(cls)})
+            values = checks.mapping("lora: the config", config)
+            refuse_unknown("lora: LoraConfig", values, known)
         elif hasattr(config, "to_dict") and hasattr(config, "peft_type"):
             values = config.to_dict()
         else:
@@ -186,32 +157,28 @@ class LoraConfig:
             )
         kind = getattr(values.get("peft_type"), "value", values.get("peft_type")) or "LORA"
         require(kind == "LORA", f"lora: peft_type is {kind!r}, only LORA is known")
-        known = {f.name for f in fields(cls)}
         for name in sorted(set(values) - known):
             _takes_only(name, values[name] or None, None)
-        kept = {k: values[k] for k in values if k in known - WITHOUT_EFFECT["LoraConfig"].keys()}
-        # peft writes None for an empty pattern
-        for name in ("rank_pattern", "alpha_pattern"):
-            kept[name] = kept.get(name) or {}
-        return cls(**kept, rank=rank)
-
-
-def _must(name, value, right, must):
-    require(right, f"lora: {name} is {checks.short(value)}, it must be {must}")
+        return cls(**{k: v for k, v in values.items() if k in known and k not in _INERT})
 
 
 def _takes_only(name, value, only):
     """InvalidError: another value than `only`; of None: than those that peft writes for it."""
     unused = value in (None, {}, [], "") or value is False
-    default = "its default" if only is None else repr(only)
-    require(
-        unused if only is None else value == only and type(value) is type(only),
-        f"lora: {name} is {checks.short(value)}, this version takes only {default}",
-    )
+    if not (unused if only is None else value == only and type(value) is type(only)):
+        raise InvalidError(
+            f"lora: {name} is {checks.short(value)}, this version takes only "
+            + ("its default" if only is None else repr(only))
+        )
 
 
-def _is_integer(value):
-    return isinstance(value, int) and not isinstance(value, bool)
+def _passes(check, value, *limits, **more):
+    """True if a function of twinkle.checks takes the value."""
+    try:
+        check("", value, *limits, **more)
+    except InvalidError:
+        return False
+    return True
 
 
 def _are_names(values):
@@ -219,17 +186,15 @@ def _are_names(values):
 
 
 def _is_pattern(pattern, fits):
-    return isinstance(pattern, dict) and all(
-        isinstance(key, str) and fits(value) for key, value in pattern.items()
-    )
+    return _passes(checks.mapping, pattern) and all(map(fits, pattern.values()))
 
 
 def _is_rank(value):
-    return _is_integer(value) and 1 <= value <= 4096
+    return _passes(checks.integer, value, 1, 4096)
 
 
 def _is_alpha(value):
-    return _is_number(value) and value > 0
+    return _passes(checks.number, value, above=0)
 
 
 def warn_of_another_base(adapter, *bases):

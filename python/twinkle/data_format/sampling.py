@@ -29,17 +29,6 @@ _NUMBERS = {
 }
 
 
-def _integer(name, value):
-    return checks.integer(f"sampler: {name}", value, **_INTEGERS["max_tokens"])
-
-
-def _two_names(given, other):
-    return (
-        f"sampler: max_tokens is {given!r} and max_new_tokens is {other!r}, two names of one "
-        "number: leave one of them out"
-    )
-
-
 @names_arguments(
     "sampler: SamplingParams",
     n="num_samples",
@@ -85,11 +74,9 @@ class SamplingParams:
 
     def __post_init__(self, max_new_tokens):
         if max_new_tokens is not None:
-            _integer("max_new_tokens", max_new_tokens)
-            require(
-                self.max_tokens in (None, max_new_tokens),
-                _two_names(self.max_tokens, max_new_tokens),
-            )
+            limit = _INTEGERS["max_tokens"]
+            checks.integer("sampler: max_new_tokens", max_new_tokens, **limit)
+            _one_number(self.max_tokens, max_new_tokens, self.max_tokens in (None, max_new_tokens))
             self.max_tokens = max_new_tokens
         for check, limits in ((checks.integer, _INTEGERS), (checks.number, _NUMBERS)):
             for name, limit in limits.items():
@@ -134,19 +121,18 @@ class SamplingParams:
         """From a dict; `max_new_tokens` is taken for `max_tokens`. InvalidError: no dict, an
         unknown name, a value that the class refuses, two that differ for those two names."""
         values = dict(checks.mapping("sampler: sampling parameters", values))
-        if "max_new_tokens" in values:
-            other = values.pop("max_new_tokens")
-            _integer("max_new_tokens", other)
-            most = values.setdefault("max_tokens", other)
-            require(most is other or most == other, _two_names(most, other))
         known = [field.name for field in fields(cls)]
-        unknown = sorted(set(values) - set(known))
+        unknown = sorted(set(values) - {*known, "max_new_tokens"})
         require(
             not unknown,
             f"sampler: unknown sampling parameter {', '.join(map(repr, unknown))}; "
             f"there are {', '.join(known)}",
         )
-        return cls(**values)
+        made = cls(**values)
+        if {"max_tokens", "max_new_tokens"} <= set(values):  # where None is a number, too
+            given = values["max_tokens"], values["max_new_tokens"]
+            _one_number(*given, given[0] == given[1])
+        return made
 
     def to_transformers(self, tokenizer=None):
         """Keyword arguments of transformers' generate()."""
@@ -181,6 +167,14 @@ class SamplingParams:
         if self.stop_token_ids:
             out["stop_token_ids"] = self.stop_token_ids
         return {**out, **kwargs}
+
+
+def _one_number(most, other, same):
+    require(
+        same,
+        f"sampler: max_tokens is {most!r} and max_new_tokens is {other!r}, two names of one "
+        "number: leave one of them out",
+    )
 
 
 class SampledLogprobs(list):
