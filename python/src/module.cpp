@@ -21,6 +21,7 @@ void bind_engine(py::module_& m);
 void bind_sync(py::module_& m);
 void bind_batch(py::module_& m);
 void bind_loop(py::module_& m);
+void bind_names(py::module_& m);
 
 namespace {
 
@@ -79,4 +80,5 @@ PYBIND11_MODULE(_core, m) {
   bind_sync(m);
   bind_batch(m);
   bind_loop(m);
+  bind_names(m);
 }

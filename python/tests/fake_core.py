@@ -17,6 +17,7 @@ from twinkle.errors import ConflictError, InvalidError
 # These know no weights: they are the compiled ones.
 Batch, Loop = real.Batch, real.Loop
 loop_state_in, schedule_names = real.loop_state_in, real.schedule_names
+refuse_misspelt = real.refuse_misspelt
 
 VOCAB = 11
 

@@ -2,7 +2,6 @@
 
 from twinkle import checks
 from twinkle.core import core
-from twinkle.data_format.names import refuse_misspelt
 from twinkle.errors import InvalidError, require
 from twinkle.logger import get_logger
 
@@ -10,7 +9,7 @@ from twinkle.logger import get_logger
 def as_list(inputs):
     """A list of dicts from one dict, a list of dicts, or sample responses. InvalidError: None or
     another thing, an item with neither input_ids nor messages, a sample response without
-    new_input_feature, a misspelt field, as refuse_misspelt finds them."""
+    new_input_feature, a misspelt field, as _core.refuse_misspelt finds them."""
     require(inputs is not None, "model: inputs is missing, pass inputs=batch")
     if isinstance(inputs, dict) or hasattr(inputs, "sequences"):
         inputs = [inputs]
@@ -37,7 +36,7 @@ def as_list(inputs):
                 f"with messages{has}"
             )
         if "input_ids" in item:  # the template makes other rows' fields
-            refuse_misspelt(f"model: inputs[{index}]", item)
+            core().refuse_misspelt(f"model: inputs[{index}]", item)
     return out
 
 
