@@ -161,7 +161,10 @@ void set_options(std::span<const AnyOption> options, const Json& json, std::stri
 
 Json described(std::span<const AnyOption> options) {
   constexpr std::string_view kKinds[] = {"flag", "integer", "number", "text"};
-  const auto limit = [](double value) { return std::isfinite(value) ? Json(value) : Json(); };
+  const auto limit = [](double value) {
+    if (!std::isfinite(value)) return Json();
+    return value == std::trunc(value) ? Json(static_cast<int64_t>(value)) : Json(value);
+  };
   JsonArray out;
   for (const AnyOption& one : options) {
     JsonArray texts;
@@ -174,8 +177,7 @@ Json described(std::span<const AnyOption> options) {
                              {"least", limit(one.limits.least)},
                              {"most", limit(one.limits.most)},
                              {"open", one.limits.open},
-                             {"one_of", texts},
-                             {"must", one.must_be()}});
+                             {"one_of", texts}});
   }
   return out;
 }

@@ -58,25 +58,25 @@ class Loss:
 def engine_loss(loss):
     """The name of the engine's loss that this one is, or None. A class that overrides __call__ is
     its user's own, whatever its base is."""
-    for cls in type(loss).__mro__:
-        if "engine_name" in vars(cls):
-            return cls.engine_name
-        if "__call__" in vars(cls):
-            return None
-    return None
+    return _of_call(loss, "engine_name")
 
 
 def row_arguments(loss):
     """The loss's row_arguments; None where they are of a base class whose __call__ it overrides,
     since its own may take others. InvalidError: no names."""
+    names = _of_call(loss, "row_arguments")
+    is_list = isinstance(names, (tuple, list, set, frozenset))
+    if names is not None and not (is_list and all(isinstance(n, str) for n in names)):
+        must = "a tuple of names, such as ('weights',) or ()"
+        checks.refuse(f"loss: row_arguments of {type(loss).__name__}", names, must)
+    return names
+
+
+def _of_call(loss, attribute):
+    """An attribute that describes __call__: None where a class overrides that alone."""
     for owner in (loss, *type(loss).__mro__):
-        if "row_arguments" in vars(owner):
-            names = loss.row_arguments
-            is_list = isinstance(names, (tuple, list, set, frozenset))
-            if names is not None and not (is_list and all(isinstance(n, str) for n in names)):
-                must = "a tuple of names, such as ('weights',) or ()"
-                checks.refuse(f"loss: row_arguments of {type(loss).__name__}", names, must)
-            return names
+        if attribute in vars(owner):
+            return getattr(loss, attribute)
         if "__call__" in vars(owner):
             return None
     return None

@@ -1,5 +1,7 @@
 """Losses of embeddings [B, D]: which sequences belong together."""
 
+import itertools
+
 from twinkle.errors import NotAvailableError, require
 from twinkle.loss.engine import TableLoss, of_vectors
 
@@ -23,12 +25,9 @@ def anchors(inputs, reader):
         f"{reader}: the first sequence has the label 0, but a group begins with an anchor, "
         "of label 1",
     )
-    ends = [*found.tolist()[1:], len(marks)]
-    for begin, end in zip(found.tolist(), ends, strict=True):
-        require(
-            end - begin > 1,
-            f"{reader}: inputs[{begin}] is an anchor without a positive after it",
-        )
+    ends = itertools.pairwise([*found.tolist(), len(marks)])
+    alone = [begin for begin, end in ends if end - begin == 1]
+    require(not alone, f"{reader}: inputs{alone[:1]} is an anchor without a positive after it")
     return found
 
 
@@ -48,16 +47,7 @@ class InfonceLoss(TableLoss):
 
     require_logps = False
     row_arguments = ()
-    arguments = (
-        "temperature",
-        "use_batch",
-        "hard_negatives",
-        "mask_fake_negative",
-        "fake_neg_margin",
-        "include_qq",
-        "include_dd",
-        "process_group",
-    )
+    more_arguments = ("process_group",)
 
     def _set(self, process_group, **options):
         super()._set(**options)

@@ -9,19 +9,21 @@ from pathlib import Path
 
 from twinkle import checks
 from twinkle.core import core
+from twinkle.errors import require
 from twinkle.loss.base import Loss, by_hand
-from twinkle.loss.labels import check_ignore_index, scored
+from twinkle.loss.labels import scored
 
 _TABLE = json.loads(Path(__file__).with_name("options.json").read_text())
 
 
 class TableLoss(Loss):
     """Base of losses of the engine's table: a subclass of the name of one has its options as
-    arguments and attributes. arguments: their names in order, if it is not the table's; one that
-    the table has not goes to _set. number_arguments: options that a call gives."""
+    arguments and attributes. arguments: their names in order, if it is not the table's;
+    more_arguments: others, which go to _set. number_arguments: options that a call gives."""
 
     whole_batch = True
     arguments = None
+    more_arguments = ()
     number_arguments = ()
 
     def __init_subclass__(cls, **kwargs):
@@ -29,35 +31,32 @@ class TableLoss(Loss):
         if cls.__module__.startswith("twinkle.loss.") and cls.__name__ in _TABLE:
             cls.table_name = cls.__name__
             cls._options = {option["name"]: option for option in _TABLE[cls.__name__]}
-            names = [*(vars(cls).get("arguments") or cls._options), "ignore_index"]
-            others = {"ignore_index": -100}
-            defaults = {n: cls._options.get(n, {}).get("default", others.get(n)) for n in names}
-            cls.option_names = tuple(n for n in defaults if n in cls._options and n not in others)
+            names = [*(vars(cls).get("arguments") or cls._options), *cls.more_arguments]
+            defaults = {n: cls._options.get(n, {}).get("default") for n in names}
+            defaults["ignore_index"] = -100
+            cls.option_names = tuple(n for n in names if n in cls._options and n != "ignore_index")
             cls.__init__ = _method(cls._set, {"self": ..., **defaults})
 
     def _set(self, ignore_index, **options):
         """InvalidError: an option that is out of its range, another ignore_index than -100."""
-        check_ignore_index(ignore_index)
+        require(
+            ignore_index == -100 and not isinstance(ignore_index, bool),
+            f"loss: ignore_index is {ignore_index!r}, labels are ignored by -100 only",
+        )
         for name, value in options.items():
             setattr(self, name, self._checked(name, value))
 
     def _checked(self, name, value):
         option, what = self._options[name], f"loss: {name}"
-        kind, least, most = option["kind"], option["least"], option["most"]
         if value is None and option["default"] is None:
             return None
-        if kind == "flag":
+        if option["kind"] == "flag":
             return checks.flag(what, value)
-        if kind == "integer":
-            return checks.integer(what, value, least, most)
-        if kind == "text":
-            fits = isinstance(value, str) and value in option["one_of"]
-        else:
-            value = checks.number(what, value, **{"above" if option["open"] else "least": least})
-            fits = most is None or value <= most
-        if not fits:
-            checks.refuse(what, value, option["must"])
-        return value
+        if option["kind"] == "text":
+            return checks.one_of(what, value, option["one_of"])
+        check = checks.integer if option["kind"] == "integer" else checks.number
+        limits = {"above" if option["open"] else "least": option["least"], "most": option["most"]}
+        return check(what, value, **limits)
 
     def engine_options(self, **kwargs):
         """The options, and those of number_arguments that kwargs give. InvalidError: one of these

@@ -6,14 +6,6 @@ from twinkle.core import core
 from twinkle.errors import InvalidError, require
 
 
-def check_ignore_index(ignore_index):
-    """InvalidError: any other than -100."""
-    require(
-        ignore_index == -100 and not isinstance(ignore_index, bool),
-        f"loss: ignore_index is {ignore_index!r}, labels are ignored by -100 only",
-    )
-
-
 def scored(inputs, reader):
     """Mask [B, L] bool of the labels that count: other than -100, attended to, of loss_scale 1.
     reader: who reads them, such as 'loss: GRPOLoss'. InvalidError: another loss_scale than 0 and 1,

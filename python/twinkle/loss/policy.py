@@ -9,7 +9,7 @@ what the reference's forward_only returned, in place of ref_logps. InvalidError:
 without a reference, and as twinkle.loss.labels.
 """
 
-from twinkle.errors import InvalidError, require
+from twinkle.errors import require
 from twinkle.loss.engine import EngineLoss
 from twinkle.loss.labels import reference, scored, spread
 
@@ -23,28 +23,22 @@ class _PolicyLoss(EngineLoss):
         return self.entropy_coef > 0
 
     def engine_inputs(
-        self,
-        inputs,
-        old_logps=None,
-        advantages=None,
-        ref_logps=None,
-        ref_outputs=None,
-        **numbers,
+        self, inputs, old_logps=None, advantages=None, ref_logps=None, ref_outputs=None, **numbers
     ):
         del numbers
         name = f"loss: {type(self).__name__}"
-        if advantages is None:
-            raise InvalidError(
-                f"{name} needs advantages: pass advantages=[...], one for each sequence; "
-                "to score without learning call forward_only"
-            )
-        given = [("advantages", "advantages", advantages)]
+        require(
+            advantages is not None,
+            f"{name} needs advantages: pass advantages=[...], one for each sequence; "
+            "to score without learning call forward_only",
+        )
+        given = {"advantages": ("advantages", advantages)}
         if old_logps is not None:
-            given.append(("old_logps", "old_logps", old_logps))
+            given["old_logps"] = "old_logps", old_logps
         if self.beta > 0:
-            given.append(("ref_logps", *reference(name, ref_logps, ref_outputs)))
+            given["ref_logps"] = reference(name, ref_logps, ref_outputs)
         mask = scored(inputs, name)
-        return {extra: spread(what, values, inputs, mask) for extra, what, values in given}
+        return {extra: spread(*values, inputs, mask) for extra, values in given.items()}
 
 
 class GRPOLoss(_PolicyLoss):

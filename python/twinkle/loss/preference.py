@@ -6,7 +6,7 @@ their labels, rw and rl the same of a reference model. The engine computes them,
 """
 
 from twinkle import checks
-from twinkle.errors import InvalidError, require
+from twinkle.errors import require
 from twinkle.loss.engine import EngineLoss
 from twinkle.loss.labels import of_pairs, reference, scored, spread
 
@@ -27,11 +27,11 @@ class Replies:
             f"{2 * pairs + 1} sequences: pass an even number of them",
         )
         empty = (self.mask.sum(-1) == 0).nonzero().flatten().tolist()
-        if empty:
-            raise InvalidError(
-                f"{reader} compares replies, but inputs[{empty[0]}] has no label: every reply must "
-                "have one"
-            )
+        require(
+            not empty,
+            f"{reader} compares replies, but inputs{empty[:1]} has no label: every reply must "
+            "have one",
+        )
 
     def sums(self, logps):
         """[B] float64 of log p [B, L] over the labels of each sequence."""
@@ -54,16 +54,17 @@ class Replies:
         missing, and as at_labels and of_pairs."""
         import torch
 
-        given = {name: of_pairs_given.get(name) for name in _REFERENCES[2:]}
+        *_, chosen, rejected = _REFERENCES
+        given = {name: of_pairs_given.get(name) for name in (chosen, rejected)}
         missing = [name for name in given if given[name] is None]
         if len(missing) == 2:
-            name, values = reference(self.reader, ref_logps, ref_outputs)
-            return {"ref_logps": spread(name, values, self.inputs, self.mask)}
+            of_labels = reference(self.reader, ref_logps, ref_outputs)
+            return {"ref_logps": spread(*of_labels, self.inputs, self.mask)}
         require(
-            not missing, f"loss: {''.join(missing)} is missing, pass both of {' and '.join(given)}"
+            not missing,
+            f"loss: {''.join(missing)} is missing, pass both of {chosen} and {rejected}",
         )
-        pairs = len(self.mask) // 2
-        sums = [of_pairs(name, values, pairs) for name, values in given.items()]
+        sums = [of_pairs(name, values, len(self.mask) // 2) for name, values in given.items()]
         return {"ref_sums": torch.stack(sums, -1).flatten()}
 
 
@@ -150,9 +151,8 @@ class KTOLoss(EngineLoss):
         import torch
 
         replies = Replies(inputs, "loss: KTOLoss", paired=False)
-        sized = hasattr(desirable, "__len__") and len(desirable) == len(replies.mask)
         require(
-            sized,
+            hasattr(desirable, "__len__") and len(desirable) == len(replies.mask),
             "loss: KTOLoss needs desirable, for each sequence True, False, or None of a reply to "
             f"another prompt; for {len(replies.mask)} sequences it is {checks.short(desirable)}",
         )

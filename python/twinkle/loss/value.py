@@ -5,7 +5,7 @@ from twinkle import checks
 from twinkle.errors import require
 from twinkle.loss.base import Loss, by_hand
 from twinkle.loss.engine import TableLoss, of_vectors
-from twinkle.loss.labels import scored, spread
+from twinkle.loss.labels import at_labels, scored
 from twinkle.loss.preference import Replies
 
 
@@ -43,8 +43,8 @@ class PPOValueLoss(Loss):
         inputs, outputs = by_hand(self, inputs, outputs)
         mask = scored(inputs, "loss: PPOValueLoss")
         values = outputs["values"].double()[mask]
-        old = spread("old_values", old_values, inputs, mask)[mask]
-        wanted = spread("returns", returns, inputs, mask)[mask]
+        old = at_labels("old_values", old_values, inputs, mask)
+        wanted = at_labels("returns", returns, inputs, mask)
         clipped = values.clamp(old - self.epsilon, old + self.epsilon)
         each = torch.maximum((values - wanted) ** 2, (clipped - wanted) ** 2) / 2
         return {"loss": each.sum() / max(len(each), 1), "num_tokens": 0}
