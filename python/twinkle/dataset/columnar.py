@@ -1,7 +1,6 @@
-"""Files that the C++ readers do not read: lines of text, and tables in the formats of Arrow, by the
-package pyarrow, which is imported when one is met."""
+"""Files that the C++ readers do not read: tables in the formats of Arrow, by the package pyarrow,
+which is imported when one is met."""
 
-import codecs
 import contextlib
 import importlib
 import os
@@ -34,22 +33,6 @@ def opened(path):
         kind = "a FIFO" if stat.S_ISFIFO(mode) else "a device"
         raise InvalidError(f"dataset: {path} is {kind}, it must be a regular file")
     return file
-
-
-def lines(path):
-    """{'text': line} of every line of a text file, one after the other.
-
-    InvalidError: bytes that are no UTF-8, with the line's number; and as opened.
-    """
-    with opened(path) as file:
-        for number, line in enumerate(file, 1):
-            text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            try:
-                yield {"text": text.removesuffix(b"\n").removesuffix(b"\r").decode()}
-            except UnicodeDecodeError as error:
-                raise InvalidError(
-                    f"dataset: {path} line {number}: it is not UTF-8 ({error})"
-                ) from error
 
 
 def read(path):

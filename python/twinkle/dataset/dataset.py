@@ -224,14 +224,7 @@ class Dataset:
             for line in [] if prompt else encoded.remarks(chosen._template):
                 get_logger().info(line)
         else:
-            encode, out, origins = rowwise.encoder(chosen, prompt), [], []
-            for index in range(len(rows)):
-                made = rowwise.called(
-                    lambda index=index: rows.where(index), encode, rows.row(index)
-                )
-                out += made
-                origins += [index] * len(made)
-            encoded = rows.replaced(out, origins)
+            encoded = rowwise.encode_rows(rows, chosen, prompt)
         require(
             len(encoded) > 0,
             f"dataset: none of the {len(rows)} rows encodes to a token: check the messages of "
@@ -282,25 +275,18 @@ class Dataset:
         InvalidError: another format or mode, a row that the format cannot hold, a path that cannot
         be written; no file is left then.
         """
-        checks.integer("dataset: batch_size", batch_size, least=1)
-        checks.text("dataset: format", format, none=True, empty=True)
-        path = checks.path("dataset: path", path)
-        require(
-            mode in ("immediate", "training"),
-            f"dataset: mode is {mode!r}, it must be 'immediate' or 'training'",
-        )
-        format = recorder.format_of(path, format)
-        now = mode == "immediate"
+        now = checks.one_of("dataset: mode", mode, ("immediate", "training")) == "immediate"
         require(
             now or self._recorder is None,
             "dataset: rows are being saved to another file: call flush_save() first",
         )
+        writing = recorder.Recorder(path, format, batch_size)
         rows = self._all() if now else None
-        recorder.place_of(path)
+        writing.begin()
         if now:
-            recorder.write(rows, path, format, batch_size)
+            writing.write(rows)
         else:
-            self._recorder = recorder.Recorder(path, format, batch_size)
+            self._recorder = writing
 
     def _all(self):
         """The rows, as the core has them."""

@@ -12,12 +12,13 @@ from twinkle.hub.models import cache_directory
 def get(dataset_id, **_):
     """The path of a file that the C++ readers take: what the id names, or its rows as JSON lines,
     written anew under ~/.cache/twinkle/data. Errors: as of source.load and local_path."""
-    path = source.local_path(dataset_id)
+    meta = DatasetMeta(dataset_id)
+    path = source.local_path(meta)
     if path is not None and path.is_file() and columnar.extension(path) in source.CORE_EXTENSIONS:
         return path
     file = cache_directory().parent / "data" / f"{quote(dataset_id, safe='')}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
-    source.load(DatasetMeta(dataset_id)).save(file)
+    source.load(meta).save(file)
     return file
 
 

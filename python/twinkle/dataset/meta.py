@@ -35,11 +35,8 @@ class DatasetMeta:
     data: Any = None
 
     def __post_init__(self):
-        if not isinstance(self.dataset_id, (str, os.PathLike)):
-            checks.refuse("dataset: dataset_id", self.dataset_id, "an id or a path")
-        self.dataset_id = os.fspath(self.dataset_id)
-        if self.dataset_id:
-            checks.path("dataset: dataset_id", self.dataset_id)
+        if self.dataset_id != "":
+            self.dataset_id = checks.path("dataset: dataset_id", self.dataset_id)
         checks.text("dataset: subset_name", self.subset_name)
         checks.text("dataset: split", self.split)
         part = self.data_slice

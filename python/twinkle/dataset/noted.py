@@ -27,26 +27,22 @@ class NotedDataset(Dataset):
     def _mix(self, order):
         self._mixed = order
 
-    def _note(self, key, function, nothing):
+    def _note(self, key, function, nothing, name=None):
         """Notes a function from a row to a list of rows. nothing: the error where that must be one
-        row and is not."""
+        row and is not. name: the function's, if it has none."""
 
         def work(row):
             made = function(row)
             require(self._drops or len(made) == 1, nothing)
             return made
 
-        work.__name__ = rowwise.name_of(function)
+        work.__name__ = name or rowwise.name_of(function)
         self._work.setdefault(key, []).append(lambda where, row: rowwise.called(where, work, row))
 
     def _map(self, key, function, batch_size=None, **options):
         work = rowwise.Work(function, **options)
-
-        def one(row):
-            return work([row])
-
-        one.__name__ = work.__name__
-        self._note(key, one, "it must return one row for one row")
+        nothing = "it must return one row for one row"
+        self._note(key, lambda row: work([row]), nothing, work.__name__)
 
     def _encode(self, chosen, prompt):
         self._note(_ALL, rowwise.encoder(chosen, prompt), "the row encodes to nothing")
@@ -141,7 +137,7 @@ class _LazyRows:
     def row(self, index):
         part, at = self._place(index)
         rows = self._parts[part]
-        (row,) = self._work(self._keys[part], lambda: rows.where(at), rows.row(at))
+        (row,) = self._work(self._keys[part], rows.where(at), rows.row(at))
         return row
 
     def rows(self, begin, end):
@@ -196,25 +192,17 @@ class IterableDataset(NotedDataset):
         package."""
         self._require_ready()
         streams = [self._worked(key, stream.rows()) for key, stream in self._sources.items()]
-        mixed = itertools.chain(*streams) if self._mixed == "concat" else _in_turn(streams)
-        return self._recorded(self._worked(_ALL, mixed))
+        in_turn = self._mixed != "concat"  # a row of each until one has no more
+        parts = zip(*streams, strict=False) if in_turn else streams
+        for _, row in self._worked(_ALL, itertools.chain.from_iterable(parts)):
+            self._record(row)
+            yield row
 
     def _worked(self, key, rows):
         return ((where, made) for where, row in rows for made in self._done(key, where, row))
-
-    def _recorded(self, rows):
-        for _, row in rows:
-            self._record(row)
-            yield row
 
     def _all(self):
         return core().Dataset.of(iter(self))
 
 
 Dataset._streams = IterableDataset
-
-
-def _in_turn(streams):
-    """A row of each until one has no more."""
-    for rows in zip(*streams, strict=False):
-        yield from rows

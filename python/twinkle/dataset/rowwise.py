@@ -56,12 +56,12 @@ class Work:
         return map_col_to_row(made) if isinstance(made, Mapping) else made
 
     def find(self, batch, where):
-        """Raises what the function raises of one of the rows alone, with its place."""
+        """Raises what the function raises of one of the rows alone, with its where(index)."""
         hint = _COLUMNS if self._batched else ""
         names = map_row_to_col(batch)
         for index, row in enumerate(batch):
             given = map_row_to_col([row], names) if self._batched else row
-            called(lambda index=index: where(index), self._function, given, hint)
+            called(where(index), self._function, given, hint)
 
 
 def map_rows(rows, work, batch_size=1000):
@@ -80,6 +80,17 @@ def map_rows(rows, work, batch_size=1000):
         out += made
         origins += [min(begin + i, end - 1) for i in range(len(made))]
     require_rows(len(out), rows, name_of(work))
+    return rows.replaced(out, origins)
+
+
+def encode_rows(rows, chosen, prompt):
+    """The core's rows as a template of Python encodes them. InvalidError: what it raises, with the
+    row's place."""
+    encode, out, origins = encoder(chosen, prompt), [], []
+    for index in range(len(rows)):
+        made = called(rows.where(index), encode, rows.row(index))
+        out += made
+        origins += [index] * len(made)
     return rows.replaced(out, origins)
 
 
@@ -104,8 +115,7 @@ def checker(chosen):
 
 def kept_indices(rows, function):
     """Indices of the rows for which `function(row)` is true. InvalidError: of none."""
-    indices = range(len(rows))
-    kept = [i for i in indices if verdict(lambda i=i: rows.where(i), function, rows.row(i))]
+    kept = [i for i in range(len(rows)) if verdict(rows.where(i), function, rows.row(i))]
     require_rows(len(kept), rows, name_of(function))
     return kept
 
@@ -119,22 +129,20 @@ def require_rows(count, rows, what):
 
 
 def called(where, function, argument, hint=""):
-    """function(argument); what it raises becomes an InvalidError that names `where()`. hint: ends
-    the text of what is no error of Twinkle's."""
+    """function(argument); what it raises becomes an InvalidError that names the place `where`.
+    hint: ends the text of what is no error of Twinkle's."""
     try:
         return function(argument)
     except Exception as error:
         ours = isinstance(error, InvalidError)
         cause = _FOLDER.sub("", str(error)) if ours else repr(error) + hint
-        raise InvalidError(f"dataset: {where()}: {name_of(function)}: {cause}") from error
+        raise InvalidError(f"dataset: {where}: {name_of(function)}: {cause}") from error
 
 
 def verdict(where, function, row):
     """A filter's answer for a row. InvalidError: neither True nor False."""
     said = called(where, function, row)
-    if not isinstance(said, bool):
-        said = checks.flag(f"dataset: {where()}: what {name_of(function)} returned", said)
-    return said
+    return checks.flag(f"dataset: {where}: what {name_of(function)} returned", said)
 
 
 def name_of(function):

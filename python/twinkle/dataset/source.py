@@ -20,16 +20,25 @@ _EXTENSIONS = (*CORE_EXTENSIONS, *columnar.TABLES)
 def load(meta, **kwargs):
     """The core's Dataset of a DatasetMeta; kwargs go to a hub's loader. InvalidError: data_slice
     holds no integers, or rows are bad; NotFoundError: as local_path."""
-    rows = _of_memory(meta.data) if meta.data is not None else _of_id(meta, kwargs)
+    path = local_path(meta)
+    if path is None:
+        rows = core().Dataset.of(_given(meta, kwargs), meta.dataset_id or "memory")
+    else:
+        parts = [_read(file) for file in _files(path, meta.split)]
+        rows = parts[0] if len(parts) == 1 else core().Dataset.concat(parts)
     if meta.data_slice is None:
         return rows
     what = "dataset: a row index of data_slice"
     return rows.slice([checks.integer(what, value, most=2**63 - 1) for value in meta.data_slice])
 
 
-def _of_memory(data):
+def _given(meta, kwargs):
+    """The rows that memory holds, or a hub gives."""
+    data = meta.data
+    if data is None:
+        return _from_hub(meta, kwargs)
     if isinstance(data, Mapping):
-        return core().Dataset.of(map_col_to_row(data))
+        return map_col_to_row(data)
     if callable(data) and not isinstance(data, type):
         data = data()
     require(
@@ -37,15 +46,7 @@ def _of_memory(data):
         f"dataset: data is a {type(data).__name__}, it must be a list of dicts, a dict of columns "
         "or a callable that gives dicts",
     )
-    return core().Dataset.of(data)
-
-
-def _of_id(meta, kwargs):
-    path = local_path(meta.dataset_id)
-    if path is None:
-        return core().Dataset.of(_from_hub(meta, kwargs), meta.dataset_id)
-    parts = [_read(file) for file in _files(path, meta.split)]
-    return parts[0] if len(parts) == 1 else core().Dataset.concat(parts)
+    return data
 
 
 class Stream:
@@ -59,10 +60,10 @@ class Stream:
             part is None or (isinstance(part, range) and part.start >= 0 and part.step > 0),
             f"dataset: data_slice is {part!r}, for a stream it must be an increasing range",
         )
-        self._path = None if meta.data is not None else local_path(meta.dataset_id)
+        self._path = local_path(meta)
 
     def rows(self):
-        """Pairs of a function that returns a row's place, and the row."""
+        """Pairs of a row's place and the row."""
         part = self._meta.data_slice
         rows = self._all()
         if part is None:
@@ -70,42 +71,41 @@ class Stream:
         return itertools.islice(rows, part.start, max(part.stop, part.start), part.step)
 
     def _all(self):
-        data = self._meta.data
         if self._path is not None:
             files = _files(self._path, self._meta.split)
             return itertools.chain.from_iterable(map(_lines, files))
-        if data is None:
-            options = {**self._kwargs, "streaming": True}
-            return _placed(self._meta.dataset_id, _from_hub(self._meta, options))
-        if isinstance(data, Mapping):
-            return _placed("memory", map_col_to_row(data))
-        return _placed("memory", data() if callable(data) else data)
+        return self._placed(_given(self._meta, {**self._kwargs, "streaming": True}))
 
-
-def _placed(name, rows):
-    for index, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            checks.refuse(f"dataset: {name} row {index}", row, "a dict")
-        yield (lambda index=index: f"{name} row {index}"), dict(row)
+    def _placed(self, rows):
+        for index, row in enumerate(rows):
+            where = f"{self._meta.dataset_id or 'memory'} row {index}"
+            if not isinstance(row, Mapping):
+                checks.refuse(f"dataset: {where}", row, "a dict")
+            yield where, dict(row)
 
 
 def _lines(file):
-    """The rows of a file; those of JSON lines and of text without reading it whole."""
+    """The rows of a file with their places; JSON lines and text are not read whole."""
     kind = columnar.extension(file)
-    if kind == ".jsonl":
-        with columnar.opened(file) as lines:
-            for number, line in enumerate(lines, 1):
-                text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-                if text.strip():
-                    where = f"{file} line {number}"
-                    yield (lambda where=where: where), core().parse_line(text, str(file), number)
-    elif kind == ".txt":
-        for number, row in enumerate(columnar.lines(file), 1):
-            yield (lambda number=number: f"{file} line {number}"), row
-    else:
+    if kind not in (".jsonl", ".txt"):
         rows = _read(file)
-        for index in range(len(rows)):
-            yield (lambda index=index: rows.where(index)), rows.row(index)
+        yield from ((rows.where(index), rows.row(index)) for index in range(len(rows)))
+        return
+    with columnar.opened(file) as lines:
+        for number, line in enumerate(lines, 1):
+            where = f"{file} line {number}"
+            text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+            if kind == ".txt":
+                yield where, {"text": _decoded(where, text)}
+            elif text.strip():
+                yield where, core().parse_line(text, str(file), number)
+
+
+def _decoded(where, line):
+    try:
+        return line.removesuffix(b"\n").removesuffix(b"\r").decode()
+    except UnicodeDecodeError as error:
+        raise InvalidError(f"dataset: {where}: it is not UTF-8 ({error})") from error
 
 
 def _read(file):
@@ -120,23 +120,22 @@ def _read(file):
     return core().Dataset.read(file)
 
 
-def local_path(dataset_id):
-    """The file or directory that an id stands for; None: it must come from a hub. NotFoundError: an
-    alias of what does not exist, or neither a file here nor an id owner/name; InvalidError:
-    TWINKLE_DATASET_ID_ALIASES holds something else than id=path."""
+def local_path(meta):
+    """The file or directory that a DatasetMeta's id stands for; None: rows are in memory, or must
+    come from a hub. NotFoundError: an alias of what does not exist, or neither a file here nor an
+    id owner/name; InvalidError: TWINKLE_DATASET_ID_ALIASES holds something else than id=path."""
+    dataset_id = meta.dataset_id
+    if meta.data is not None:
+        return None
     aliases = aliases_of("TWINKLE_DATASET_ID_ALIASES", "dataset")
-    name = dataset_id.partition("://")[2] or dataset_id
-    for key in (dataset_id, name):
-        if key in aliases:
-            path = Path(aliases[key]).expanduser()
-            if not path.exists():
-                raise NotFoundError(
-                    f"dataset: the alias of {key!r} is {aliases[key]!r}, which does not exist"
-                )
-            return path
-    path = Path(dataset_id).expanduser()
+    alias = aliases.get(dataset_id) or aliases.get(dataset_id.partition("://")[2])
+    path = Path(alias or dataset_id).expanduser()
     if path.exists():
         return path
+    if alias:
+        raise NotFoundError(
+            f"dataset: the alias of {dataset_id!r} is {alias!r}, which does not exist"
+        )
     looks_local = dataset_id.startswith(("/", ".", "~")) or columnar.extension(path) in _EXTENSIONS
     if "://" not in dataset_id and (looks_local or dataset_id.count("/") != 1):
         raise NotFoundError(
@@ -149,9 +148,8 @@ def _files(path, split):
     """The data files at a path that have the split in their name; of the usual split, 'train', all
     where none has."""
     alone = not path.is_dir() or columnar.extension(path) == ".lance"
-    files = [path]
-    if not alone:
-        files = sorted(file for file in path.iterdir() if columnar.extension(file) in _EXTENSIONS)
+    files = [path] if alone else sorted(path.iterdir())
+    files = [file for file in files if alone or columnar.extension(file) in _EXTENSIONS]
     if not files:
         raise NotFoundError(f"dataset: {path} holds no file of {', '.join(_EXTENSIONS)}")
     named = [file for file in files if split.lower() in file.stem.lower()]
