@@ -26,6 +26,28 @@ class ToolCallParser:
         del text
 
 
+class SpanParser(ToolCallParser):
+    """A format whose calls lie in parts of the text: a subclass defines spans."""
+
+    def spans(self, text):
+        """(begin, end, ToolCall) of each part that is written in this format, in order; None in
+        place of a call where the part is broken."""
+        raise NotImplementedError(f"{type(self).__name__} must define spans")
+
+    def detect(self, text):
+        return any(True for _ in self.spans(text))
+
+    def parse(self, text):
+        return [call for _, _, call in self.spans(text) if call is not None]
+
+    def clean(self, text):
+        out, at = [], 0
+        for begin, end, _ in self.spans(text):
+            out.append(text[at:begin])
+            at = end
+        return "".join([*out, text[at:]]).rstrip()
+
+
 class ToolCallRegistry:
     """The known formats, in order: the first that detects its marks takes the whole text. A
     subclass with _parsers of its own is another list."""
@@ -81,12 +103,3 @@ def blocks(text, opening, closing, close):
             to = text.index(end, at)
             at = to + len(end)
             yield found, text[found.end() : to], at
-
-
-def without(text, found):
-    """The text without (match, inner text, end) of `blocks`, and without white space at its end."""
-    out, at = [], 0
-    for begin, _, end in found:
-        out.append(text[at : begin.start()])
-        at = end
-    return "".join([*out, text[at:]]).rstrip()

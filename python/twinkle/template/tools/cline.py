@@ -2,7 +2,7 @@
 
 import re
 
-from twinkle.template.tools.base import ToolCallParser, blocks, tool_call, without
+from twinkle.template.tools.base import SpanParser, blocks, tool_call
 
 _BEGIN = re.compile(r"<([a-z][a-z0-9_]*)>")
 _END = re.compile(r"</[a-z][a-z0-9_]*>")
@@ -16,23 +16,17 @@ _NO_TOOLS = frozenset(
 )
 
 
-class ClineParser(ToolCallParser):
+class ClineParser(SpanParser):
     """<read_file><path>a.py</path></read_file>: the tool is the outer element, each argument an
     inner one, as text. An element without inner ones is no call."""
 
     name = "cline"
 
-    def detect(self, text):
-        return any(True for _ in _calls(text))
-
-    def parse(self, text):
-        return [
-            tool_call(found[1], {key[1]: value.strip() for key, value, _ in _elements(inner)})
-            for found, inner, _ in _calls(text)
-        ]
-
-    def clean(self, text):
-        return without(text, _calls(text))
+    def spans(self, text):
+        for found, inner, end in _elements(text):
+            arguments = {key[1]: value.strip() for key, value, _ in _elements(inner)}
+            if arguments and found[1] not in _NO_TOOLS:
+                yield found.start(), end, tool_call(found[1], arguments)
 
     def extract_tool_result(self, text):
         found = _RESULT.match(text)
@@ -41,9 +35,3 @@ class ClineParser(ToolCallParser):
 
 def _elements(text):
     return blocks(text, _BEGIN, _END, lambda found: f"</{found[1]}>")
-
-
-def _calls(text):
-    for found, inner, end in _elements(text):
-        if found[1] not in _NO_TOOLS and any(True for _ in _elements(inner)):
-            yield found, inner, end

@@ -2,7 +2,7 @@
 
 import re
 
-from twinkle.template.tools.base import ToolCallParser, blocks, json_or, tool_call
+from twinkle.template.tools.base import SpanParser, blocks, json_or, tool_call
 
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _FUNCTION = re.compile(r"<function=([^<>\n]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
@@ -11,22 +11,15 @@ _END = re.compile(r"</parameter>")
 _RESULT = re.compile(r"\s*<tool_response>(.*?)(?:</tool_response>\s*|\Z)", re.DOTALL)
 
 
-class HermesQwenParser(ToolCallParser):
+class HermesQwenParser(SpanParser):
     """{"name": ..., "arguments": {...}} or <function=name><parameter=key>value</parameter>
     </function> between <tool_call> and </tool_call>; the last block may lack its end."""
 
     name = "hermes_qwen"
     open_marker, close_marker = "<tool_call>", "</tool_call>"
 
-    def detect(self, text):
-        return "<tool_call>" in text
-
-    def parse(self, text):
-        calls = [_call(block) for block in _BLOCK.findall(text)]
-        return [call for call in calls if call is not None]
-
-    def clean(self, text):
-        return _BLOCK.sub("", text).rstrip()
+    def spans(self, text):
+        return ((*block.span(), _call(block[1])) for block in _BLOCK.finditer(text))
 
     def extract_tool_result(self, text):
         found = _RESULT.fullmatch(text)

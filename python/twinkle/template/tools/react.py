@@ -2,7 +2,7 @@
 
 import re
 
-from twinkle.template.tools.base import ToolCallParser, json_or, tool_call
+from twinkle.template.tools.base import SpanParser, json_or, tool_call
 
 _ACTION = re.compile(
     r"^[ \t]*Action[ \t]*:[ \t]*(?P<name>[\w./-]+)[ \t]*"
@@ -12,20 +12,14 @@ _ACTION = re.compile(
 _RESULT = re.compile(r"\s*Observation[ \t]*:[ \t]*(.*)", re.DOTALL)
 
 
-class ReActParser(ToolCallParser):
+class ReActParser(SpanParser):
     """`Action: name[text]`, or `Action: name` and below it `Action Input: text`. The arguments are
     {"input": text}; those of an Action Input that is a JSON object are that object."""
 
     name = "react"
 
-    def detect(self, text):
-        return _ACTION.search(text) is not None
-
-    def parse(self, text):
-        return [_call(found) for found in _ACTION.finditer(text)]
-
-    def clean(self, text):
-        return _ACTION.sub("", text).rstrip()
+    def spans(self, text):
+        return ((*found.span(), _call(found)) for found in _ACTION.finditer(text))
 
     def extract_tool_result(self, text):
         found = _RESULT.fullmatch(text)

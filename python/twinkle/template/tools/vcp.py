@@ -2,7 +2,7 @@
 
 import re
 
-from twinkle.template.tools.base import ToolCallParser, blocks, tool_call, without
+from twinkle.template.tools.base import SpanParser, blocks, tool_call
 
 _BEGIN = re.compile(r"<<<\[TOOL_REQUEST\]>>>")
 _END = re.compile(r"<<<\[END_TOOL_REQUEST\]>>>")
@@ -11,7 +11,7 @@ _KEY = re.compile(r"(?<!\w)(\w+)\s*:\s*「始(ESCAPE)?」")
 _VALUE_END = re.compile(r"「末(?:ESCAPE)?」")
 
 
-class VCPParser(ToolCallParser):
+class VCPParser(SpanParser):
     """key:「始」value「末」 lines between the two marks of a request; tool_name is the tool, the
     others are its arguments, as text."""
 
@@ -20,19 +20,9 @@ class VCPParser(ToolCallParser):
     def detect(self, text):
         return _BEGIN.search(text) is not None
 
-    def parse(self, text):
-        calls = []
-        for _, block, _ in _requests(text):
+    def spans(self, text):
+        for begin, block, end in blocks(text, _BEGIN, _END, lambda _: "<<<[END_TOOL_REQUEST]>>>"):
             found = blocks(block, _KEY, _VALUE_END, lambda key: f"「末{key[2] or ''}」")
             fields = {key[1]: value for key, value, _ in found}
             tool = fields.pop("tool_name", "").strip()
-            if tool:
-                calls.append(tool_call(tool, fields))
-        return calls
-
-    def clean(self, text):
-        return without(text, _requests(text))
-
-
-def _requests(text):
-    return blocks(text, _BEGIN, _END, lambda _: "<<<[END_TOOL_REQUEST]>>>")
+            yield begin.start(), end, tool_call(tool, fields) if tool else None
