@@ -3,8 +3,7 @@
 The built-in classes are made when they are asked for, one for each preprocessor of the core.
 """
 
-import importlib
-
+from twinkle.preprocessor import builtin
 from twinkle.preprocessor.base import DataFilter, Filter, Preprocessor
 from twinkle.preprocessor.visual import CLEVRProcessor, OlympiadBenchProcessor
 
@@ -15,10 +14,8 @@ __all__ = [
 
 
 def __getattr__(name):
-    if not name.endswith("Processor"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f"{__name__}.builtin").lookup(name, __name__)
+    return builtin.lookup(name, __name__)
 
 
 def __dir__():
-    return sorted({*__all__, *importlib.import_module(f"{__name__}.builtin").classes()})
+    return sorted({*__all__, *builtin.classes()})

@@ -4,23 +4,18 @@ import functools
 import inspect
 
 from twinkle.core import core
-from twinkle.preprocessor.base import Preprocessor
+from twinkle.preprocessor.base import RowPreprocessor
 
 
-class Builtin(Preprocessor):
+class Builtin(RowPreprocessor):
     """A preprocessor of the core. Dataset.map runs it in C++ on all cores."""
 
-    defaults = {}  # noqa: RUF012 (set by each class)
-    core_name = ""
+    core_name = ""  # set by each class
 
     def __init__(self, *args, **kwargs):
         bound = self.__signature__.bind(*args, **kwargs)
         bound.apply_defaults()
         self.arguments = dict(bound.arguments)
-
-    def __call__(self, rows):
-        """Columns to columns, as of a preprocessor written in Python."""
-        return self.map_row_to_col([self.preprocess(row) for row in self.map_col_to_row(rows)])
 
     def preprocess(self, row):
         """The fields that are set on a row, a dict. InvalidError: a row of another form."""
@@ -40,13 +35,11 @@ def classes():
 
 def lookup(name, module):
     """For a module's __getattr__. AttributeError: not a built-in; the known ones are listed."""
-    if not name.endswith("Processor"):
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    if name not in classes():
-        raise AttributeError(
-            f"module {module!r} has no attribute {name!r}; there are {', '.join(classes())}"
-        )
-    return classes()[name]
+    known = classes() if name.endswith("Processor") else {}
+    if name not in known:
+        there = f"; there are {', '.join(known)}" if known else ""
+        raise AttributeError(f"module {module!r} has no attribute {name!r}{there}")
+    return known[name]
 
 
 def is_builtin(value):
@@ -58,19 +51,13 @@ def is_builtin(value):
 
 
 def _make(name, defaults):
-    parameters = [
-        inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=value)
-        for key, value in defaults.items()
-    ]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(key, kind, default=value) for key, value in defaults.items()]
     given = ", ".join(f"{key}={value!r}" for key, value in defaults.items()) or "none"
-    return type(
-        name,
-        (Builtin,),
-        {
-            "__module__": "twinkle.preprocessor",
-            "__doc__": f"The core's {name}; arguments: {given}.",
-            "__signature__": inspect.Signature(parameters),
-            "defaults": defaults,
-            "core_name": name,
-        },
-    )
+    members = {
+        "__module__": "twinkle.preprocessor",
+        "__doc__": f"The core's {name}; arguments: {given}.",
+        "__signature__": inspect.Signature(parameters),
+        "core_name": name,
+    }
+    return type(name, (Builtin,), members)

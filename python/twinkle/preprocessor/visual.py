@@ -6,21 +6,12 @@ import re
 from twinkle import checks
 from twinkle.data_format import pack_value
 from twinkle.errors import require
-from twinkle.preprocessor.base import Preprocessor
+from twinkle.preprocessor.base import RowPreprocessor
 
 _PICTURES = [f"image_{i}" for i in range(1, 10)]
 
 
-class _RowByRow(Preprocessor):
-    def __call__(self, rows):
-        return self.map_row_to_col([self.preprocess(row) for row in self.map_col_to_row(rows)])
-
-    def preprocess(self, row):
-        """The fields that are set on a row."""
-        raise NotImplementedError(f"{type(self).__name__} must define preprocess")
-
-
-class CLEVRProcessor(_RowByRow):
+class CLEVRProcessor(RowPreprocessor):
     """image, problem and solution to a prompt with the picture, and user_data with ground_truth
     (the contents of the solution's <answer>, else all of it) and solution.
 
@@ -46,18 +37,11 @@ class CLEVRProcessor(_RowByRow):
         solution = solution or ""
         answer = re.search(r"<answer>(.*?)</answer>", solution, re.DOTALL)
         parts = [{"type": "image", "image": row["image"]}, {"type": "text", "text": problem}]
-        return {
-            "messages": [
-                {"role": "system", "content": self.system},
-                {"role": "user", "content": parts},
-            ],
-            "user_data": _pairs(
-                ground_truth=(answer[1] if answer else solution).strip(), solution=solution
-            ),
-        }
+        truth = (answer[1] if answer else solution).strip()
+        return _row(self.system, parts, ground_truth=truth, solution=solution)
 
 
-class OlympiadBenchProcessor(_RowByRow):
+class OlympiadBenchProcessor(RowPreprocessor):
     """question, context, image_1 to image_9, final_answer, solution, unit, is_multiple_answer and
     subject to a prompt, with the pictures first, and user_data with ground_truth (the answers
     joined by ', ', with the unit), solution, is_multiple_answer, subject and unit.
@@ -76,9 +60,7 @@ class OlympiadBenchProcessor(_RowByRow):
 
     def __init__(self, system=None, language="zh"):
         system = checks.text("data: system", system, none=True, empty=True)
-        if not isinstance(language, str) or language not in self.default_systems:
-            checks.refuse("data: language", language, "'zh' or 'en'")
-        self.language = language
+        self.language = checks.one_of("data: language", language, self.default_systems)
         self.system = self.default_systems[language] if system is None else system
 
     def preprocess(self, row):
@@ -91,19 +73,15 @@ class OlympiadBenchProcessor(_RowByRow):
         content = [{"type": "image", "image": picture} for picture in pictures]
         content = [*content, {"type": "text", "text": text}] if pictures else text
         unit = row.get("unit") or ""
-        return {
-            "messages": [
-                {"role": "system", "content": self.system},
-                {"role": "user", "content": content},
-            ],
-            "user_data": _pairs(
-                ground_truth=_answer(row.get("final_answer"), unit),
-                solution="\n".join(map(str, _list(row.get("solution")))),
-                is_multiple_answer=bool(row.get("is_multiple_answer", False)),
-                subject=row.get("subject") or "maths",
-                unit=unit,
-            ),
-        }
+        return _row(
+            self.system,
+            content,
+            ground_truth=_answer(row.get("final_answer"), unit),
+            solution="\n".join(map(str, _list(row.get("solution")))),
+            is_multiple_answer=bool(row.get("is_multiple_answer", False)),
+            subject=row.get("subject") or "maths",
+            unit=unit,
+        )
 
 
 def _list(value):
@@ -117,6 +95,8 @@ def _answer(values, unit):
     return f"{answers} {unit}" if unit and answers else answers
 
 
-def _pairs(**values):
-    """user_data; text is kept as it is, other values as JSON text."""
-    return [[k, v if isinstance(v, str) else pack_value(v)] for k, v in values.items()]
+def _row(system, content, **user_data):
+    """The prompt, and user_data, whose texts are kept as they are, other values as JSON text."""
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": content}]
+    pairs = [[k, v if isinstance(v, str) else pack_value(v)] for k, v in user_data.items()]
+    return {"messages": messages, "user_data": pairs}
