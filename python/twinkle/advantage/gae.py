@@ -1,10 +1,8 @@
 """GAEAdvantage: the advantage of every token, by a critic's values."""
 
-from collections.abc import Iterable
-
 from twinkle import checks
 from twinkle.advantage.base import Advantage
-from twinkle.advantage.group import as_finite, check_shape
+from twinkle.advantage.group import as_finite, as_tensor, check_shape
 from twinkle.errors import refuse_unknown, require
 
 
@@ -18,10 +16,7 @@ class GAEAdvantage(Advantage):
 
     def __init__(self, gamma=1.0, gae_lambda=0.95, normalize=True):
         for name, value in (("gamma", gamma), ("gae_lambda", gae_lambda)):
-            share = checks.number(f"advantage: {name}", value)
-            if not 0 <= share <= 1:
-                checks.refuse(f"advantage: {name}", share, "a number from 0 to 1")
-            setattr(self, name, share)
+            setattr(self, name, checks.share(f"advantage: {name}", value))
         self.normalize = checks.flag("advantage: normalize", normalize)
 
     @staticmethod
@@ -50,11 +45,12 @@ class GAEAdvantage(Advantage):
             checks.integer(f"advantage: lengths[{i}]", length, least=1)
         out = [[0.0] * length for length in lengths]
         if old_logps is not None:
-            old, ref = (
+            pairs = zip(
                 _ragged("old_logps", old_logps, lengths),
                 _ragged("ref_logps", ref_logps, lengths),
+                strict=True,
             )
-            out = [(-kl_coef * (a - b)).tolist() for a, b in zip(old, ref, strict=True)]
+            out = [(-kl_coef * (old - ref)).tolist() for old, ref in pairs]
         for tokens, reward in zip(out, rewards, strict=True):
             tokens[-1] += reward
         return out
@@ -102,13 +98,9 @@ def _same_number(name, given, rewards):
 
 def _ragged(name, rows, lengths):
     """A float64 tensor [length] for each of `lengths`."""
-    if (
-        not isinstance(rows, Iterable)
-        or isinstance(rows, (str, dict))
-        or getattr(rows, "ndim", 1) == 0
-    ):
+    sized = hasattr(rows, "__len__") and getattr(rows, "ndim", 1) > 0
+    if not sized or isinstance(rows, (str, dict)):
         checks.refuse(f"advantage: {name}", rows, "a list of log-probabilities for each reply")
-    rows = list(rows)
     _same_number(name, rows, lengths)
     out = [as_finite(f"advantage: {name}[{i}]", row, "[T]") for i, row in enumerate(rows)]
     for i, (row, length) in enumerate(zip(out, lengths, strict=True)):
@@ -125,10 +117,7 @@ def _inputs(rewards, values, masks):
     import torch
 
     def matrix(name, value):
-        try:
-            out = torch.as_tensor(value).detach()
-        except (TypeError, ValueError, RuntimeError):  # ragged, no numbers, too large
-            checks.refuse(f"advantage: {name}", value, "numbers [B, T] (pad replies, with masks)")
+        out = as_tensor(f"advantage: {name}", value, "[B, T] (pad replies, with masks)")
         out = out[None] if out.dim() == 1 else out
         check_shape(f"advantage: {name}", out, "[B, T]", (2,))
         return out

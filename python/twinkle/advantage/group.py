@@ -71,15 +71,20 @@ def check_shape(what, tensor, shape, dims):
     )
 
 
-def as_finite(what, value, shape, dims=None):
-    """A float64 tensor of numbers, detached. InvalidError: another thing, one not finite, another
-    number of dimensions than one of dims."""
+def as_tensor(what, value, shape):
+    """A tensor of numbers, detached. InvalidError: another thing."""
     import torch
 
     try:
-        out = torch.as_tensor(value).detach().to(torch.float64)
+        return torch.as_tensor(value).detach()
     except (TypeError, ValueError, RuntimeError):  # ragged, no numbers, too large
         checks.refuse(what, value, f"numbers {shape}")
+
+
+def as_finite(what, value, shape, dims=None):
+    """A float64 tensor of numbers, detached. InvalidError: another thing, one not finite, another
+    number of dimensions than one of dims."""
+    out = as_tensor(what, value, shape).double()
     bad = (~out.isfinite()).nonzero()
     if len(bad):
         place = tuple(bad[0].tolist())
@@ -95,8 +100,7 @@ def _groups(rewards, num_generations, scale, prompts):
     import torch
 
     count = checks.integer("advantage: num_generations", num_generations, least=1)
-    if scale not in _SCALES:
-        checks.refuse("advantage: scale", scale, "'group', 'batch' or 'none'")
+    checks.one_of("advantage: scale", scale, _SCALES)
     rewards = as_finite("advantage: rewards", rewards, "[N] or [N, K]", (1, 2))
     rewards = rewards.sum(-1) if rewards.dim() == 2 else rewards
     require(

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from twinkle.errors import require
-from twinkle.metric.base import Metric
+from twinkle.metric.base import MeanMetric
 
 
-class Accuracy(Metric):
+class Accuracy(MeanMetric):
     """accuracy: the share of labels that are the model's likeliest token; correct_tokens and
     total_tokens: what it is a share of. Nothing where there are no labels.
 
@@ -15,10 +15,6 @@ class Accuracy(Metric):
     """
 
     needs_predictions = True
-
-    def __init__(self, device_mesh=None, process_group=None):
-        super().__init__(device_mesh, process_group)
-        self.reset()
 
     def accumulate(self, inputs, outputs, **kwargs):
         """inputs: labels [B, L] or [L], and completion_mask of that shape where only some are to
@@ -40,14 +36,10 @@ class Accuracy(Metric):
         counted = labels != -100
         if inputs.get("completion_mask") is not None:
             counted = counted & (inputs["completion_mask"] != 0)
-        self._correct += int(((chosen == labels) & counted).sum())
-        self._total += int(counted.sum())
+        self._add("accuracy", int(((chosen == labels) & counted).sum()), int(counted.sum()))
 
     def calculate(self):
-        if not self._total:
+        correct, total = self._sums.get("accuracy", (0, 0))
+        if not total:
             return {}
-        share, correct, total = self._correct / self._total, self._correct, self._total
-        return {"accuracy": share, "correct_tokens": correct, "total_tokens": total}
-
-    def reset(self):
-        self._correct = self._total = 0
+        return {"accuracy": correct / total, "correct_tokens": correct, "total_tokens": total}

@@ -86,7 +86,7 @@ class MeanMetric(Metric):
         """Adds numbers to a mean: their sum and how many they are, or a tensor of them and None."""
         if count is None:
             total, count = float(total.sum()), total.numel()
-        before, counted = self._sums.get(name, (0.0, 0))
+        before, counted = self._sums.get(name, (0, 0))
         self._sums[name] = before + total, counted + count
 
     def on_step(self, *, grad_norm=None, **kwargs):

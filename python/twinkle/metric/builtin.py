@@ -21,17 +21,14 @@ class LossMetric(MeanMetric):
         if loss_tokens is None and kwargs.get("loss_reduction") == "sum":
             loss_tokens = num_tokens or int((inputs["labels"] >= 0).sum())
         self._add("loss", float(outputs["loss"]), 1 if loss_tokens is None else loss_tokens)
-        self._num_tokens += num_tokens
+        self._add("num_tokens", num_tokens, 0)
         self._grad_norm = self._grad_norm if grad_norm is None else grad_norm
 
     def calculate(self):
         out = super().calculate()
-        loss = {"loss": out.pop("loss"), "num_tokens": self._num_tokens} if "loss" in out else {}
-        return {**loss, **out}
-
-    def reset(self):
-        super().reset()
-        self._num_tokens = 0
+        if "loss" not in out:
+            return out
+        return {"loss": out.pop("loss"), "num_tokens": self._sums["num_tokens"][0], **out}
 
 
 class TrainMetric(Metric):

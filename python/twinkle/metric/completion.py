@@ -8,8 +8,6 @@ from twinkle import checks
 from twinkle.errors import refuse_unknown
 from twinkle.metric.base import Metric
 
-_SECONDS = {"generate_time": "generate", "weight_sync_time": "move_model_to_sampler"}
-
 
 class CompletionRewardMetric(Metric):
     """Since the last reset: train/NAME_reward and train/NAME_reward_std, the mean and the sample
@@ -42,14 +40,15 @@ class CompletionRewardMetric(Metric):
             if given is not None and not isinstance(given, Mapping):
                 must = "a model's dict, or left out: pass completion_lengths= and rewards= by name"
                 checks.refuse(f"metric: {name} of CompletionRewardMetric", given, must)
+        times = {"generate": generate_time, "move_model_to_sampler": weight_sync_time}
         if outputs is None:
-            names = ("completion_lengths", "rewards", *_SECONDS)
-            refuse_unknown("metric: CompletionRewardMetric", kwargs, sorted(names))
+            known = ("completion_lengths", "generate_time", "rewards", "weight_sync_time")
+            refuse_unknown("metric: CompletionRewardMetric", kwargs, known)
         for name, values in (rewards or {}).items():
             self._given[f"train/{name}_reward"] += map(float, values)
         if completion_lengths is not None:
             self._given["train/completion_length"] += map(float, completion_lengths)
-        for name, seconds in zip(_SECONDS.values(), (generate_time, weight_sync_time), strict=True):
+        for name, seconds in times.items():
             if seconds is not None:
                 self._given[f"profiling/Time taken: {name}"].append(float(seconds))
 

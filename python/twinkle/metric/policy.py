@@ -93,20 +93,20 @@ class GRPOMetric(MeanMetric):
         where = mask.nonzero()
         for i in kl.topk(min(self.top_k_kl, int((kl > 0).sum()))).indices.tolist():
             row, pos = where[i].tolist()
-            record = {"gsi": self._sequences - len(mask) + row, "pos": pos}
-            record |= {"token_id": int(inputs["labels"][row, pos]), "kl": float(kl[i])}
-            record |= {"ratio": float(d[i].exp())}
-            record |= {"logp_new": float(new[row, pos]), "logp_old": float(old[row, pos])}
-            self._records.append(record)
+            token = inputs["labels"][row, pos]
+            scores = {"kl": kl[i], "ratio": d[i].exp(), "logp_new": new[row, pos]}
+            scores = {name: float(x) for name, x in {**scores, "logp_old": old[row, pos]}.items()}
+            place = {"gsi": self._sequences - len(mask) + row, "pos": pos, "token_id": int(token)}
+            self._records.append({**place, **scores})
 
     def _clipped(self, d, advantages, mask):
         """(below, above) the clip, of each item that is clipped on its own. d, advantages and mask:
         [B, L], 0 where no label counts."""
-        ratio, advantages = d[mask].exp(), advantages[mask]
-        return (
-            (ratio < 1 - self.epsilon) & (advantages < 0),
-            (ratio > 1 + self.epsilon_high) & (advantages > 0),
-        )
+        return self._beyond(d[mask].exp(), advantages[mask])
+
+    def _beyond(self, ratio, advantages):
+        low = (ratio < 1 - self.epsilon) & (advantages < 0)
+        return low, (ratio > 1 + self.epsilon_high) & (advantages > 0)
 
     def calculate(self):
         means = super().calculate()
@@ -133,12 +133,8 @@ class GSPOMetric(GRPOMetric):
     def _clipped(self, d, advantages, mask):
         counts = mask.sum(-1)
         some = counts > 0
-        ratio = (d.sum(-1)[some] / counts[some]).exp()
-        advantages = advantages.sum(-1)[some] / counts[some]
-        return (
-            (ratio < 1 - self.epsilon) & (advantages < 0),
-            (ratio > 1 + self.epsilon_high) & (advantages > 0),
-        )
+        d, advantages = (x.sum(-1)[some] / counts[some] for x in (d, advantages))
+        return self._beyond(d.exp(), advantages)
 
 
 class CISPOMetric(GRPOMetric):

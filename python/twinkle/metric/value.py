@@ -24,34 +24,28 @@ class PPOValueMetric(Metric):
         self.epsilon = checks.number("metric: epsilon", epsilon, above=0, infinite=True)
         self.reset()
 
-    def check(self, inputs, *, old_values=None, returns=None, advantages=None, **kwargs):
+    def check(self, inputs, **given):
         """InvalidError: as PPOValueLoss, of what is given."""
-        del kwargs
-        if old_values is not None and returns is not None:
-            _read(inputs, old_values, returns, advantages)
+        _read(inputs, **given)
 
-    def accumulate(
-        self, inputs, outputs, *, old_values=None, returns=None, advantages=None, **kwargs
-    ):
+    def accumulate(self, inputs, outputs, **given):
         """inputs: labels [B, L]; outputs: values [B, L]; the others as PPOValueLoss has them."""
-        del kwargs
-        if outputs.get("values") is None or old_values is None or returns is None:
+        read = None if outputs.get("values") is None else _read(inputs, **given)
+        if read is None:
             return
-        mask, old, wanted, given = _read(inputs, old_values, returns, advantages)
+        mask, old, wanted, advantages = read
         values = outputs["values"].double()[mask].detach()
         clipped = values.clamp(old - self.epsilon, old + self.epsilon)
-        stopped = (clipped - wanted) ** 2 > (values - wanted) ** 2
-        for name, part in zip(self._parts, (values, wanted, given, stopped.double()), strict=True):
-            self._parts[name].append(part)
+        stopped = ((clipped - wanted) ** 2 > (values - wanted) ** 2).double()
+        for part, more in zip(self._parts, (values, wanted, advantages, stopped), strict=True):
+            part.append(more)
 
     def calculate(self):
         import torch
 
-        if not self._parts["values"]:
+        if not any(map(len, self._parts[0])):
             return {}
-        values, wanted, advantages, stopped = map(torch.cat, self._parts.values())
-        if not len(values):
-            return {}
+        values, wanted, advantages, stopped = map(torch.cat, self._parts)
         left, all_of_it = (float(x.var(correction=0)) for x in (wanted - values, wanted))
         return {
             "train/value_mean": float(values.mean()),
@@ -63,11 +57,15 @@ class PPOValueMetric(Metric):
         }
 
     def reset(self):
-        self._parts = {name: [] for name in ("values", "returns", "advantages", "stopped")}
+        self._parts = [], [], [], []  # values, returns, advantages, those that are clipped
 
 
-def _read(inputs, old_values, returns, advantages):
-    """The mask of labels [B, L], and of each label its old value, return and advantage [N]."""
+def _read(inputs, old_values=None, returns=None, advantages=None, **others):
+    """The mask of labels [B, L], and of each label its old value, return and advantage [N]; None
+    where the loss was given no old values or returns."""
+    del others
+    if old_values is None or returns is None:
+        return None
     mask = scored(inputs, "metric: PPOValueMetric")
     old = at_labels("old_values", old_values, inputs, mask)
     wanted = at_labels("returns", returns, inputs, mask)

@@ -52,9 +52,7 @@ class ToolExploreReward(F1Reward):
 
     def __init__(self, f1_threshold=0.5, answer_pattern=None):
         super().__init__(answer_pattern)
-        self._threshold = checks.number("reward: f1_threshold", f1_threshold, least=0)
-        if self._threshold > 1:
-            checks.refuse("reward: f1_threshold", f1_threshold, "a number from 0 to 1")
+        self._threshold = checks.share("reward: f1_threshold", f1_threshold)
 
     def score(self, turn):
         good = super().score(turn) >= self._threshold
