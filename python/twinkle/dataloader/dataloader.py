@@ -65,16 +65,15 @@ class DataLoader:
             "callable that makes one",
         )
         batch_size = checks.integer("dataloader: batch_size", batch_size, 1, _INT64_MAX)
-        least = "dataloader: min_batch_size"
-        min_batch_size = checks.integer(least, min_batch_size, 1, _INT64_MAX, none=True)
-        checks.integer("dataloader: max_retries", max_retries, least=0)
+        what = "dataloader: min_batch_size"
+        min_batch_size = checks.integer(what, min_batch_size, 1, _INT64_MAX, none=True)
+        self.max_retries = checks.integer("dataloader: max_retries", max_retries, least=0)
         seed = checks.integer("dataloader: seed", seed, 0, 2**64 - 1)
         shuffle = checks.flag("dataloader: shuffle", shuffle)
-        drop_last = checks.flag("dataloader: drop_last", drop_last)
+        if checks.flag("dataloader: drop_last", drop_last):
+            min_batch_size = batch_size
         if collate_fn is not None and not callable(collate_fn):
             checks.refuse("dataloader: collate_fn", collate_fn, "callable")
-        if drop_last:
-            min_batch_size = batch_size
         group_of(remote_group, "a DataLoader")
         rank, world, least = _place(device_mesh, batch_size)
         self._ranks = least if min_batch_size is None else 0  # that may drop rows unasked
@@ -85,32 +84,28 @@ class DataLoader:
             "ranks, each of which needs a row",
         )
         require(indexed or not shuffle, "dataloader: shuffle is True, but the dataset is a stream")
-        options = {
+        sizes = {
             "batch_size": batch_size,
             "min_batch_size": min_batch_size,
             "data_rank_and_world": (rank, world),
         }
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self.device_mesh = device_mesh
-        self.max_retries = max_retries
-        self.remote_group = remote_group
-        if indexed:
-            require(len(dataset) > 0, f"dataloader: {EMPTY}")
-            options = core().LoaderOptions(**options, shuffle=shuffle, seed=seed)
-            self._loader = core().Loader(len(dataset), options)
-            if len(self._loader) > 0:
-                self._tell_dropped(len(dataset) % batch_size)
-            else:
-                get_logger().warning(
-                    f"dataloader: {len(dataset)} rows make no batch of at least "
-                    f"{min_batch_size}: a loop over this loader does nothing"
-                )
-        else:
-            self._loader = StreamLoader(dataset, **options)
-        self._indexed = indexed
-        self._collate = collate_fn
+        self.dataset, self.batch_size = dataset, batch_size
+        self.device_mesh, self.remote_group = device_mesh, remote_group
+        self._indexed, self._collate = indexed, collate_fn
         self._epoch, self._loop = 0, None  # the loop that is on
+        if not indexed:
+            self._loader = StreamLoader(dataset, **sizes)
+            return
+        require(len(dataset) > 0, f"dataloader: {EMPTY}")
+        options = core().LoaderOptions(**sizes, shuffle=shuffle, seed=seed)
+        self._loader = core().Loader(len(dataset), options)
+        if len(self._loader) > 0:
+            self._tell_dropped(len(dataset) % batch_size)
+        else:
+            get_logger().warning(
+                f"dataloader: {len(dataset)} rows make no batch of at least "
+                f"{min_batch_size}: a loop over this loader does nothing"
+            )
 
     def __repr__(self):
         count = f", {len(self)} batches" if self._indexed else ""

@@ -1,9 +1,10 @@
 """InputProcessor."""
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from twinkle import checks
-from twinkle.errors import refuse_unknown, require
+from twinkle.errors import names_arguments, require
 from twinkle.remote.decorate import remote_class
 from twinkle.remote.how import of_one
 
@@ -14,6 +15,7 @@ _WHOLE = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_t
 
 
 @remote_class(execute="all", listed=False)
+@names_arguments("processor: InputProcessor")
 class InputProcessor:
     """Subclass and override __call__ to change features before a forward.
 
@@ -29,19 +31,9 @@ class InputProcessor:
         padding_free=False,
         framework="transformers",
         padding_side="right",
-        **kwargs,
     ):
-        refuse_unknown(
-            "processor: InputProcessor",
-            kwargs,
-            ("device_mesh", "padding_free", "framework", "padding_side"),
-        )
-        for name, value, known in (
-            ("padding_side", padding_side, ("left", "right")),
-            ("framework", framework, ("transformers", "megatron")),
-        ):
-            must = " or ".join(map(repr, known))
-            require(value in known, f"processor: {name} is {value!r}, it must be {must}")
+        checks.one_of("processor: padding_side", padding_side, ("left", "right"))
+        checks.one_of("processor: framework", framework, ("transformers", "megatron"))
         self.device_mesh = device_mesh
         self.padding_free = checks.flag("processor: padding_free", padding_free)
         self.framework = framework
@@ -62,13 +54,8 @@ class InputProcessor:
         position_ids count each row from 0. Of what is no number it has a list. Only fields of every
         row are there. InvalidError: no row, a row without input_ids, a micro_batch_size below 1.
         """
-        rows = [
-            {
-                name: _tensor(value)
-                for name, value in checks.mapping("processor: a row", row).items()
-            }
-            for row in inputs
-        ]
+        rows = [checks.mapping("processor: a row", row) for row in inputs]
+        rows = [{name: _tensor(value) for name, value in row.items()} for row in rows]
         require(rows, "processor: inputs has no row: collate_fn takes at least one")
         lacking = [index for index, row in enumerate(rows) if row.get("input_ids") is None]
         require(not lacking, f"processor: inputs[{', '.join(map(str, lacking))}] has no input_ids")
@@ -94,15 +81,10 @@ class InputProcessor:
             return torch.stack(values)
         if self.padding_free:
             return torch.cat(values)[None]
-        lengths = list(map(len, values))
-        per_token = lengths == [len(row["input_ids"]) for row in rows]
-        longest = max(longest if per_token else 0, *lengths)
-        shape = (len(values), longest, *values[0].shape[1:])
-        out = values[0].new_full(shape, _PADS.get(name, 0))
-        for row, value in zip(out, values, strict=True):
-            begin = longest - len(value) if self.padding_side == "left" else 0
-            row[begin : begin + len(value)] = value
-        return out
+        per_token = all(len(row[name]) == len(row["input_ids"]) for row in rows)
+        whole = values[0].new_empty(longest if per_token else 0, *values[0].shape[1:])
+        pad = _PADS.get(name, 0)
+        return pad_sequence([*values, whole], True, pad, self.padding_side)[:-1]
 
 
 def _tensor(value):

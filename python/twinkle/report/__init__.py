@@ -2,6 +2,7 @@
 lines as log.jsonl has them from standard input; a loop of your own makes a Report and calls log.
 """
 
+import contextlib
 import importlib.util
 import json
 import logging
@@ -10,56 +11,42 @@ import sys
 import time
 from pathlib import Path
 
-from twinkle.errors import InvalidError, TwinkleError, require
+from twinkle.errors import require
 
 _SECONDS = 5  # between two pictures
 _PROJECT = "twinkle"
 
 
-class _TensorBoard:
-    def __init__(self, folder):
-        from tensorboard.summary import Writer
+# Each begins a run in a tracker, and gives (log(values, step=), close()).
+def _tensorboard(folder):
+    from tensorboard.summary import Writer
 
-        self._writer = Writer(str(folder / "tensorboard"))
+    writer = Writer(str(folder / "tensorboard"))
 
-    def log(self, values, step):
+    def log(values, step):
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            writer.add_scalar(name, value, step)
 
-    def close(self):
-        self._writer.close()
-
-
-class _WandB:
-    def __init__(self, folder):
-        import wandb
-
-        project = os.environ.get("WANDB_PROJECT", _PROJECT)
-        self._run = wandb.init(project=project, name=folder.name, dir=str(folder))
-
-    def log(self, values, step):
-        self._run.log(values, step=step)
-
-    def close(self):
-        self._run.finish()
+    return log, writer.close
 
 
-class _SwanLab:
-    def __init__(self, folder):
-        import swanlab
+def _wandb(folder):
+    import wandb
 
-        project = os.environ.get("SWANLAB_PROJECT", _PROJECT)
-        self._lab = swanlab
-        swanlab.init(project=project, experiment_name=folder.name, logdir=str(folder / "swanlog"))
-
-    def log(self, values, step):
-        self._lab.log(values, step=step)
-
-    def close(self):
-        self._lab.finish()
+    project = os.environ.get("WANDB_PROJECT", _PROJECT)
+    run = wandb.init(project=project, name=folder.name, dir=str(folder))
+    return run.log, run.finish
 
 
-_TRACKERS = {"tensorboard": _TensorBoard, "wandb": _WandB, "swanlab": _SwanLab}
+def _swanlab(folder):
+    import swanlab
+
+    project = os.environ.get("SWANLAB_PROJECT", _PROJECT)
+    swanlab.init(project=project, experiment_name=folder.name, logdir=str(folder / "swanlog"))
+    return swanlab.log, swanlab.finish
+
+
+_TRACKERS = {"tensorboard": _tensorboard, "wandb": _wandb, "swanlab": _swanlab}
 
 
 def trackers(names):
@@ -68,8 +55,7 @@ def trackers(names):
     names = names.split(",") if isinstance(names, str) else names
     names = [name.strip() for name in names if name.strip()]
     for name in names:
-        if name not in _TRACKERS:
-            raise InvalidError(f"'{name}' is no tracker; there are {', '.join(_TRACKERS)}")
+        require(name in _TRACKERS, f"'{name}' is no tracker; there are {', '.join(_TRACKERS)}")
         require(
             importlib.util.find_spec(name),
             f"'{name}' is not installed: {sys.executable} -m pip install {name}",
@@ -77,7 +63,7 @@ def trackers(names):
     return names
 
 
-class Report:
+class Report(contextlib.AbstractContextManager):
     """Draws `folder`/loss.png, every few seconds and at close(), and logs to trackers. It begins
     with what `folder`/log.jsonl has. As a context manager it closes itself. InvalidError: as
     trackers."""
@@ -95,8 +81,8 @@ class Report:
         """line: 'step' (an integer), and numbers: 'loss', 'validation_loss', 'reward', any."""
         self._keep(line)
         values = {name: value for name, value in line.items() if name != "step"}
-        for tracker in self._trackers:
-            tracker.log(values, line["step"])
+        for log, _ in self._trackers:
+            log(values, step=line["step"])
         if time.monotonic() - self._drawn > _SECONDS:
             self.draw()
 
@@ -129,11 +115,8 @@ class Report:
     def close(self):
         """Draws the last picture, and ends the trackers' runs."""
         self.draw()
-        for tracker in self._trackers:
-            tracker.close()
-
-    def __enter__(self):
-        return self
+        for _, close in self._trackers:
+            close()
 
     def __exit__(self, *error):
         self.close()
