@@ -195,7 +195,13 @@ def test_an_unknown_field_is_refused_in_a_dict_and_where_it_is_set(tmp_path, val
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
         ({"use_dora": True}, "use_dora is True"),
         ({"ensure_weight_tying": True}, "ensure_weight_tying is True"),
-        ({"layers_to_transform": [1]}, "layers_to_transform is"),
+        ({"layers_to_transform": [-1]}, "layers_to_transform is"),
+        (
+            {"layers_to_transform": 1, "target_modules": "q"},
+            "layers_to_transform is 1, it must be N",
+        ),
+        ({"layers_pattern": "h"}, "layers_pattern is 'h', it must be None without"),
+        ({"exclude_modules": [1]}, "exclude_modules is"),
         ({"layer_replication": [[0, 2]]}, "layer_replication is"),
     ],
 )

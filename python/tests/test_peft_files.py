@@ -76,7 +76,6 @@ def test_a_directory_of_pefts_comes_back_with_the_same_logits(tmp_path, options)
         ("bias", {"bias": "lora_only"}),
         ("use_dora", {"use_dora": True}),
         ("modules_to_save", {"modules_to_save": ["lm_head"]}),
-        ("layers_to_transform", {"layers_to_transform": [1]}),
         ("lora_bias", {"lora_bias": True}),
         ("init_lora_weights", {"init_lora_weights": "pissa"}),
         ("trainable_token_indices", {"trainable_token_indices": [1]}),

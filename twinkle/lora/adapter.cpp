@@ -95,6 +95,8 @@ Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linea
   const std::vector<size_t> matched = match_targets(config, shapes, &unused);
   for (const std::string& name : unused)
     TORCH_WARN("lora: target module '", name, "' matches nothing, and changes nothing");
+  for (const std::string& filter : idle_filters(config, shapes))
+    TORCH_WARN("lora: ", filter, " matches nothing, and changes nothing");
   check_sharing(config, shapes, matched);
   std::vector<std::string> paths;
   for (const size_t i : matched) paths.push_back(linears[i].path);

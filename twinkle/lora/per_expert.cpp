@@ -57,13 +57,14 @@ std::set<std::string> stacks_of(const Adapter& adapter, std::span<const LinearSh
 // (dense layers and shared experts have linears of these names), else with each expert's number.
 Names named(const Adapter& adapter, const std::set<std::string>& stacks,
             std::span<const LinearShape> linears) {
-  const auto* listed = std::get_if<Names>(&adapter.config().target_modules);
+  const bool is_listed = !adapter.config().has_filters();
+  const auto* listed = is_listed ? std::get_if<Names>(&adapter.config().target_modules) : nullptr;
   Names others = listed ? *listed : Names();
   std::set<std::string> wanted, last, numbered;
   for (const Factors& factors : adapter.factors()) {
     if (!is_stacks(factors, stacks)) {
       wanted.insert(factors.path);
-      if (!listed) others.push_back(factors.path);  // it was a regular expression
+      if (!listed) others.push_back(factors.path);  // an expression, or filtered
       continue;
     }
     const ExpertPath expert = *expert_path(factors.path);
@@ -85,6 +86,7 @@ Names named(const Adapter& adapter, const std::set<std::string>& stacks,
   Names names = others;
   names.insert(names.end(), last.begin(), last.end());
   plain.target_modules = names;
+  plain.clear_filters();
   plain.target_parameters.clear();
   std::set<std::string> matched;
   for (const size_t i : match_targets(plain, linears)) matched.insert(linears[i].path);
@@ -99,6 +101,7 @@ PeftConfig config_of(const Adapter& adapter, const std::set<std::string>& stacks
   out.share_expert_factors = false;
   if (!stacks.empty()) {
     out.target_modules = named(adapter, stacks, linears);
+    out.clear_filters();
     out.target_parameters.clear();
   }
   const Sizes sizes(adapter.config());
@@ -142,6 +145,8 @@ void put_experts_in_front(std::vector<std::pair<std::string, T>>& patterns,
 void rename(PeftConfig& config, const std::function<void(std::string&)>& by) {
   if (auto* const names = std::get_if<Names>(&config.target_modules))
     std::ranges::for_each(*names, by);
+  if (auto* const names = std::get_if<Names>(&config.exclude_modules))
+    std::ranges::for_each(*names, by);
   for (auto& [pattern, rank] : config.rank_pattern) by(pattern);
   for (auto& [pattern, alpha] : config.alpha_pattern) by(pattern);
 }
@@ -174,6 +179,7 @@ void give_mixtrals_names(PeftConfig& config, std::span<PeftEntry> entries) {
       if (!entry.module.ends_with(".experts") && !entry.module.ends_with(".base_layer"))
         modules.push_back(entry.module);
     config.target_modules = std::move(modules);
+    config.clear_filters();
   }
   const PeftConfig theirs = config;
   const Sizes before(ours), own(theirs, Sizes::By::kOwn), either(theirs);

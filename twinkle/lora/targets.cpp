@@ -13,6 +13,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/lora/expert_factors.h"
+#include "twinkle/lora/peft/filters.h"
 #include "twinkle/lora/peft/names.h"
 #include "twinkle/lora/peft/patterns.h"
 
@@ -115,13 +116,26 @@ T first_match(const Patterns& patterns, const std::vector<std::pair<std::string,
   return first == values.size() ? otherwise : values[first].second;
 }
 
-boost::regex target_pattern(const std::string& text) {
-  try {
-    return boost::regex(text, boost::regex::perl);
-  } catch (const boost::regex_error& e) {
-    fail(Code::kInvalid, "lora: target_modules '", text,
-         "' is not a regular expression: ", e.what());
+// The names that stand for a path in lists of modules.
+std::vector<std::string> names_in_lists(const std::string& path, bool by_mixtrals) {
+  std::vector<std::string> out = ends_of(path);
+  if (std::string other = other_path(path); !other.empty()) out.push_back(std::move(other));
+  if (std::string mixtrals = path; by_mixtrals) {
+    to_mixtrals_name(mixtrals);
+    std::ranges::move(ends_of(mixtrals), std::back_inserter(out));
   }
+  return out;
+}
+
+// True if the filters leave a target in. `names`: those that stand for it; `wanted`: the list of
+// targets.
+bool passes(const Filters& filters, const std::string& path, std::span<const std::string> names,
+            const std::unordered_set<std::string>& wanted) {
+  const std::string other = other_path(path);
+  if (filters.excludes(path, names) || (!other.empty() && filters.excludes(other, {})))
+    return false;
+  return wanted.contains(path) || wanted.contains(other) || filters.reaches(path) ||
+         filters.reaches(other);
 }
 
 // The names that the pattern matches, if some of them by their other path alone: programs that know
@@ -200,6 +214,32 @@ void use_names(const char* field, std::vector<std::pair<std::string, T>>& patter
   patterns = std::move(out);
 }
 
+bool is_excluded(const PeftConfig& config, const std::string& path) {
+  return config.has_filters() && Filters(config).excludes(path, {&path, 1});
+}
+
+// Error kInvalid: the filters leave nothing of what is targeted.
+void refuse_filters_of_all(const PeftConfig& config, std::span<const LinearShape> linears,
+                           std::span<const size_t> matched) {
+  if (!matched.empty() || !config.has_filters()) return;
+  PeftConfig all = config;
+  all.clear_filters();
+  std::vector<std::string> unused;
+  require(
+      match_modules(all, linears, unused).empty(), Code::kInvalid,
+      "lora: exclude_modules and layers_to_transform leave no module of target_modules: correct "
+      "them; layers are counted from 0");
+}
+
+// True if programs that know the linears by the paths that they have here count others.
+bool counts_layers_by_other_path(const PeftConfig& config, std::span<const LinearShape> linears) {
+  const Filters filters(config);
+  return std::ranges::any_of(linears, [&](const LinearShape& linear) {
+    const std::string other = other_path(linear.path);
+    return !filters.reaches(linear.path) && !other.empty() && filters.reaches(other);
+  });
+}
+
 }  // namespace
 
 Sizes::Sizes(const PeftConfig& config, By by) : config_(config), by_(by) {
@@ -259,26 +299,23 @@ std::vector<size_t> match_modules(const PeftConfig& config, std::span<const Line
   const auto* names = std::get_if<std::vector<std::string>>(&config.target_modules);
   const std::string text = names ? "" : std::get<std::string>(config.target_modules);
   std::optional<boost::regex> pattern;
-  if (!names && text != "all-linear") pattern = target_pattern(text);
+  if (!names && text != "all-linear") pattern = regex_of("target_modules", text, text);
+  const bool is_filtered = config.has_filters(), by_mixtrals = all_gates_are_experts(linears);
+  const Filters filters(config);
   std::vector<size_t> out;
   std::unordered_set<std::string> wanted, used;
   if (names) wanted.insert(names->begin(), names->end());
-  const bool by_mixtrals = names && all_gates_are_experts(linears);
   for (size_t i = 0; i < linears.size(); ++i) {
     const std::string& path = linears[i].path;
     bool hit = !names && (pattern ? matches_by_a_name(path, *pattern) : is_among_all(linears[i]));
-    std::vector<std::string> theirs = names ? ends_of(path) : std::vector<std::string>();
-    if (std::string other = other_path(path); names && !other.empty())
-      theirs.push_back(std::move(other));
-    if (std::string mixtrals = path; by_mixtrals) {
-      to_mixtrals_name(mixtrals);
-      std::ranges::move(ends_of(mixtrals), std::back_inserter(theirs));
-    }
+    const std::vector<std::string> theirs =
+        names || is_filtered ? names_in_lists(path, by_mixtrals) : std::vector<std::string>();
     for (const std::string& name : theirs) {
       if (!wanted.contains(name)) continue;
       used.insert(name);
       hit = true;
     }
+    if (hit && is_filtered) hit = passes(filters, path, theirs, wanted);
     if (hit) out.push_back(i);
   }
   if (names)
@@ -297,6 +334,7 @@ std::vector<size_t> match_targets(const PeftConfig& config, std::span<const Line
   std::vector<std::string> idle;
   const std::vector<size_t> by_module = match_modules(config, linears, idle);
   out.insert(out.end(), by_module.begin(), by_module.end());
+  refuse_filters_of_all(config, linears, out);
   require(!out.empty(), Code::kInvalid, names ? "lora: target module '" : "lora: target_modules '",
           idle.empty() ? text : idle[0], "' matches nothing; there is: ", listed(endings(linears)));
   if (unused) std::ranges::move(idle, std::back_inserter(*unused));
@@ -309,13 +347,15 @@ std::vector<size_t> match_targets(const PeftConfig& config, std::span<const Line
 }
 
 bool targets_head(const PeftConfig& config) {
+  const std::string head = model::kHead;
   if (const auto* names = std::get_if<std::vector<std::string>>(&config.target_modules)) {
-    return std::ranges::any_of(*names,
-                               [](const std::string& name) { return ends_in(model::kHead, name); });
+    return !is_excluded(config, head) &&
+           std::ranges::any_of(*names, [&](const auto& name) { return ends_in(head, name); });
   }
   const auto& text = std::get<std::string>(config.target_modules);
   try {
-    return text != "all-linear" && matches(model::kHead, boost::regex(text, boost::regex::perl));
+    return text != "all-linear" && !is_excluded(config, head) &&
+           matches(head, boost::regex(text, boost::regex::perl));
   } catch (const std::exception&) {
     return false;  // such an adapter is refused when it is made
   }
@@ -342,6 +382,34 @@ void name_sizes_of_stacks(PeftConfig& config, std::span<const LinearShape> linea
   put_names_in_front(config.alpha_pattern, alphas, parameters);
 }
 
+std::vector<std::string> idle_filters(const PeftConfig& config,
+                                      std::span<const LinearShape> linears) {
+  std::vector<std::string> out;
+  if (!config.has_filters()) return out;
+  const bool by_mixtrals = all_gates_are_experts(linears);
+  const Filters filters(config);
+  std::set<std::string> names;
+  std::set<int64_t> layers;
+  bool excludes = false;
+  for (const LinearShape& linear : linears) {
+    const std::vector<std::string> theirs = names_in_lists(linear.path, by_mixtrals);
+    names.insert(theirs.begin(), theirs.end());
+    for (const std::string& path : {linear.path, other_path(linear.path)}) {
+      excludes = excludes || filters.excludes(path, {});
+      if (const auto layer = filters.layer_of(path)) layers.insert(*layer);
+    }
+  }
+  if (const auto* listed = std::get_if<std::vector<std::string>>(&config.exclude_modules)) {
+    for (const std::string& name : *listed)
+      if (!names.contains(name)) out.push_back("exclude_modules '" + name + "'");
+  } else if (!excludes) {
+    out.push_back("exclude_modules '" + std::get<std::string>(config.exclude_modules) + "'");
+  }
+  for (const int64_t layer : config.layers_to_transform)
+    if (!layers.contains(layer)) out.push_back("layers_to_transform " + std::to_string(layer));
+  return out;
+}
+
 PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears) {
   std::vector<std::string> paths, names;  // paths of linears; of stacks, too
   std::set<std::string> stacks;
@@ -362,6 +430,20 @@ PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> li
     if (by_mixtrals) from_mixtrals_name(name);
   };
   std::ranges::for_each(config.target_parameters, rename);
+  if (auto* excluded = std::get_if<std::vector<std::string>>(&config.exclude_modules)) {
+    std::ranges::for_each(*excluded, rename);
+  } else {
+    const std::string& text = std::get<std::string>(config.exclude_modules);
+    if (auto named = names_for(regex_of("exclude_modules", text, text), paths))
+      config.exclude_modules = *std::move(named);
+  }
+  if (counts_layers_by_other_path(config, linears)) {
+    std::vector<std::string> unused, modules;
+    for (const size_t i : match_modules(config, linears, unused)) modules.push_back(paths[i]);
+    config.target_modules = std::move(modules);
+    config.clear_filters();
+    return config;
+  }
   if (auto* modules = std::get_if<std::vector<std::string>>(&config.target_modules)) {
     std::ranges::for_each(*modules, rename);
     return config;
@@ -371,7 +453,7 @@ PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> li
     std::vector<LinearShape> all;
     std::ranges::copy_if(linears, std::back_inserter(all), is_among_all);
     config.target_modules = endings(all);
-  } else if (auto matched = names_for(target_pattern(text), paths)) {
+  } else if (auto matched = names_for(regex_of("target_modules", text, text), paths)) {
     config.target_modules = *std::move(matched);
   }
   return config;

@@ -31,7 +31,8 @@ std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linear
 // has one linear for gate and up together, gate_up_proj, which "all-linear" leaves out: it stands
 // for gate_proj and up_proj, and no adapter has both. Names of a list of target_modules that match
 // nothing are added to `unused`, unless it is null. Error kInvalid: nothing matches, or a
-// parameter matches nothing, with what there is.
+// parameter matches nothing, with what there is; exclude_modules and layers_to_transform leave
+// nothing.
 std::vector<size_t> match_targets(const PeftConfig& config, std::span<const LinearShape> linears,
                                   std::vector<std::string>* unused = nullptr);
 
@@ -43,7 +44,8 @@ std::vector<size_t> match_modules(const PeftConfig& config, std::span<const Line
 // The config as an Adapter's config() has it, which is saved: "all-linear" replaced by the names of
 // the modules that it stands for here, as peft writes it, and modules and stacks that are named by
 // their other path by that of here: a regular expression that matches some so by the list of all
-// that it matches; and with name_sizes_of_stacks().
+// that it matches, as well as layers that are counted by the other path; and with
+// name_sizes_of_stacks().
 PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> linears);
 
 // Puts a pattern of its own before the others for each stack among the target_parameters that has
@@ -53,6 +55,10 @@ void name_sizes_of_stacks(PeftConfig& config, std::span<const LinearShape> linea
 // The config's patterns that match none of these modules, and so change nothing.
 std::vector<std::string> idle_patterns(const PeftConfig& config,
                                        std::span<const std::string> paths);
+
+// The fields and values of the config's filters that are true of none of these linears.
+std::vector<std::string> idle_filters(const PeftConfig& config,
+                                      std::span<const LinearShape> linears);
 
 // True if such an adapter works on the model's head.
 bool targets_head(const PeftConfig& config);

@@ -242,7 +242,8 @@ CALLS = {
             "r": SIZES, "lora_alpha": POSITIVE, "lora_dropout": {"0"},
             "target_modules": NONE | {"text"}, "use_rslora": {"True"},
             "bias": set(), "use_dora": NONE | {"list", "dict", "empty text"} - NONE | NONE,
-            "init_lora_weights": {"True"},
+            "init_lora_weights": {"True"}, "layers_to_transform": COUNTS | NONE,
+            "exclude_modules": NONE | {"text", "empty text"}, "layers_pattern": NONE,
         }.items()
     },
     "LoraConfig.from_any": (lambda w, v: twinkle.LoraConfig.from_any(v), {"dict"}),

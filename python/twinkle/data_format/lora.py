@@ -15,9 +15,8 @@ from twinkle.without_effect import WITHOUT_EFFECT
 # only what peft takes for unused.
 _REFUSED = {
     "alora_invocation_tokens": None, "arrow_config": None, "bias": "none", "corda_config": None,
-    "ensure_weight_tying": False, "eva_config": None, "exclude_modules": None,
-    "fan_in_fan_out": False, "init_lora_weights": True, "kasa_config": None,
-    "layer_replication": None, "layers_pattern": None, "layers_to_transform": None,
+    "ensure_weight_tying": False, "eva_config": None, "fan_in_fan_out": False,
+    "init_lora_weights": True, "kasa_config": None, "layer_replication": None,
     "lora_bias": False, "megatron_config": None, "modules_to_save": None,
     "monteclora_config": None, "trainable_token_indices": None, "use_bdlora": None,
     "use_dora": False, "use_qalora": False, "velora_config": None,
@@ -53,6 +52,9 @@ class LoraConfig(_OfPeft):
     gate_proj and up_proj have one each. It takes no lora_dropout; with it target_modules may be [].
     rank_pattern, alpha_pattern: {pattern: r or lora_alpha of the modules whose path, or its end
     behind a dot, the regular expression matches}; of several the first counts.
+    exclude_modules: names or one regular expression of modules that are left out.
+    layers_to_transform: numbers of the layers whose modules a list of target_modules reaches;
+    layers_pattern: regular expressions of what stands before these numbers.
     share_expert_factors: Twinkle's own: the experts of a layer share lora_A of gate_proj, that of
     up_proj, and lora_B of down_proj, as Tinker's adapters do, in whose form it is saved.
     lora_alpha: the delta is scaled by lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora.
@@ -72,6 +74,9 @@ class LoraConfig(_OfPeft):
     target_parameters: list | None = None
     base_model_name_or_path: str | None = None
     share_expert_factors: bool = False
+    exclude_modules: list | str | None = field(default=None, kw_only=True)
+    layers_to_transform: list | int | None = field(default=None, kw_only=True)
+    layers_pattern: list | str | None = field(default=None, kw_only=True)
     loftq_config: dict = field(default_factory=dict, kw_only=True)
     rank: InitVar[int | None] = None  # the longer name of r
 
@@ -86,13 +91,13 @@ class LoraConfig(_OfPeft):
         for name in ("rank_pattern", "alpha_pattern"):
             if getattr(self, name) is None:
                 setattr(self, name, {})
-        for name in ("target_modules", "target_parameters"):
+        for name in ("target_modules", "target_parameters", "exclude_modules"):
             if isinstance(getattr(self, name), (set, tuple)):
                 setattr(self, name, sorted(map(str, getattr(self, name))))
         parameters = self.target_parameters or []
         if self.target_modules == [] and parameters:  # as peft's help has it
             self.target_modules = None
-        modules, drop = self.target_modules, self.lora_dropout
+        modules, drop, layers = self.target_modules, self.lora_dropout, self.layers_to_transform
         is_share = _passes(checks.number, drop, least=0) and drop < 1
         one_text = isinstance(modules, str) and modules
         for name, value, right, must in (
@@ -110,6 +115,16 @@ class LoraConfig(_OfPeft):
             ("target_parameters", parameters, _are_names(parameters), "a list of names"),
             ("lora_dropout", drop, not parameters or drop == 0,
              "0 with target_parameters, as in peft"),
+            ("exclude_modules", self.exclude_modules, _are_modules(self.exclude_modules),
+             "a list of names or a regular expression"),
+            ("layers_to_transform", layers, _are_layers(layers),
+             "the number of a layer, from 0, or a list of such"),
+            ("layers_to_transform", layers, layers is None or not one_text,
+             "None where target_modules is a text, as in peft: list names in target_modules"),
+            ("layers_pattern", self.layers_pattern, _are_modules(self.layers_pattern),
+             "a name or a list of names"),
+            ("layers_pattern", self.layers_pattern,
+             not self.layers_pattern or layers is not None, "None without layers_to_transform"),
         ):  # fmt: skip
             if not right:
                 checks.refuse(f"lora: {name}", value, must)
@@ -183,6 +198,15 @@ def _passes(check, value, *limits, **more):
 
 def _are_names(values):
     return isinstance(values, list) and all(isinstance(name, str) and name for name in values)
+
+
+def _are_modules(value):
+    return value is None or isinstance(value, str) or _are_names(value)
+
+
+def _are_layers(value):
+    layers = value if isinstance(value, list) else [value]
+    return value is None or all(_passes(checks.integer, n, 0, 2**31 - 1) for n in layers)
 
 
 def _is_pattern(pattern, fits):

@@ -32,10 +32,22 @@ struct PeftConfig {
   // expression: the first that does counts.
   std::vector<std::pair<std::string, int64_t>> rank_pattern = {};
   std::vector<std::pair<std::string, double>> alpha_pattern = {};
+  // Numbers of the layers whose modules target_modules reaches by the ends of their paths; empty:
+  // all layers. A path that is listed whole is reached in any layer.
+  std::vector<int64_t> layers_to_transform = {};
+  // Regular expressions of the modules before these numbers; empty: any name.
+  std::vector<std::string> layers_pattern = {};
+  // Modules that are left out: names, as in target_modules, or one regular expression that must
+  // match a whole path.
+  std::variant<std::vector<std::string>, std::string> exclude_modules = {};
   // Twinkle's own: the experts of a layer share lora_A of gate_proj, that of up_proj, and lora_B of
   // down_proj. Such an adapter is kept as Tinker keeps it.
   bool share_expert_factors = false;
   std::string base_model;  // id or directory; may be empty
+
+  // True if exclude_modules or layers_to_transform leaves modules out.
+  bool has_filters() const;
+  void clear_filters();
 
   bool operator==(const PeftConfig&) const = default;
 };

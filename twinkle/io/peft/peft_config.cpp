@@ -12,15 +12,18 @@ namespace twinkle {
 namespace {
 
 // Fields that say nothing about the arithmetic of a finished adapter, or are read below.
-constexpr std::array<std::string_view, 23> kKnown = {"alpha_pattern",
+constexpr std::array<std::string_view, 26> kKnown = {"alpha_pattern",
                                                      "auto_mapping",
                                                      "base_model_name_or_path",
                                                      "bias",
                                                      "corda_config",
                                                      "ensure_weight_tying",
                                                      "eva_config",
+                                                     "exclude_modules",
                                                      "inference_mode",
                                                      "init_lora_weights",
+                                                     "layers_pattern",
+                                                     "layers_to_transform",
                                                      "lora_alpha",
                                                      "lora_dropout",
                                                      "megatron_core",
@@ -59,12 +62,8 @@ void refuse_other_features(const Json& object, const std::string& what) {
   for (const auto& [key, value] : object.get_object()) {
     const std::string_view name(key.data(), key.size());
     if (std::find(kKnown.begin(), kKnown.end(), name) != kKnown.end()) continue;
-    const bool chooses = name == "exclude_modules" || name.starts_with("layers_");
     require(is_off(value), Code::kInvalid, "io: ", what, ": field '", name, "' is ",
-            boost::json::serialize(value), ", a feature of peft that Twinkle does not support",
-            chooses ? ": leave it out, and name the modules that are adapted in target_modules, by "
-                      "their paths or an expression"
-                    : "");
+            boost::json::serialize(value), ", a feature of peft that Twinkle does not support");
   }
   const Json* bias = find(object, "bias");
   refuse_unless(is_one_of(bias, {"none"}), object, "bias", "\"none\"", what);
@@ -74,6 +73,52 @@ void refuse_other_features(const Json& object, const std::string& what) {
   const Json* start = find(object, "init_lora_weights");
   refuse_unless(is_one_of(start, {true, false, "gaussian", "orthogonal", "eva"}), object,
                 "init_lora_weights", "true, false, \"gaussian\", \"orthogonal\" or \"eva\"", what);
+}
+
+// The names of a list, or the only one; none where there is nothing.
+std::vector<std::string> names_of(const Json& object, std::string_view key,
+                                  const std::string& what) {
+  const Json* value = find(object, key);
+  if (value == nullptr || is_off(*value) || *value == Json("")) return {};
+  if (value->is_string()) return {std::string(value->get_string())};
+  const auto is_name = [](const Json& item) { return item.is_string(); };
+  refuse_unless(value->is_array() && std::ranges::all_of(value->get_array(), is_name), object, key,
+                "a list of names, or a text", what);
+  std::vector<std::string> names;
+  for (const Json& item : value->get_array()) names.emplace_back(item.get_string());
+  return names;
+}
+
+std::vector<int64_t> layers_of(const Json& object, const std::string& what) {
+  constexpr const char* kKey = "layers_to_transform";
+  const Json* value = find(object, kKey);
+  if (value == nullptr || value->is_null()) return {};
+  const JsonArray numbers = value->is_array() ? value->get_array() : JsonArray{*value};
+  std::vector<int64_t> out;
+  for (const Json& number : numbers) {
+    refuse_unless(number.is_int64() && number.get_int64() >= 0, object, kKey,
+                  "a number of a layer, from 0, or a list of such", what);
+    out.push_back(number.get_int64());
+  }
+  return out;
+}
+
+void read_filters(const Json& object, PeftConfig& config, const std::string& what) {
+  config.layers_to_transform = layers_of(object, what);
+  config.layers_pattern = names_of(object, "layers_pattern", what);
+  const Json* excluded = find(object, "exclude_modules");
+  std::vector<std::string> names = names_of(object, "exclude_modules", what);
+  if (excluded != nullptr && excluded->is_string() && !names.empty())
+    config.exclude_modules = names[0];
+  else
+    config.exclude_modules = std::move(names);
+  refuse_unless(config.layers_to_transform.empty() ||
+                    std::holds_alternative<std::vector<std::string>>(config.target_modules),
+                object, "layers_to_transform",
+                "null where target_modules is a text, as in peft: list names in target_modules",
+                what);
+  refuse_unless(config.layers_pattern.empty() || !config.layers_to_transform.empty(), object,
+                "layers_pattern", "null without layers_to_transform, which it belongs to", what);
 }
 
 std::variant<std::vector<std::string>, std::string> targets_of(const Json& object,
@@ -145,6 +190,12 @@ std::vector<std::pair<std::string, T>> pattern_of(const Json& object, std::strin
   return out;
 }
 
+Json json_of_names(const std::variant<std::vector<std::string>, std::string>& names) {
+  if (const auto* list = std::get_if<std::vector<std::string>>(&names))
+    return JsonArray(list->begin(), list->end());
+  return Json(std::get<std::string>(names));
+}
+
 template <class T>
 Json json_of_pattern(const std::vector<std::pair<std::string, T>>& pattern) {
   JsonObject out;
@@ -153,6 +204,17 @@ Json json_of_pattern(const std::vector<std::pair<std::string, T>>& pattern) {
 }
 
 }  // namespace
+
+bool PeftConfig::has_filters() const {
+  const auto* names = std::get_if<std::vector<std::string>>(&exclude_modules);
+  return !layers_to_transform.empty() || names == nullptr || !names->empty();
+}
+
+void PeftConfig::clear_filters() {
+  layers_to_transform.clear();
+  layers_pattern.clear();
+  exclude_modules = {};
+}
 
 PeftConfig peft_config(const Json& object, const std::string& what) {
   require(object.is_object(), Code::kInvalid, "io: ", what, " must be a JSON object");
@@ -173,6 +235,7 @@ PeftConfig peft_config(const Json& object, const std::string& what) {
   config.use_rslora = rslora != nullptr && rslora->get_bool();
   config.target_modules = targets_of(object, what);
   config.target_parameters = parameters_of(object, config, what);
+  read_filters(object, config, what);
   config.rank_pattern = pattern_of<int64_t>(
       object, "rank_pattern", "an object of integers of at least 1", what,
       [](const Json& rank) { return rank.is_int64() && rank.get_int64() >= 1; });
@@ -193,12 +256,6 @@ PeftConfig peft_config(const Json& object, const std::string& what) {
 }
 
 Json json_of(const PeftConfig& config) {
-  Json targets;
-  if (const auto* names = std::get_if<std::vector<std::string>>(&config.target_modules)) {
-    targets = JsonArray(names->begin(), names->end());
-  } else {
-    targets = std::get<std::string>(config.target_modules);
-  }
   JsonObject out{
       {"base_model_name_or_path", config.base_model.empty() ? Json() : Json(config.base_model)},
       {"bias", "none"},
@@ -212,7 +269,7 @@ Json json_of(const PeftConfig& config) {
       {"modules_to_save", nullptr},
       {"peft_type", "LORA"},
       {"r", config.rank},
-      {"target_modules", std::move(targets)},
+      {"target_modules", json_of_names(config.target_modules)},
       {"task_type", "CAUSAL_LM"},
       {"use_dora", false},
       {"use_rslora", config.use_rslora}};
@@ -222,6 +279,13 @@ Json json_of(const PeftConfig& config) {
   if (!config.rank_pattern.empty()) out["rank_pattern"] = json_of_pattern(config.rank_pattern);
   if (!config.alpha_pattern.empty()) out["alpha_pattern"] = json_of_pattern(config.alpha_pattern);
   if (config.share_expert_factors) out["share_expert_factors"] = true;
+  if (!config.layers_to_transform.empty())
+    out["layers_to_transform"] =
+        JsonArray(config.layers_to_transform.begin(), config.layers_to_transform.end());
+  if (!config.layers_pattern.empty())
+    out["layers_pattern"] = JsonArray(config.layers_pattern.begin(), config.layers_pattern.end());
+  const Json excluded = json_of_names(config.exclude_modules);
+  if (!is_off(excluded)) out["exclude_modules"] = excluded;
   return out;
 }
 

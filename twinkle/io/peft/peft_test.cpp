@@ -115,6 +115,25 @@ TEST(PeftConfig, KeepsPatternsInTheirOrder) {
   EXPECT_EQ(peft_config(json_of(config), "F"), config);
 }
 
+TEST(PeftConfig, KeepsTheFiltersOfModules) {
+  PeftConfig config{.rank = 2, .target_modules = std::vector<std::string>{"q"}};
+  EXPECT_FALSE(config.has_filters());
+  config.layers_to_transform = {0, 3};
+  config.layers_pattern = {"layers", "h"};
+  config.exclude_modules = std::vector<std::string>{"1.q"};
+  EXPECT_EQ(peft_config(json_of(config), "F"), config);
+  config.clear_filters();
+  config.exclude_modules = ".*1.*";
+  EXPECT_EQ(peft_config(json_of(config), "F"), config);
+  EXPECT_TRUE(config.has_filters());
+  Json one = json_of(config);
+  one.as_object()["layers_to_transform"] = 2;
+  one.as_object()["layers_pattern"] = "h";
+  const PeftConfig read = peft_config(one, "F");
+  EXPECT_EQ(read.layers_to_transform, std::vector<int64_t>{2});
+  EXPECT_EQ(read.layers_pattern, std::vector<std::string>{"h"});
+}
+
 TEST(PeftConfig, AcceptsUnusedFeaturesAndRefusesUsedOnesByName) {
   EXPECT_EQ(error_of_fields(R"("use_dora": false, "rank_pattern": {}, "layers_to_transform": null,
                                "loftq_config": {}, "exclude_modules": [], "revision": "main",
@@ -131,13 +150,19 @@ TEST(PeftConfig, AcceptsUnusedFeaturesAndRefusesUsedOnesByName) {
         error_of_fields("\"" + field + "\": [1]"),
         "io: F: field '" + field + "' is [1], a feature of peft that Twinkle does not support");
   }
-  for (const std::string field : {"exclude_modules", "layers_to_transform", "layers_pattern"}) {
+  for (const std::string field : {"exclude_modules", "layers_pattern"})
     EXPECT_EQ(error_of_fields("\"" + field + "\": [1]"),
-              "io: F: field '" + field +
-                  "' is [1], a feature of peft that Twinkle does not support: leave it out, and "
-                  "name the modules that are adapted in target_modules, by their paths or an "
-                  "expression");
-  }
+              "io: F: field '" + field + "' is [1], it must be a list of names, or a text");
+  EXPECT_EQ(
+      error_of_fields(R"("layers_to_transform": [-1])"),
+      "io: F: field 'layers_to_transform' is [-1], it must be a number of a layer, from 0, or "
+      "a list of such");
+  EXPECT_EQ(error_of_fields(R"("layers_to_transform": 1, "target_modules": "q")"),
+            "io: F: field 'layers_to_transform' is 1, it must be null where target_modules is a "
+            "text, as in peft: list names in target_modules");
+  EXPECT_EQ(error_of_fields(R"("layers_pattern": "h")"),
+            "io: F: field 'layers_pattern' is \"h\", it must be null without layers_to_transform, "
+            "which it belongs to");
   EXPECT_EQ(
       error_of_fields(R"("rank_pattern": {"q": 0})"),
       "io: F: field 'rank_pattern' is {\"q\":0}, it must be an object of integers of at least "

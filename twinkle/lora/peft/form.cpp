@@ -149,6 +149,7 @@ class Former {
       if (!chosen_parameters.contains(parameter)) parameters.push_back(std::move(parameter));
     }
     config.target_modules = shortest_names(modules_, modules);
+    config.clear_filters();
     config.target_parameters = shortest_names(parameters_, parameters, 3);
     if (!parameters_.empty()) config.dropout = 0;  // peft has none for parameters
   }

@@ -14,19 +14,20 @@ bool is_plain(const std::string& text) {
   return text.find_first_not_of(kPlain) == text.npos;
 }
 
-boost::regex expression(const char* field, const std::string& text) {
+}  // namespace
+
+boost::regex regex_of(const char* field, const std::string& text, const std::string& whole) {
   try {
-    return boost::regex("(?:.*\\.)?(?:" + text + ")", boost::regex::perl);
+    return boost::regex(whole, boost::regex::perl);
   } catch (const boost::regex_error& e) {
     fail(Code::kInvalid, "lora: ", field, " '", text, "' is not a regular expression: ", e.what());
   }
 }
 
-}  // namespace
-
-bool matches(const std::string& path, const boost::regex& pattern) {
+bool matches(const std::string& path, const boost::regex& pattern, boost::smatch* found) {
   try {
-    return boost::regex_match(path, pattern);
+    boost::smatch ignored;
+    return boost::regex_match(path, found ? *found : ignored, pattern);
   } catch (const std::runtime_error& e) {
     fail(Code::kInvalid, "lora: the pattern '", pattern.str(), "' cannot be matched: ", e.what());
   }
@@ -37,7 +38,7 @@ Patterns::Patterns(const char* field, const std::vector<std::string>& texts) {
     if (is_plain(texts[i]))
       add_plain(texts[i], i);
     else
-      others_.emplace_back(i, expression(field, texts[i]));
+      others_.emplace_back(i, regex_of(field, texts[i], "(?:.*\\.)?(?:" + texts[i] + ")"));
   }
 }
 

@@ -16,8 +16,11 @@
 namespace twinkle::lora {
 
 // Boost's engine gives up on an expression whose search explodes, where std::regex would not come
-// back. Error kInvalid: it has.
-bool matches(const std::string& path, const boost::regex& pattern);
+// back. `found`: what its groups matched. Error kInvalid: it has.
+bool matches(const std::string& path, const boost::regex& pattern, boost::smatch* found = nullptr);
+
+// `whole`: what is made of a field's `text`. Error kInvalid: it is no regular expression.
+boost::regex regex_of(const char* field, const std::string& text, const std::string& whole);
 
 class Patterns {
  public:

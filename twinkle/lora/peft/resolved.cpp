@@ -85,6 +85,7 @@ PeftConfig resolved(const PeftAdapter& saved, std::span<const LinearShape> linea
     for (const LinearShape& linear : linears)
       if (!wanted.contains(linear.path)) others.push_back(linear.path);
     out.target_modules = shortest_names(chosen, others);
+    out.clear_filters();
   }
   name_sizes_of_stacks(out, linears);
   if (weights.empty()) return out;
