@@ -102,18 +102,25 @@ py::tuple read_adapter(const fs::path& dir) {
   const PeftAdapter adapter = read_peft(dir);
   py::dict modules;
   for (const StoredPeftEntry& entry : adapter.entries) {
-    modules[py::str(entry.module)] = py::make_tuple(array_of(entry.a), array_of(entry.b));
+    py::list tensors;
+    tensors.append(array_of(entry.a));
+    tensors.append(array_of(entry.b));
+    if (entry.magnitude) tensors.append(array_of(*entry.magnitude));
+    modules[py::str(entry.module)] = py::tuple(tensors);
   }
   return py::make_tuple(from_json(json_of(adapter.config)), modules);
 }
 
 void write_adapter(const fs::path& dir, const py::dict& config,
-                   const std::map<std::string, std::pair<py::array, py::array>>& modules) {
+                   const std::map<std::string, std::vector<py::array>>& modules) {
   std::vector<py::array> kept;
   std::vector<PeftEntry> entries;
-  for (const auto& [module, pair] : modules) {
+  for (const auto& [module, tensors] : modules) {
+    require(tensors.size() == 2 || tensors.size() == 3, Code::kInvalid, "io: module '", module,
+            "' has ", tensors.size(), " tensors, it must have A and B, and DoRA's magnitude");
     entries.push_back(
-        {module, view_of(module, pair.first, kept), view_of(module, pair.second, kept)});
+        {module, view_of(module, tensors[0], kept), view_of(module, tensors[1], kept)});
+    if (tensors.size() == 3) entries.back().magnitude = view_of(module, tensors[2], kept);
   }
   const PeftConfig parsed = peft_config(to_json(config, "io: config"), "config");
   const ReleasedGil released;
@@ -173,7 +180,8 @@ void bind_io(py::module_& m) {
       },
       py::arg("directory"), "The fields of a PEFT directory's adapter_config.json that count.");
   m.def("read_peft", &python::read_adapter, py::arg("directory"),
-        "(adapter_config.json's fields, {module: (A [r, in], B [out, r])}) of a PEFT directory.");
+        "(adapter_config.json's fields, {module: (A [r, in], B [out, r])}) of a PEFT directory; of "
+        "DoRA's with a third tensor, the magnitude [out].");
   m.def("write_peft", &python::write_adapter, py::arg("directory"), py::arg("config"),
         py::arg("modules"), "Writes a PEFT directory, replacing it as a whole.");
 }

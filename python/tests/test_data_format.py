@@ -192,8 +192,9 @@ def test_an_unknown_field_is_refused_in_a_dict_and_where_it_is_set(tmp_path, val
         ({"lora_dropout": 1.0}, "lora_dropout is 1.0"),
         ({"bias": "all"}, "bias is 'all'"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
-        ({"use_dora": True}, "use_dora is True"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights is 'olora'"),
+        ({"init_lora_weights": "pissa_niter_"}, "init_lora_weights is 'pissa_niter_'"),
+        ({"use_dora": 1}, "use_dora is 1"),
         ({"ensure_weight_tying": True}, "ensure_weight_tying is True"),
         ({"layers_to_transform": [-1]}, "layers_to_transform is"),
         (

@@ -74,7 +74,6 @@ def test_a_directory_of_pefts_comes_back_with_the_same_logits(tmp_path, options)
     ("field", "options"),
     [
         ("bias", {"bias": "lora_only"}),
-        ("use_dora", {"use_dora": True}),
         ("modules_to_save", {"modules_to_save": ["lm_head"]}),
         ("lora_bias", {"lora_bias": True}),
         ("init_lora_weights", {"init_lora_weights": "pissa"}),

@@ -53,7 +53,7 @@ Tenant::Tenant(std::string name, Mode mode, lora::AdapterRef pin, uint64_t seed,
       pool_(home.pool) {
   if (mode_ == Mode::kLora) {
     std::vector<int64_t> sizes;
-    for (const size_t i : adapter().held()) sizes.push_back(adapter().value(i).numel());
+    for (const size_t i : adapter().learned()) sizes.push_back(adapter().value(i).numel());
     owners_ = Owners(home.comm, name_, sizes);
     adapter_bytes_ = adapter().num_bytes();
   }
@@ -165,9 +165,11 @@ std::vector<optim::Param> Tenant::params() {
   std::vector<optim::Param> out;
   if (mode_ == Mode::kLora) {
     lora::Adapter& mine = adapter();
-    for (const size_t i : mine.held())
-      out.push_back(
-          {.name = mine.name(i), .value = mine.value(i), .grad = mine.grad(i), .is_b = i % 2 == 1});
+    for (const size_t i : mine.learned())
+      out.push_back({.name = mine.name(i),
+                     .value = mine.value(i),
+                     .grad = mine.grad(i),
+                     .is_b = mine.kind(i).is_b});
     for (size_t i = 0; i < out.size(); ++i) {
       out[i].here = owners_.has(i);
       if (out[i].here && !out[i].grad.defined()) out[i].grad = at::zeros_like(out[i].value);
@@ -185,7 +187,7 @@ std::vector<at::Tensor> Tenant::grads() {
   std::vector<at::Tensor> out;
   if (mode_ != Mode::kLora) return out;
   lora::Adapter& mine = adapter();
-  for (const size_t i : mine.held()) out.push_back(mine.grad(i));
+  for (const size_t i : mine.learned()) out.push_back(mine.grad(i));
   return out;
 }
 
@@ -193,7 +195,7 @@ std::vector<at::Tensor> Tenant::grads() {
 bool Tenant::gradients_finite() {
   std::vector<at::Tensor> all = grads();
   if (mode_ == Mode::kLora) {
-    for (size_t i = 0; i < 2 * adapter().factors().size(); ++i)
+    for (size_t i = 0; i < adapter().num_tensors(); ++i)
       if (!adapter().holds(i)) all.push_back(adapter().grad(i));
   }
   return optim::finite(all);
@@ -212,7 +214,7 @@ void Tenant::restore(Snapshot snapshot) {
   } else if (mode_ == Mode::kLora) {
     lora::Adapter& mine = adapter();
     mine.zero_grads();
-    for (size_t i = 0; const size_t held : mine.held()) mine.grad(held) = grads[i++];
+    for (size_t i = 0; const size_t number : mine.learned()) mine.grad(number) = grads[i++];
   } else if (mode_ == Mode::kFull) {
     decoder_.set_buffers(grads);
   }

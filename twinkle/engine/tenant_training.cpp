@@ -88,7 +88,7 @@ void Tenant::visit_moments(const std::function<void(const std::string&, const at
 std::vector<std::string> Tenant::grad_names() {
   std::vector<std::string> out;
   if (mode_ == Mode::kLora) {
-    for (const size_t i : adapter().held()) out.push_back(adapter().name(i));
+    for (const size_t i : adapter().learned()) out.push_back(adapter().name(i));
   } else {
     for (const auto& w : weights_) out.push_back(w.name);
     if (!parts_) out.emplace_back(kHeadWeight);  // the last, where the head is tied

@@ -10,9 +10,9 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/random.h"
-#include "twinkle/kernels/random/uniform.h"
 #include "twinkle/lora/expert_factors.h"
 #include "twinkle/lora/saved_adapter.h"
+#include "twinkle/lora/variants/start.h"
 #include "twinkle/model/weights/tensors.h"
 
 namespace twinkle::lora {
@@ -52,19 +52,53 @@ void check_sharing(const PeftConfig& config, std::span<const LinearShape> linear
             " are targeted, it takes all, and two or more; leave it out, or name them all");
 }
 
-// lora_A's first values, uniform in +-1/sqrt(inputs).
-at::Tensor drawn(uint64_t key, int64_t rank, int64_t inputs) {
-  at::Tensor out = at::empty({rank, inputs}, at::kFloat);
-  kernels::fill_uniform(key, 1.0 / std::sqrt(static_cast<double>(inputs)),
-                        {out.mutable_data_ptr<float>(), static_cast<size_t>(out.numel())});
-  return out;
+// Error kInvalid: the variant does not work on the linear.
+void check_variant(const PeftConfig& config, const model::NamedLinear& linear) {
+  require(linear.drops || config.dropout == 0, Code::kInvalid, "lora: lora_dropout is ",
+          config.dropout, ", but ", linear.path,
+          " has none: its input is that of every later token; set it to 0, or leave the module "
+          "out of target_modules");
+  const std::string variant = variant_of(config);
+  if (variant.empty()) return;
+  const auto refuse_unless = [&](bool ok, const auto&... why) {
+    require(ok, Code::kInvalid, "lora: with ", variant, " ", why...);
+  };
+  refuse_unless(!is_pissa(config) || !config.use_dora,
+                "use_dora is true, and the two are not there together: take one of them");
+  refuse_unless(config.dropout == 0, "lora_dropout is ", config.dropout,
+                ", and what it adds to A and B has none: set it to 0");
+  refuse_unless(!expert_path(linear.path), linear.path,
+                " is targeted, an expert's, which has A and B only: leave it out of "
+                "target_modules");
+  refuse_unless(!config.use_dora || (linear.drops && linear.path != model::kHead), linear.path,
+                " is targeted, whose rows are not scaled here: leave it out of target_modules");
+  refuse_unless(linear.linear->weight.is_cpu(), "the model is on ", linear.linear->weight.device(),
+                ", where it is not there yet: take device 'cpu', or leave it out");
 }
 
 }  // namespace
 
+void Factors::pack(at::ScalarType type) {
+  if (f.more_rank == 0)
+    f.repack(type);
+  else
+    f.repack(type, {more[kInitialA], more[kInitialB]});
+}
+
+PeftEntry Factors::entry() const {
+  if (f.more_rank == 0) {
+    PeftEntry out{path, model::view_of("a", f.a), model::view_of("b", f.b)};
+    if (!more.empty()) out.magnitude = model::view_of("m", more[kMagnitude]);
+    return out;
+  }
+  return {path, owning_view("a", at::cat({f.a, more[kInitialA]})),
+          owning_view("b", at::cat({f.b, more[kInitialB].neg()}, 1))};
+}
+
 void Adapter::make_grads() {
-  std::vector<size_t> all(2 * factors_.size());
-  std::iota(all.begin(), all.end(), size_t{0});
+  std::vector<size_t> all;
+  for (size_t i = 0; i < num_tensors(); ++i)
+    if (kind(i).learns) all.push_back(i);
   make_grads(all);
 }
 
@@ -87,7 +121,34 @@ void Adapter::make_grads(std::span<const size_t> which) {
   }
 }
 
-Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linears, uint64_t seed) {
+Factors Adapter::made(const model::NamedLinear& linear, const Sizes& sizes,
+                      std::optional<uint64_t> seed) {
+  const at::Tensor& weight = linear.linear->weight;
+  const int64_t rank = sizes.rank(linear.path);
+  Factors out{.path = linear.path, .grads = std::vector<at::Tensor>(kinds_.size())};
+  out.f.scale = sizes.scale(linear.path);
+  const size_t first = num_tensors();
+  const std::vector<size_t>& holders = places_->holders;
+  for (const size_t holder : {holders[first], holders[first + 1]}) {
+    if (holder >= first) continue;
+    const std::string& shared = factors_[holder / kinds_.size()].path;
+    require(sizes.rank(shared) == rank, Code::kInvalid, "lora: ", shared, " has rank ",
+            sizes.rank(shared), " and ", out.path, " has ", rank,
+            ", but experts that share factors have one: correct rank_pattern");
+  }
+  std::optional<uint64_t> key;
+  if (seed) key = key_of(key_of(*seed, "lora_A"), out.path);
+  std::vector<at::Tensor> values =
+      start_of(config_, key, weight, {.rank = rank, .scale = out.f.scale});
+  if (is_pissa(config_)) out.f.more_rank = rank;
+  out.more.resize(kinds_.size() - 2);
+  for (size_t k = 0; k < values.size(); ++k)
+    if (holds(first + k)) out.value(k) = std::move(values[k]);
+  return out;
+}
+
+Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linears,
+                 std::optional<uint64_t> seed) {
   const std::vector<LinearShape> shapes = shapes_of(linears);
   config_ = with_named_targets(config, shapes);
   const Sizes sizes(config_);
@@ -104,41 +165,21 @@ Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linea
     TORCH_WARN("lora: ", idle.size(),
                " patterns of rank_pattern and alpha_pattern match no module ",
                "that is adapted, and change nothing; the first is '", idle[0], "'");
+  kinds_ = kinds_of(config_);
   auto places = std::make_shared<Places>();
   places->factor_of.assign(linears.size(), -1);
-  places->holders = holders(config, paths);
+  places->holders = holders(config_, paths);
   for (size_t i = 0; i < places->holders.size(); ++i)
     if (places->holders[i] == i) places->held.push_back(i);
+  std::ranges::copy_if(places->held, std::back_inserter(places->learned),
+                       [this](size_t i) { return kind(i).learns; });
   for (const size_t i : matched) {
-    require(linears[i].drops || config.dropout == 0, Code::kInvalid, "lora: lora_dropout is ",
-            config.dropout, ", but ", linears[i].path,
-            " has none: its input is that of every later token; set it to 0, or leave the module "
-            "out of target_modules");
-    const nn::Linear& linear = *linears[i].linear;
-    const int64_t out = linear.weight.size(0), in = linear.weight.size(1),
-                  r = sizes.rank(linears[i].path);
-    const auto type = linear.weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    Factors entry{.path = linears[i].path};
-    const size_t a = 2 * factors_.size();
-    for (const size_t holder : {places->holders[a], places->holders[a + 1]}) {
-      if (holder >= a) continue;
-      const std::string& first = factors_[holder / 2].path;
-      require(sizes.rank(first) == r, Code::kInvalid, "lora: ", first, " has rank ",
-              sizes.rank(first), " and ", entry.path, " has ", r,
-              ", but experts that share factors have one: correct rank_pattern");
-    }
-    if (places->holders[a] == a) {
-      entry.f.a =
-          drawn(key_of(key_of(seed, "lora_A"), entry.path), r, in).to(linear.weight.device(), type);
-    }
-    if (places->holders[a + 1] == a + 1)
-      entry.f.b = at::zeros({out, r}, linear.weight.options().dtype(type));
-    entry.f.scale = sizes.scale(entry.path);
-    places->factor_of[i] = static_cast<int>(factors_.size());
+    check_variant(config_, linears[i]);
+    places->factor_of[i] = static_cast<int>(places->linears.size());
     places->linears.push_back(i);
-    factors_.push_back(std::move(entry));
   }
   places_ = std::move(places);
+  for (const size_t i : matched) factors_.push_back(made(linears[i], sizes, seed));
   link_shared();
 }
 
@@ -147,9 +188,10 @@ void Adapter::link_shared() {
     const size_t holder = places_->holders[i];
     if (holder == i) continue;
     value(i) = value(holder);
-    kernels::LoraFactors &mine = factors_[i / 2].f, &first = factors_[holder / 2].f;
+    const size_t num = kinds_.size();
+    kernels::LoraFactors &mine = factors_[i / num].f, &first = factors_[holder / num].f;
     if (!mine.packed() || !first.packed()) continue;
-    (i % 2 ? mine.b_rO : mine.a_rI) = i % 2 ? first.b_rO : first.a_rI;
+    (i % num ? mine.b_rO : mine.a_rI) = i % num ? first.b_rO : first.a_rI;
   }
 }
 
@@ -170,10 +212,7 @@ void Adapter::check(const SavedAdapter& saved) const {
 
 void Adapter::load(const SavedAdapter& saved) {
   check(saved);
-  for (const size_t i : held()) {
-    const SavedAdapter::Module& module = saved.modules[i / 2];
-    model::assign(i % 2 ? module.b : module.a, value(i));
-  }
+  for (const size_t i : held()) model::assign(saved.value(i), value(i));
   weights_changed();
 }
 
@@ -195,16 +234,15 @@ std::vector<PeftEntry> Adapter::entries() const {
     for (const StackedPair& stack : tinkers_pairs(shapes)) {
       std::vector<at::Tensor> a, b;
       for (const size_t i : stack.linears) {
-        if (holds(2 * i)) a.push_back(factors_[i].f.a);
-        if (holds(2 * i + 1)) b.push_back(factors_[i].f.b);
+        const size_t first = kinds_.size() * i;
+        if (holds(first)) a.push_back(factors_[i].f.a);
+        if (holds(first + 1)) b.push_back(factors_[i].f.b);
       }
       add(stack, {at::stack(a), at::stack(b)});
     }
   }
   for (size_t i = 0; i < factors_.size(); ++i) {
-    if (is_stacked[i]) continue;
-    const Factors& f = factors_[i];
-    out.push_back({f.path, model::view_of("a", f.f.a), model::view_of("b", f.f.b)});
+    if (!is_stacked[i]) out.push_back(factors_[i].entry());
   }
   return out;
 }
@@ -212,19 +250,22 @@ std::vector<PeftEntry> Adapter::entries() const {
 void Adapter::pack(at::ScalarType type) {
   at::parallel_for(0, static_cast<int64_t>(factors_.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      kernels::LoraFactors& f = factors_[static_cast<size_t>(i)].f;
-      if (!f.packed()) f.repack(type);
+      Factors& factors = factors_[static_cast<size_t>(i)];
+      if (!factors.f.packed()) factors.pack(type);
     }
   });
   link_shared();
 }
 
 void Adapter::weights_changed() {
-  for (Factors& entry : factors_) entry.f.unpack();
+  for (Factors& entry : factors_) {
+    entry.f.unpack();
+    entry.row_norms = at::Tensor();
+  }
 }
 
 void Adapter::zero_grads() {
-  for (Factors& entry : factors_) entry.grad_a = entry.grad_b = at::Tensor();
+  for (Factors& entry : factors_) std::ranges::fill(entry.grads, at::Tensor());
 }
 
 std::unique_ptr<Adapter> Adapter::fork() {
@@ -244,7 +285,7 @@ std::unique_ptr<Adapter> Adapter::shadow() const {
 }
 
 void Adapter::add_grad_of_shadow(size_t i, const at::Tensor& flat) {
-  kernels::lora_add_part(grad(i), flat, i % 2 ? factors_[i / 2].f.scale : 1);
+  kernels::lora_add_part(grad(i), flat, kind(i).is_b ? factors_[i / kinds_.size()].f.scale : 1);
 }
 
 std::unique_ptr<Adapter> Adapter::recorded_copy() const {
@@ -271,21 +312,15 @@ void Adapter::add_grads_in(Adapter& recorded_copy) {
     (mine.defined() ? copies : zeros).push_back(there);
     if (mine.defined()) sums.push_back(mine);
   };
-  for (size_t i = 0; i < factors_.size(); ++i) {
-    take(factors_[i].grad_a, recorded_copy.factors_[i].grad_a);
-    take(factors_[i].grad_b, recorded_copy.factors_[i].grad_b);
-  }
+  for (size_t i = 0; i < num_tensors(); ++i) take(grad(i), recorded_copy.grad(i));
   if (!zeros.empty()) at::_foreach_zero_(zeros);
   if (!copies.empty()) at::_foreach_copy_(copies, sums);
-  for (size_t i = 0; i < factors_.size(); ++i) {
-    factors_[i].grad_a = recorded_copy.factors_[i].grad_a;
-    factors_[i].grad_b = recorded_copy.factors_[i].grad_b;
-  }
+  for (size_t i = 0; i < factors_.size(); ++i) factors_[i].grads = recorded_copy.factors_[i].grads;
 }
 
 int64_t Adapter::num_parameters() const {
   int64_t n = 0;
-  for (const size_t i : held()) n += value(i).numel();
+  for (const size_t i : learned()) n += value(i).numel();
   return n;
 }
 
@@ -293,11 +328,14 @@ int64_t Adapter::num_bytes() const {
   size_t n = 0;
   const auto add = [&n](const at::Tensor& t) { n += t.defined() ? t.nbytes() : 0; };
   for (const size_t i : held()) {
-    const kernels::LoraFactors& f = factors_[i / 2].f;
+    const kernels::LoraFactors& f = factors_[i / kinds_.size()].f;
     add(value(i));
-    add(i % 2 ? f.b_rO : f.a_rI);
+    if (kind(i).learns) add(kind(i).is_b ? f.b_rO : f.a_rI);
   }
-  for (const Factors& e : factors_) add(e.grad_a), add(e.grad_b);
+  for (const Factors& e : factors_) {
+    std::ranges::for_each(e.grads, add);
+    add(e.row_norms);
+  }
   return static_cast<int64_t>(n);
 }
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,27 +16,37 @@
 #include "twinkle/kernels/lora/lora.h"
 #include "twinkle/lora/saved_adapter.h"
 #include "twinkle/lora/targets.h"
+#include "twinkle/lora/variants/kinds.h"
 #include "twinkle/model/decoder.h"
 
 namespace twinkle::lora {
 
+// The tensors of one linear, one for each of kinds_of() the adapter's config.
 struct Factors {
   std::string path;  // path of the linear: "model.layers.0.self_attn.q_proj"
   kernels::LoraFactors f;
-  at::Tensor grad_a, grad_b;  // float32 sums since the last step, as a and b; undefined: zero
-  bool scales_grad = true;    // false for a shadow: grad_b has no scale yet
-};
+  std::vector<at::Tensor> more;   // those behind A and B
+  std::vector<at::Tensor> grads;  // float32 sums since the last step, of all; undefined: zero
+  bool scales_grad = true;        // false for a shadow: B's has no scale yet
+  at::Tensor row_norms;           // DoRA's: derived, as f's packed tensors are
 
-// The names of a linear's two parameters, in checkpoints and for the optimizer. A tensor that
-// experts share is the first one's.
-inline std::string name_of_a(const std::string& path) { return path + ".lora_A.weight"; }
-inline std::string name_of_b(const std::string& path) { return path + ".lora_B.weight"; }
+  at::Tensor& value(size_t kind) { return kind == 0 ? f.a : kind == 1 ? f.b : more[kind - 2]; }
+  const at::Tensor& value(size_t kind) const {
+    return kind == 0 ? f.a : kind == 1 ? f.b : more[kind - 2];
+  }
+  // Makes what the kernels read with rows of this type.
+  void pack(at::ScalarType type);
+  // For a file.
+  PeftEntry entry() const;
+};
 
 class Adapter {
  public:
-  // A uniform in +-1/sqrt(I) (PEFT's kaiming_uniform with a = sqrt(5)), B zero; the same for the
-  // same seed. Error kInvalid: a target that matches no linear, with what there is.
-  Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linears, uint64_t seed);
+  // With start_of()'s values, the same for the same seed; without a seed zeros, which load()
+  // replaces. Error kInvalid: a target that matches no linear, with what there is; a variant that
+  // does not work on one of them.
+  Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linears,
+          std::optional<uint64_t> seed);
 
   const PeftConfig& config() const { return config_; }
   std::vector<Factors>& factors() { return factors_; }
@@ -49,7 +60,7 @@ class Adapter {
   // The decoder's linears that have factors, in the order of factors().
   const std::vector<size_t>& linears() const { return places_->linears; }
 
-  // Replaces a and b by those of a saved adapter that was read for the same linears. Error
+  // Replaces all values by those of a saved adapter that was read for the same linears. Error
   // kInvalid: another rank or scale, a module that the config does not target, or one that is
   // missing.
   void check(const SavedAdapter& saved) const;
@@ -62,20 +73,22 @@ class Adapter {
   // After a or b changed: what derives from them goes, and is made again when it is needed. An
   // adapter that rests holds its weights alone.
   void weights_changed();
-  // Parameters are numbered A, B of the first factor, A, B of the second ... Each expert that
+  // Tensors are numbered by kind: A, B, ... of the first factor, of the second ... Each expert that
   // shares one sums a gradient of its own during an operation, so that the sum's order is that of
   // the experts however the operation is cut; join_shared_grads() adds them to the first one's.
-  at::Tensor& grad(size_t i) { return i % 2 ? factors_[i / 2].grad_b : factors_[i / 2].grad_a; }
-  at::Tensor& value(size_t i) { return i % 2 ? factors_[i / 2].f.b : factors_[i / 2].f.a; }
+  size_t num_tensors() const { return kinds_.size() * factors_.size(); }
+  const Kind& kind(size_t i) const { return kinds_[i % kinds_.size()]; }
+  at::Tensor& grad(size_t i) { return factors_[i / kinds_.size()].grads[i % kinds_.size()]; }
+  at::Tensor& value(size_t i) { return factors_[i / kinds_.size()].value(i % kinds_.size()); }
   const at::Tensor& value(size_t i) const {
-    return i % 2 ? factors_[i / 2].f.b : factors_[i / 2].f.a;
+    return factors_[i / kinds_.size()].value(i % kinds_.size());
   }
-  std::string name(size_t i) const {
-    const std::string& path = factors_[i / 2].path;
-    return i % 2 ? name_of_b(path) : name_of_a(path);
-  }
-  // The numbers of those that have a tensor of their own, ascending.
+  // A tensor's name, in checkpoints and for the optimizer. One that experts share is the first's.
+  std::string name(size_t i) const { return kind(i).name(factors_[i / kinds_.size()].path); }
+  // The numbers of those that have a tensor of their own, ascending; and of these, of those that
+  // learn.
   const std::vector<size_t>& held() const { return places_->held; }
+  const std::vector<size_t>& learned() const { return places_->learned; }
   bool holds(size_t i) const { return places_->holders[i] == i; }
   void join_shared_grads();
   // Experts take the tensors that they share from the first one, as it has them now.
@@ -103,7 +116,7 @@ class Adapter {
   // zero_grads().
   void add_grads_in(Adapter& recorded_copy);
 
-  int64_t num_parameters() const;
+  int64_t num_parameters() const;  // that learn
   // Size of all its tensors.
   int64_t num_bytes() const;
 
@@ -115,10 +128,13 @@ class Adapter {
   struct Places {
     std::vector<int> factor_of;  // index for each of the decoder's linears, or -1
     std::vector<size_t> linears;
-    std::vector<size_t> holders, held;  // indices of parameters
+    std::vector<size_t> holders, held, learned;  // numbers of tensors
   };
 
+  Factors made(const model::NamedLinear& linear, const Sizes& sizes, std::optional<uint64_t> seed);
+
   PeftConfig config_;
+  std::span<const Kind> kinds_;
   std::vector<Factors> factors_;
   std::shared_ptr<const Places> places_;
 };

@@ -260,7 +260,7 @@ TEST_F(AdapterTest, AStartsUniformAndBAtZero) {
     EXPECT_NEAR(f.f.a.std().item<double>(), bound / std::sqrt(3.0), 0.1 * bound) << f.path;
     EXPECT_NEAR(f.f.a.mean().item<double>(), 0, 0.15 * bound) << f.path;
     EXPECT_EQ(f.f.b.abs().max().item<double>(), 0) << f.path;
-    EXPECT_FALSE(f.grad_a.defined()) << f.path;
+    EXPECT_FALSE(f.grads[0].defined()) << f.path;
     parameters += 3 * (in + 48);
   }
   EXPECT_EQ(adapter.num_bytes(), 4 * parameters);
@@ -292,7 +292,7 @@ TEST_F(AdapterTest, AForkHasTheWeightsAndTheGradientsAndSharesNoWeight) {
   Adapter from(config(), linears_, 1);
   from.make_grads();
   for (Factors& f : from.factors()) {
-    f.grad_a.fill_(3);
+    f.grads[0].fill_(3);
     f.f.repack(at::kBFloat16);
   }
   const auto before = values(from);
@@ -300,8 +300,8 @@ TEST_F(AdapterTest, AForkHasTheWeightsAndTheGradientsAndSharesNoWeight) {
   expect_same(values(*fork), before);
   for (size_t i = 0; i < fork->factors().size(); ++i) {
     Factors& f = fork->factors()[i];
-    EXPECT_EQ(f.grad_a.min().item<float>(), 3);
-    EXPECT_FALSE(from.factors()[i].grad_a.defined());
+    EXPECT_EQ(f.grads[0].min().item<float>(), 3);
+    EXPECT_FALSE(from.factors()[i].grads[0].defined());
     f.f.a.add_(1);
     f.f.b.add_(1);
     f.f.repack(at::kBFloat16);

@@ -11,6 +11,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/lora/peft/names.h"
+#include "twinkle/lora/variants/kinds.h"
 
 namespace twinkle::lora {
 namespace {
@@ -128,14 +129,15 @@ void check_tinkers(std::span<const int64_t> a, std::span<const int64_t> b,
 }
 
 std::vector<size_t> holders(const PeftConfig& config, std::span<const std::string> paths) {
-  std::vector<size_t> out(2 * paths.size());
+  const size_t num = kinds_of(config).size();
+  std::vector<size_t> out(num * paths.size());
   std::iota(out.begin(), out.end(), size_t{0});
   if (!config.share_expert_factors) return out;
   std::map<std::string, size_t> first;  // by stack
   for (size_t i = 0; i < paths.size(); ++i) {
     const auto path = expert_path(paths[i]);
     if (!path) continue;
-    const size_t shared = 2 * i + (shares_b(*path) ? 1 : 0);
+    const size_t shared = num * i + (shares_b(*path) ? 1 : 0);
     out[shared] = first.try_emplace(path->parameter(), shared).first->second;
   }
   return out;

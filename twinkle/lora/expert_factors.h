@@ -57,8 +57,8 @@ std::vector<StackedPair> tinkers_pairs(std::span<const LinearShape> linears);
 // True if it is B that experts share of this linear, down_proj, and not A.
 bool shares_b(const ExpertPath& path);
 
-// Parameters are numbered A, B of the first factor, A, B of the second ... Of each one the first
-// that has the same tensor: itself, unless experts share factors.
+// Tensors are numbered as Adapter's. Of each one the first that has the same tensor: itself, unless
+// experts share factors.
 std::vector<size_t> holders(const PeftConfig& config, std::span<const std::string> paths);
 
 // The remedy for factors that do not fit: they are transposed, or of something else.

@@ -7,6 +7,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/random.h"
+#include "twinkle/lora/variants/dora.h"
 
 namespace twinkle::lora {
 
@@ -18,7 +19,25 @@ class Pool::LoraDelta : public nn::Delta {
                                   at::Tensor& y) override {
     const auto parts = parts_of(x.scalar_type(), rows, false);
     if (parts.empty()) return {};
-    return {kernels::lora_forward(x.contiguous(), parts, y)};
+    std::vector<at::Tensor> saved{kernels::lora_forward(x.contiguous(), parts, y)};
+    each_dora(rows, [&](Factors& factors, int64_t begin, int64_t end) {
+      saved.push_back(dora_forward(y.slice(0, begin, end), linear().bias, dora_of(factors)));
+    });
+    return saved;
+  }
+
+  at::Tensor grad_before(const at::Tensor& dy, const std::vector<at::Tensor>& saved,
+                         const nn::Rows& rows) override {
+    at::Tensor out = dy;
+    size_t next = 1;
+    each_dora(rows, [&](Factors& factors, int64_t begin, int64_t end) {
+      if (out.is_same(dy)) out = dy.clone();
+      const nn::Segment& segment = rows.segments[rows.segment_of(begin)];
+      if (segment.learn && !factors.grads[2].defined()) pool_.at(segment.slot).make_grads();
+      dora_backward(out.slice(0, begin, end), saved.at(next++), dora_of(factors),
+                    segment.learn ? factors.grads[2] : at::Tensor());
+    });
+    return out;
   }
 
   int64_t saved_bytes(const nn::Rows& rows) const override {
@@ -29,6 +48,10 @@ class Pool::LoraDelta : public nn::Delta {
       const Factors* entry = pool_.at(segment.slot).at(index_);
       if (entry) bytes += entry->f.saved_bytes(rows.cu_seqlens[s + 1] - rows.cu_seqlens[s]);
     }
+    each_dora(rows, [&](Factors&, int64_t begin, int64_t end) {
+      bytes += (end - begin) * linear().weight.size(0) *
+               static_cast<int64_t>(linear().weight.element_size());
+    });
     return bytes;
   }
 
@@ -39,6 +62,25 @@ class Pool::LoraDelta : public nn::Delta {
   }
 
  private:
+  const nn::Linear& linear() const { return *pool_.linears_[index_].linear; }
+
+  Dora dora_of(Factors& factors) const {
+    if (!factors.row_norms.defined()) factors.row_norms = row_norms(linear().weight, factors.f);
+    return {factors.more[kMagnitude], factors.row_norms};
+  }
+
+  // The sequences whose owner's adapter has magnitudes here, in the order of the batch.
+  template <class Visit>
+  void each_dora(const nn::Rows& rows, const Visit& visit) const {
+    for (size_t s = 0; pool_.num_dora_ > 0 && s < rows.segments.size(); ++s) {
+      const nn::Segment& segment = rows.segments[s];
+      if (segment.slot < 0) continue;
+      Adapter& adapter = pool_.at(segment.slot);
+      Factors* entry = adapter.config().use_dora ? adapter.at(index_) : nullptr;
+      if (entry) visit(*entry, rows.cu_seqlens[s], rows.cu_seqlens[s + 1]);
+    }
+  }
+
   // One for each sequence whose owner has an adapter here, in the order of the batch.
   std::vector<kernels::LoraPart> parts_of(at::ScalarType type, const nn::Rows& rows,
                                           bool with_grads) const {
@@ -53,13 +95,13 @@ class Pool::LoraDelta : public nn::Delta {
       if (!entry->f.packed()) adapter.pack(type);
       const double p = adapter.config().dropout;
       const bool drop = p > 0 && segment.key != 0, learn = with_grads && segment.learn;
-      if (learn && !(entry->grad_a.defined() && entry->grad_b.defined())) adapter.make_grads();
+      if (learn && !(entry->grads[0].defined() && entry->grads[1].defined())) adapter.make_grads();
       parts.push_back({.begin = rows.cu_seqlens[s],
                        .end = rows.cu_seqlens[s + 1],
                        .factors = &entry->f,
                        .dropout = {p, drop ? key_of(segment.key, index_) | 1 : 0},
-                       .grad_a = learn ? entry->grad_a : at::Tensor(),
-                       .grad_b = learn ? entry->grad_b : at::Tensor(),
+                       .grad_a = learn ? entry->grads[0] : at::Tensor(),
+                       .grad_b = learn ? entry->grads[1] : at::Tensor(),
                        .first = segment.first,
                        .scales_grad = entry->scales_grad});
     }
@@ -128,6 +170,12 @@ bool Pool::on_head(int32_t slot) const {
   return head_ && slots_.at(static_cast<size_t>(slot)).adapter->at(*head_) != nullptr;
 }
 
+void Pool::base_changed() {
+  base_version_ = ++last_version_;
+  for (const Slot& slot : slots_)
+    if (slot.adapter && slot.adapter->config().use_dora) slot.adapter->weights_changed();
+}
+
 void Pool::copy_on_write(AdapterRef& pin) {
   if (pin.num_shares() <= 1) return;
   make_room();  // the gradients move with the copy: nothing may throw then
@@ -156,6 +204,7 @@ int64_t AdapterRef::num_shares() const {
 }
 
 void Pool::attach(const Adapter& adapter, int64_t change) {
+  if (adapter.config().use_dora) num_dora_ += change;
   for (const size_t i : adapter.linears()) {
     num_adapters_[i] += change;
     linears_[i].linear->delta = num_adapters_[i] > 0 ? deltas_[i].get() : nullptr;

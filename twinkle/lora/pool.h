@@ -64,7 +64,7 @@ class Pool {
 
   // The version of the base model's weights, and what must be called after they change.
   uint64_t base_version() const { return base_version_; }
-  void base_changed() { base_version_ = ++last_version_; }
+  void base_changed();
 
   const std::vector<model::NamedLinear>& linears() const { return linears_; }
 
@@ -87,6 +87,7 @@ class Pool {
   std::optional<size_t> head_;                      // its linear
   std::vector<std::unique_ptr<LoraDelta>> deltas_;  // one per linear
   std::vector<int64_t> num_adapters_;               // that target it, per linear
+  int64_t num_dora_ = 0;                            // adapters with magnitudes
   std::vector<Slot> slots_;
   std::vector<int32_t> free_;  // indices in slots_, a heap: the lowest first
   uint64_t base_version_ = 1, last_version_ = 1;

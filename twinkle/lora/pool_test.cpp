@@ -89,8 +89,8 @@ TEST_F(PoolTest, EverySequenceGetsItsOwnersDenseDeltaAndGradients) {
       Factors* f = pool.at(slot).at(index);
       if (!f) continue;
       const auto i = static_cast<size_t>(slot);
-      EXPECT_LT((f->grad_a - a[i].grad()).abs().max().item<double>(), 1e-11);
-      EXPECT_LT((f->grad_b - b[i].grad()).abs().max().item<double>(), 1e-11);
+      EXPECT_LT((f->grads[0] - a[i].grad()).abs().max().item<double>(), 1e-11);
+      EXPECT_LT((f->grads[1] - b[i].grad()).abs().max().item<double>(), 1e-11);
     }
   }
 }
@@ -181,7 +181,7 @@ TEST_F(PoolTest, WeightsThatOthersShareAreCopiedBeforeAChangeAndNoneElse) {
   EXPECT_EQ(mine.slot(), 1);
   EXPECT_EQ(reader.slot(), 0);
   EXPECT_EQ(reader.num_shares(), 1);
-  EXPECT_TRUE(pool.at(1).factors()[0].grad_a.defined()) << "gradients move along";
+  EXPECT_TRUE(pool.at(1).factors()[0].grads[0].defined()) << "gradients move along";
   const at::Tensor x = at::randn({4, 48}, at::kDouble);
   const auto run = [&](const AdapterRef& pin) {
     return nn::linear(x, linear(kQ), nn::rows_of({4}, {pin.slot()}, {0}, {0}));

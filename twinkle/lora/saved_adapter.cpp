@@ -44,6 +44,16 @@ void check_scale(const Sizes& saved, const Sizes& target, const std::string& pat
           target.scale(path), ": create it with the lora_alpha and use_rslora of the saved one");
 }
 
+void check_kinds(const PeftConfig& saved, const PeftConfig& target) {
+  const auto said = [](const PeftConfig& config) {
+    const std::string variant = variant_of(config);
+    return variant.empty() ? "has A and B only" : "has " + variant;
+  };
+  require(is_pissa(saved) == is_pissa(target) && saved.use_dora == target.use_dora, Code::kInvalid,
+          "lora: the saved adapter ", said(saved), ", this one ", said(target),
+          ": create it from the saved one's directory");
+}
+
 void check_sharing(const PeftConfig& saved, const PeftConfig& target) {
   const auto said = [](bool shares) { return shares ? "share factors" : "have factors each"; };
   require(saved.share_expert_factors == target.share_expert_factors, Code::kInvalid,
@@ -101,6 +111,17 @@ at::Tensor read(const StoredTensor& view, const char* half, const std::string& m
   return t;
 }
 
+// Parts what config_of_file() has put together.
+void take_initial(SavedAdapter::Module& module, int64_t rank) {
+  const auto both = [rank](const at::Tensor& all, int64_t dim) {
+    return std::pair(all.narrow(dim, 0, rank).contiguous(),
+                     all.narrow(dim, rank, rank).contiguous());
+  };
+  auto [a, initial_a] = both(module.a, 0);
+  auto [b, minus_initial_b] = both(module.b, 1);
+  module = {module.path, a, b, {initial_a, minus_initial_b.neg()}};
+}
+
 // Where a linear's factors are in a file: an entry of its own, or its place in a stack's.
 struct Source {
   const StoredPeftEntry* entry = nullptr;
@@ -144,6 +165,7 @@ class Reader {
   Reader(const PeftAdapter& saved, std::span<const LinearShape> linears,
          std::span<const PeftStack> stacks, const PeftConfig* target)
       : saved_(saved), linears_(linears), sizes_(saved.config) {
+    if (target) check_kinds(saved.config, *target);
     if (target) check_sharing(saved.config, *target);
     for (const StoredPeftEntry& entry : saved.entries) entries_[entry.module] = &entry;
     for (const PeftStack& stack : stacks) add_put_together(stack);
@@ -172,20 +194,29 @@ class Reader {
     for (const auto& [linear, source] : sources_) {
       const std::string& path = linears_[linear].path;
       if (source.entry) {
-        out.push_back(
-            {path, read(source.entry->a, "lora_A", path), read(source.entry->b, "lora_B", path)});
+        out.push_back({path,
+                       read(source.entry->a, "lora_A", path),
+                       read(source.entry->b, "lora_B", path),
+                       {}});
+        if (const auto& magnitude = source.entry->magnitude)
+          out.back().more.push_back(read(*magnitude, "lora_magnitude_vector", path));
+        if (is_pissa(saved_.config)) take_initial(out.back(), sizes_.rank(path));
         continue;
       }
       Stack& stack = stacks_[source.stack];
       if (stack.pairs.empty()) stack.read_pairs();
       Pair& pair = stack.pairs[source.part][source.expert];
-      out.push_back({path, std::move(pair.a), std::move(pair.b)});
+      out.push_back({path, std::move(pair.a), std::move(pair.b), {}});
     }
     return out;
   }
 
  private:
   using Entries = std::map<std::string_view, const StoredPeftEntry*>;
+
+  int64_t rank_in_file(const std::string& path) const {
+    return sizes_.rank(path) * (is_pissa(saved_.config) ? 2 : 1);
+  }
 
   Entries::node_type taken(const std::string& module) {
     Entries::node_type node = entries_.extract(module);
@@ -197,7 +228,7 @@ class Reader {
     require(sources_.emplace(linear, source).second, Code::kInvalid,
             "lora: the saved adapter has factors of ", path,
             " twice, of its own and in those of all experts: leave one of them out");
-    size_ += sizes_.rank(path) * (linears_[linear].inputs + linears_[linear].outputs);
+    size_ += rank_in_file(path) * (linears_[linear].inputs + linears_[linear].outputs);
   }
 
   void add_put_together(const PeftStack& form) {
@@ -258,9 +289,12 @@ class Reader {
       if (node.empty()) continue;
       const StoredPeftEntry& entry = *node.mapped();
       add(i, {&entry});
-      const int64_t rank = sizes_.rank(linear.path);
+      const int64_t rank = rank_in_file(linear.path);
       check_shape(entry.a, {rank, linear.inputs}, "lora_A", entry.module);
       check_shape(entry.b, {linear.outputs, rank}, "lora_B", entry.module);
+      if (!entry.magnitude) continue;
+      check_shape(*entry.magnitude, {linear.outputs}, "lora_magnitude_vector", entry.module);
+      size_ += linear.outputs;
     }
   }
 
@@ -288,11 +322,19 @@ PeftForm own_form(const PeftConfig& own, std::span<const LinearShape> linears) {
 // for peft.
 std::vector<PeftStack> use_own_config(PeftAdapter& saved, std::span<const LinearShape> linears) {
   if (saved.own) {
-    PeftForm form = own_form(*saved.own, linears);
-    saved.own->base_model = form.config.base_model = saved.config.base_model;
+    saved.own->base_model = saved.config.base_model;
     // As it is once it was written: numbers may differ in their last digit.
-    const Json written = parse_json(boost::json::serialize(json_of(form.config)), "lora");
-    if (peft_config(written, "the adapter's config") == saved.config) {
+    const auto is_written = [&](PeftConfig config) {
+      config.base_model = saved.config.base_model;
+      const std::string text = boost::json::serialize(json_of(config_of_file(std::move(config))));
+      return peft_config(parse_json(text, "lora"), "the adapter's config") == saved.config;
+    };
+    if (is_pissa(*saved.own) && is_written(*saved.own)) {
+      saved.config = *saved.own;
+      return {};
+    }
+    PeftForm form = own_form(*saved.own, linears);
+    if (is_written(form.config)) {
       saved.config = *saved.own;
       return std::move(form.stacks);
     }
@@ -346,6 +388,7 @@ std::vector<size_t> SavedAdapter::held() const {
 
 void check_fits(const SavedAdapter& saved, const PeftConfig& target,
                 std::span<const std::string> modules) {
+  check_kinds(saved.config, target);
   const Sizes theirs(saved.config), ours(target);
   check_sharing(saved.config, target);
   for (const std::string& path : modules) check_scale(theirs, ours, path);

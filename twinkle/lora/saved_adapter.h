@@ -10,6 +10,7 @@
 
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/lora/targets.h"
+#include "twinkle/lora/variants/kinds.h"
 
 namespace twinkle::lora {
 
@@ -17,14 +18,26 @@ namespace twinkle::lora {
 struct SavedAdapter {
   struct Module {
     std::string path;
-    at::Tensor a, b;  // float32; one tensor where experts share it
+    at::Tensor a, b;               // float32; one tensor where experts share it
+    std::vector<at::Tensor> more;  // the others of kinds_of() the config
+
+    const at::Tensor& value(size_t kind) const {
+      return kind == 0 ? a : kind == 1 ? b : more[kind - 2];
+    }
   };
   PeftConfig config;
   std::vector<Module> modules;  // in the order of the linears
 
-  // The numbers of parameters that have a tensor of their own, as Adapter::held's, and a parameter.
+  // The numbers of those that have a tensor of their own, as Adapter::held's, and a tensor.
   std::vector<size_t> held() const;
-  const at::Tensor& value(size_t i) const { return i % 2 ? modules[i / 2].b : modules[i / 2].a; }
+  const Kind& kind(size_t i) const { return kinds_of(config)[i % kinds_of(config).size()]; }
+  const at::Tensor& value(size_t i) const {
+    const size_t num = kinds_of(config).size();
+    return modules[i / num].value(i % num);
+  }
+  std::string name(size_t i) const {
+    return kind(i).name(modules[i / kinds_of(config).size()].path);
+  }
 };
 
 // True if a saved copy of the base model's weight of this name equals it.

@@ -74,7 +74,7 @@ struct Model {
     graphs.backward(tape, hidden.cos());
     for (const int32_t slot : std::set<int32_t>(slots.begin(), slots.end())) {
       for (const Factors& f : pool.at(slot).factors()) {
-        for (const at::Tensor* grad : {&f.grad_a, &f.grad_b})
+        for (const at::Tensor* grad : {&f.grads[0], &f.grads[1]})
           out.push_back(grad->defined() ? grad->cpu() : at::Tensor());
       }
     }
@@ -155,8 +155,8 @@ TEST_P(TrainGraphsOnDevice, OtherLengthsOrOwnersAreOtherPassesWhichShareTheirSum
 TEST_P(TrainGraphsOnDevice, SumsThatWerePutBackAreAddedTo) {
   replays(3, {2, 1}, {0, 1});
   both([](Model& m) {
-    for (Factors& f : m.pool.at(0).factors()) f.grad_a = f.grad_a.clone() * 2;
-    for (Factors& f : m.pool.at(1).factors()) f.grad_b = at::Tensor();
+    for (Factors& f : m.pool.at(0).factors()) f.grads[0] = f.grads[0].clone() * 2;
+    for (Factors& f : m.pool.at(1).factors()) f.grads[1] = at::Tensor();
   });
   EXPECT_EQ(replays(2, {2, 1}, {0, 1}), 2);
 }
@@ -219,7 +219,7 @@ TEST_P(TrainGraphsOnDevice, WhatARecordingHoldsGoesWithItsAdapters) {
   const auto weak = [](const at::Tensor& x) { return Weak(x.getIntrusivePtr()); };
   const auto held = [&](size_t i) {
     const Factors& f = with_->pool.at(with_->pins[i].slot()).factors()[0];
-    return std::vector<Weak>{weak(f.f.a), weak(f.grad_b)};
+    return std::vector<Weak>{weak(f.f.a), weak(f.grads[1])};
   };
   const auto expect_held = [](const std::vector<Weak>& all, bool want) {
     for (const Weak& x : all) EXPECT_EQ(!x.expired(), want);

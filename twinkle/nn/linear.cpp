@@ -53,7 +53,8 @@ at::Tensor linear_backward(AutogradContext* ctx, const at::Tensor& grad, const a
   const auto& call = static_cast<const LinearCall&>(*capsule);
   const Linear& w = call.w;
   const Rows& rows = call.rows;
-  const at::Tensor dy = grad.contiguous();
+  const at::Tensor after = grad.contiguous();
+  const at::Tensor dy = w.delta ? w.delta->grad_before(after, call.saved, rows) : after;
   at::Tensor dx;
   if (needs_dx) dx = transposed_product(dy, w.weight, w.exact);
   if (w.delta) w.delta->backward(dy, x, call.saved, rows, dx);

@@ -17,9 +17,15 @@ namespace twinkle::nn {
 class Delta {
  public:
   virtual ~Delta() = default;
-  // Adds to y [T, O] given x [T, I]. Returns what backward() needs.
+  // Adds to y [T, O], which has the bias, given x [T, I]. Returns what backward() needs.
   virtual std::vector<at::Tensor> forward(const at::Tensor& x_TI, const Rows& rows,
                                           at::Tensor& y_TO) = 0;
+  // The gradient of y as it was before forward(), of that of what it left: the same tensor, but
+  // where an adapter does more than to add. Called once, before backward().
+  virtual at::Tensor grad_before(const at::Tensor& dy_TO, const std::vector<at::Tensor>&,
+                                 const Rows&) {
+    return dy_TO;
+  }
   // Bytes of what forward() returns for such a batch.
   virtual int64_t saved_bytes(const Rows&) const { return 0; }
   // Adds to dx [T, I] (when defined) and, where rows learn, to their adapters' gradient buffers.

@@ -241,7 +241,7 @@ CALLS = {
         for name, right in {
             "r": SIZES, "lora_alpha": POSITIVE, "lora_dropout": {"0"},
             "target_modules": NONE | {"text"}, "use_rslora": {"True"},
-            "bias": set(), "use_dora": NONE | {"list", "dict", "empty text"} - NONE | NONE,
+            "bias": set(), "use_dora": {"True"},
             "init_lora_weights": {"True"}, "layers_to_transform": COUNTS | NONE,
             "exclude_modules": NONE | {"text", "empty text"}, "layers_pattern": NONE,
         }.items()

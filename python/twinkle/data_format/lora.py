@@ -1,6 +1,7 @@
 """LoraConfig, with the fields of peft's class of that name; both are accepted everywhere."""
 
 import json
+import re
 from dataclasses import InitVar, asdict, dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,9 @@ from twinkle.without_effect import WITHOUT_EFFECT
 _REFUSED = {
     "alora_invocation_tokens": None, "arrow_config": None, "bias": "none", "corda_config": None,
     "ensure_weight_tying": False, "eva_config": None, "fan_in_fan_out": False,
-    "init_lora_weights": True, "kasa_config": None, "layer_replication": None,
-    "lora_bias": False, "megatron_config": None, "modules_to_save": None,
-    "monteclora_config": None, "trainable_token_indices": None, "use_bdlora": None,
-    "use_dora": False, "use_qalora": False, "velora_config": None,
+    "kasa_config": None, "layer_replication": None, "lora_bias": False, "megatron_config": None,
+    "modules_to_save": None, "monteclora_config": None, "trainable_token_indices": None,
+    "use_bdlora": None, "use_qalora": False, "velora_config": None,
 }  # fmt: skip
 # Fields of peft that change nothing here.
 _INERT = dict.fromkeys(WITHOUT_EFFECT["LoraConfig"]) | {
@@ -55,6 +55,10 @@ class LoraConfig(_OfPeft):
     exclude_modules: names or one regular expression of modules that are left out.
     layers_to_transform: numbers of the layers whose modules a list of target_modules reaches;
     layers_pattern: regular expressions of what stands before these numbers.
+    init_lora_weights: True; 'gaussian'; 'pissa' or 'pissa_niter_N' (PiSSA): lora_A and lora_B begin
+    as the weight's part of its largest r singular values, and the base keeps its weights. Such an
+    adapter is saved as a LoRA of rank 2 r.
+    use_dora: DoRA: each row of a weight has a magnitude that learns; linear layers only.
     share_expert_factors: Twinkle's own: the experts of a layer share lora_A of gate_proj, that of
     up_proj, and lora_B of down_proj, as Tinker's adapters do, in whose form it is saved.
     lora_alpha: the delta is scaled by lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora.
@@ -77,6 +81,8 @@ class LoraConfig(_OfPeft):
     exclude_modules: list | str | None = field(default=None, kw_only=True)
     layers_to_transform: list | int | None = field(default=None, kw_only=True)
     layers_pattern: list | str | None = field(default=None, kw_only=True)
+    init_lora_weights: bool | str = field(default=True, kw_only=True)
+    use_dora: bool = field(default=False, kw_only=True)
     loftq_config: dict = field(default_factory=dict, kw_only=True)
     rank: InitVar[int | None] = None  # the longer name of r
 
@@ -125,10 +131,13 @@ class LoraConfig(_OfPeft):
              "a name or a list of names"),
             ("layers_pattern", self.layers_pattern,
              not self.layers_pattern or layers is not None, "None without layers_to_transform"),
+            ("init_lora_weights", self.init_lora_weights, _is_start(self.init_lora_weights),
+             "True, 'gaussian', 'pissa' or 'pissa_niter_' and a number"),
         ):  # fmt: skip
             if not right:
                 checks.refuse(f"lora: {name}", value, must)
         checks.flag("lora: use_rslora", self.use_rslora)
+        checks.flag("lora: use_dora", self.use_dora)
         checks.flag("lora: share_expert_factors", self.share_expert_factors)
         base = self.base_model_name_or_path
         checks.text("lora: base_model_name_or_path", base, none=True, empty=True)
@@ -207,6 +216,11 @@ def _are_modules(value):
 def _are_layers(value):
     layers = value if isinstance(value, list) else [value]
     return value is None or all(_passes(checks.integer, n, 0, 2**31 - 1) for n in layers)
+
+
+def _is_start(value):
+    named = isinstance(value, str) and re.fullmatch(r"gaussian|pissa(_niter_\d{1,9})?", value)
+    return value is True or bool(named)
 
 
 def _is_pattern(pattern, fits):

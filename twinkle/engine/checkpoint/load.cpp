@@ -109,9 +109,8 @@ void require_its_weights(const Loaded& loaded, const BaseModel& base, const fs::
 TrainingShape training_shape(const lora::SavedAdapter& adapter) {
   TrainingShape out;
   for (const size_t i : adapter.held()) {
-    const std::string& path = adapter.modules[i / 2].path;
-    out.params.push_back(
-        {i % 2 ? lora::name_of_b(path) : lora::name_of_a(path), adapter.value(i).sizes().vec()});
+    if (adapter.kind(i).learns)
+      out.params.push_back({adapter.name(i), adapter.value(i).sizes().vec()});
   }
   out.gradients = out.params;
   return out;

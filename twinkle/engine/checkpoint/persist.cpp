@@ -347,7 +347,8 @@ void hold_adapter(HeldSave& out, const Save& operation, lora::Pool& pool,
                   const model::Layout& layout) {
   const lora::Adapter& adapter = pool.at(out.pin.slot());
   const std::vector<lora::LinearShape> linears = lora::shapes_of(pool.linears());
-  if (operation.expert_format == kPerExpert) {
+  const bool is_pissa = lora::is_pissa(adapter.config());
+  if (operation.expert_format == kPerExpert && !is_pissa) {
     auto [config, entries] = lora::per_expert(adapter, linears);
     out.config = std::move(config);
     out.entries = std::move(entries);
@@ -367,7 +368,8 @@ void hold_adapter(HeldSave& out, const Save& operation, lora::Pool& pool,
   if (!layout.has_stacked_experts)
     lora::name_sizes_of_experts(out.config, lora::experts_of(adapter, linears));
   out.entries = form.is_own ? adapter.entries() : lora::peft_entries(adapter, form, linears);
-  if (!form.is_own) out.own = adapter.config();
+  if (!form.is_own || is_pissa) out.own = adapter.config();
+  out.config = lora::config_of_file(std::move(out.config));
 }
 
 }  // namespace

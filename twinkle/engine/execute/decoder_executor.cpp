@@ -352,7 +352,7 @@ std::unique_ptr<lora::Adapter> DecoderExecutor::new_adapter(const Create& op, Pr
     const auto read = [&] { return Loaded{.adapter = read_adapter(op.directory, base_)}; };
     const lora::SavedAdapter saved =
         *taken_together(prepared, {.mode = Mode::kLora}, op.directory, read).adapter;
-    auto adapter = std::make_unique<lora::Adapter>(saved.config, pool_->linears(), op.seed);
+    auto adapter = std::make_unique<lora::Adapter>(saved.config, pool_->linears(), std::nullopt);
     adapter->load(saved);
     return adapter;
   }
@@ -377,6 +377,11 @@ void DecoderExecutor::require_room(const Create& op) const {
 void DecoderExecutor::create(const Create& op, Prepared* prepared) {
   require_room(op);
   std::unique_ptr<lora::Adapter> adapter = new_adapter(op, prepared);
+  const int num_ranks = split_.comm().size();
+  const std::string variant = adapter ? lora::variant_of(adapter->config()) : "";
+  require(num_ranks == 1 || variant.empty(), Code::kInvalid, "engine: tenant '", op.tenant,
+          "' has ", variant, ", and there are ", num_ranks,
+          " ranks, where it is not there yet: take one, or leave it out");
   TenantShape shape{.mode = op.frozen ? Mode::kFrozen : Mode::kFull};
   if (adapter) shape = {.mode = Mode::kLora, .adapter = adapter->config()};
   const Mode mode = shape.mode;

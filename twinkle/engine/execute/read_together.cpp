@@ -44,7 +44,7 @@ void add(Digest& to, const PeftConfig& config) {
 void add(Digest& to, const lora::SavedAdapter& adapter) {
   add(to, adapter.config);
   for (const size_t i : adapter.held()) {
-    to.add(adapter.modules[i / 2].path);
+    to.add(adapter.name(i));
     add(to, adapter.value(i));
   }
 }

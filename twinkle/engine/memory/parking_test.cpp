@@ -42,7 +42,7 @@ class Crew {
     parking.use(tenant);
     pool_.at(tenant.slot()).make_grads();
     for (lora::Factors& f : pool_.at(tenant.slot()).factors()) {
-      for (at::Tensor* g : {&f.grad_a, &f.grad_b}) {
+      for (at::Tensor* g : {&f.grads[0], &f.grads[1]}) {
         float* to = g->mutable_data_ptr<float>();
         for (int64_t k = 0; k < g->numel(); ++k)
           to[k] += static_cast<float>(uniform_at(key_of(key, i), static_cast<uint64_t>(k)));
@@ -194,7 +194,7 @@ TEST_F(ParkingTest, WantOfMemoryWhileParkingIsCountedAndNotThrown) {
   Crew crew({1, (scratch_ / "park").string()}, 2), free({}, 2);
   for (Crew* c : {&crew, &free}) {
     c->learn(0, 1);
-    at::Tensor& g = c->pool().at((*c)[0].slot()).factors()[0].grad_b;
+    at::Tensor& g = c->pool().at((*c)[0].slot()).factors()[0].grads[1];
     g = g.t().contiguous().t();  // only a copy can be written
   }
   {

@@ -15,10 +15,11 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "base_model.model.";
 constexpr const char* kOwn = "twinkle_adapter";
-constexpr std::string_view kA = ".lora_A.weight", kB = ".lora_B.weight";
+constexpr std::string_view kA = ".lora_A.weight", kB = ".lora_B.weight",
+                           kMagnitude = ".lora_magnitude_vector";
 
 struct Pair {
-  std::optional<StoredTensor> a, b;
+  std::optional<StoredTensor> a, b, magnitude;
 };
 
 bool is_float(Dtype dtype) {
@@ -44,6 +45,16 @@ void check_half(const Tensor& half, size_t rank_dim, const PeftConfig& config,
           " with r = ", config.rank, turned ? ": transpose it, or save it again with peft" : "");
 }
 
+template <class Tensor>
+void check_magnitude(const std::optional<Tensor>& magnitude, const PeftConfig& config,
+                     const std::string& module) {
+  require(magnitude.has_value() == config.use_dora, Code::kInvalid, module, "' has ",
+          magnitude ? "a" : "no", " lora_magnitude_vector, and use_dora is ",
+          config.use_dora ? "true" : "false", ": is adapter_config.json of another save?");
+  require(!magnitude || (is_float(magnitude->dtype) && magnitude->shape.size() == 1),
+          Code::kInvalid, module, "': lora_magnitude_vector must be F32, F16 or BF16, [out]");
+}
+
 // The module of a key "base_model.model.<module>.lora_A.weight", empty for another key.
 std::string_view module_of(std::string_view key, std::string_view suffix) {
   if (!key.starts_with(kPrefix) || !key.ends_with(suffix)) return {};
@@ -67,19 +78,32 @@ std::map<std::string, Pair> pairs_of(const SafetensorsFile& file) {
   std::map<std::string, Pair> pairs;
   for (const StoredTensor& tensor : file.tensors()) {
     if (!base_weight_of(tensor.name).empty()) continue;
-    const std::string_view of_a = module_of(tensor.name, kA), of_b = module_of(tensor.name, kB);
+    const std::string_view of_a = module_of(tensor.name, kA), of_b = module_of(tensor.name, kB),
+                           of_magnitude = module_of(tensor.name, kMagnitude);
     require(
-        !of_a.empty() || !of_b.empty(), Code::kInvalid, "io: ", file.path().string(), ": tensor '",
-        tensor.name,
+        !of_a.empty() || !of_b.empty() || !of_magnitude.empty(), Code::kInvalid,
+        "io: ", file.path().string(), ": tensor '", tensor.name,
         "' is not a base_model.model.<module>.lora_A.weight or lora_B.weight: embeddings, biases "
         "and saved modules are features of peft that Twinkle does not support");
-    if (!of_a.empty()) {
+    if (!of_a.empty())
       pairs[std::string(of_a)].a = tensor;
-    } else {
+    else if (!of_b.empty())
       pairs[std::string(of_b)].b = tensor;
-    }
+    else
+      pairs[std::string(of_magnitude)].magnitude = tensor;
   }
   return pairs;
+}
+
+// Factors that have values: how they began counts no more, unless the base's weights changed.
+PeftConfig config_of_finished(const Json& object, const std::string& what) {
+  PeftConfig config = peft_config(object, what);
+  require(!config.init.starts_with("pissa"), Code::kInvalid, "io: ", what,
+          ": field 'init_lora_weights' is \"", config.init,
+          "\": the adapter works on weights that are not the base's any more; save it with peft's "
+          "path_initial_model_for_weight_conversion, which makes a LoRA of it");
+  config.init.clear();
+  return config;
 }
 
 SafetensorsFile open_weights(const fs::path& dir) {
@@ -104,13 +128,13 @@ PeftConfig read_peft_config(const fs::path& dir) {
   const fs::path file = dir / "adapter_config.json";
   require(is_there(file), Code::kNotFound, "io: ", dir.string(),
           " is no PEFT directory: adapter_config.json is missing");
-  return peft_config(read_json(file), file.string());
+  return config_of_finished(read_json(file), file.string());
 }
 
 PeftAdapter read_peft(const fs::path& dir) {
   const fs::path config_file = dir / "adapter_config.json";
   const Json config = read_json(config_file);
-  PeftAdapter adapter{.config = peft_config(config, config_file.string())};
+  PeftAdapter adapter{.config = config_of_finished(config, config_file.string())};
   const Json* version = find(config, "peft_version");
   if (version != nullptr && version->is_string()) adapter.peft_version = version->get_string();
   const SafetensorsFile file = open_weights(dir);
@@ -125,7 +149,9 @@ PeftAdapter read_peft(const fs::path& dir) {
             ".weight");
     check_half(*pair.a, 0, adapter.config, where);
     check_half(*pair.b, 1, adapter.config, where);
-    adapter.entries.push_back({module, std::move(*pair.a), std::move(*pair.b)});
+    check_magnitude(pair.magnitude, adapter.config, where);
+    adapter.entries.push_back(
+        {module, std::move(*pair.a), std::move(*pair.b), std::move(pair.magnitude)});
   }
   require(!adapter.entries.empty(), Code::kInvalid, "io: ", name, " holds no LoRA factors");
   for (const StoredTensor& tensor : file.tensors()) {
@@ -137,7 +163,9 @@ PeftAdapter read_peft(const fs::path& dir) {
 
 void write_peft(const fs::path& dir, const PeftConfig& config, std::span<const PeftEntry> entries,
                 const PeftConfig* own) {
-  const Json document = json_of(config);
+  PeftConfig finished = config;
+  finished.init.clear();
+  const Json document = json_of(finished);
   peft_config(document, "the adapter's config");  // factors that could not be read are not written
   require(!entries.empty(), Code::kInvalid, "io: an adapter needs at least one module");
   std::vector<TensorView> views;
@@ -145,11 +173,15 @@ void write_peft(const fs::path& dir, const PeftConfig& config, std::span<const P
     const std::string where = std::string("io: module '").append(entry.module);
     check_half(entry.a, 0, config, where);
     check_half(entry.b, 1, config, where);
+    check_magnitude(entry.magnitude, config, where);
     const std::string stem = std::string(kPrefix).append(entry.module);
     views.push_back(entry.a);
     views.back().name.assign(stem).append(kA);
     views.push_back(entry.b);
     views.back().name.assign(stem).append(kB);
+    if (!entry.magnitude) continue;
+    views.push_back(*entry.magnitude);
+    views.back().name.assign(stem).append(kMagnitude);
   }
   std::map<std::string, std::string> metadata{{"format", "pt"}};
   if (own != nullptr) metadata[kOwn] = boost::json::serialize(json_of(*own));

@@ -40,6 +40,10 @@ struct PeftConfig {
   // Modules that are left out: names, as in target_modules, or one regular expression that must
   // match a whole path.
   std::variant<std::vector<std::string>, std::string> exclude_modules = {};
+  // First values of the factors, peft's init_lora_weights: empty (its true), "gaussian", "pissa" or
+  // "pissa_niter_N". A folder's config has none: its factors have values.
+  std::string init = {};
+  bool use_dora = false;  // each row of the weight has a magnitude that learns
   // Twinkle's own: the experts of a layer share lora_A of gate_proj, that of up_proj, and lora_B of
   // down_proj. Such an adapter is kept as Tinker keeps it.
   bool share_expert_factors = false;
@@ -59,6 +63,7 @@ struct PeftEntry {
   std::string module;  // "model.layers.0.self_attn.q_proj"
   TensorView a;        // [R, in]; F32, F16 or BF16; its name is ignored by write_peft
   TensorView b;        // [out, R]
+  std::optional<TensorView> magnitude = {};  // [out] of DoRA's
 };
 
 // True of "model.layers.0.mlp.experts.w1", w2 or w3: the gates, downs and ups of all experts as
@@ -69,6 +74,7 @@ struct StoredPeftEntry {
   std::string module;
   StoredTensor a;  // as PeftEntry's
   StoredTensor b;
+  std::optional<StoredTensor> magnitude = {};
 };
 
 // An adapter in its file: names, types and shapes; bytes are read when they are asked for.
@@ -89,8 +95,8 @@ struct PeftAdapter {
 PeftConfig peft_config(const Json& object, const std::string& what);
 Json json_of(const PeftConfig& config);
 
-// The config of a folder. Error kNotFound: no adapter_config.json; kInvalid: as peft_config, or no
-// JSON.
+// The config of a folder, whose factors have values: init is empty. Error kNotFound: no
+// adapter_config.json; kInvalid: as peft_config, or no JSON.
 PeftConfig read_peft_config(const std::filesystem::path& dir);
 
 // Error kNotFound: no adapter_config.json or adapter_model.safetensors; kInvalid: as peft_config

@@ -12,7 +12,7 @@ namespace twinkle {
 namespace {
 
 // Fields that say nothing about the arithmetic of a finished adapter, or are read below.
-constexpr std::array<std::string_view, 26> kKnown = {"alpha_pattern",
+constexpr std::array<std::string_view, 27> kKnown = {"alpha_pattern",
                                                      "auto_mapping",
                                                      "base_model_name_or_path",
                                                      "bias",
@@ -37,6 +37,7 @@ constexpr std::array<std::string_view, 26> kKnown = {"alpha_pattern",
                                                      "target_modules",
                                                      "target_parameters",
                                                      "task_type",
+                                                     "use_dora",
                                                      "use_rslora"};
 
 // The values that peft writes for a feature that is not used.
@@ -69,10 +70,20 @@ void refuse_other_features(const Json& object, const std::string& what) {
   refuse_unless(is_one_of(bias, {"none"}), object, "bias", "\"none\"", what);
   const Json* task = find(object, "task_type");
   refuse_unless(is_one_of(task, {"CAUSAL_LM"}), object, "task_type", "\"CAUSAL_LM\" or null", what);
-  // The other ways to start take a part of the base's weights away.
   const Json* start = find(object, "init_lora_weights");
-  refuse_unless(is_one_of(start, {true, false, "gaussian", "orthogonal", "eva"}), object,
-                "init_lora_weights", "true, false, \"gaussian\", \"orthogonal\" or \"eva\"", what);
+  const bool pissa = start != nullptr && start->is_string() &&
+                     (*start == "pissa" || start->get_string().starts_with("pissa_niter_"));
+  // The other ways to start take a part of the base's weights away.
+  refuse_unless(
+      pissa || is_one_of(start, {true, false, "gaussian", "orthogonal", "eva"}), object,
+      "init_lora_weights",
+      "true, false, \"gaussian\", \"pissa\", \"pissa_niter_N\", \"orthogonal\" or \"eva\"", what);
+}
+
+std::string init_of(const Json& object) {
+  const Json* start = find(object, "init_lora_weights");
+  if (start == nullptr || *start == Json(true)) return "";
+  return start->is_string() ? std::string(start->get_string()) : "false";
 }
 
 // The names of a list, or the only one; none where there is nothing.
@@ -235,6 +246,12 @@ PeftConfig peft_config(const Json& object, const std::string& what) {
   config.use_rslora = rslora != nullptr && rslora->get_bool();
   config.target_modules = targets_of(object, what);
   config.target_parameters = parameters_of(object, config, what);
+  config.init = init_of(object);
+  const Json* dora = find(object, "use_dora");
+  refuse_unless(is_one_of(dora, {true, false, nullptr}), object, "use_dora", "true or false", what);
+  config.use_dora = dora != nullptr && *dora == Json(true);
+  refuse_unless(!config.use_dora || config.target_parameters.empty(), object, "use_dora",
+                "false with target_parameters, as in peft", what);
   read_filters(object, config, what);
   config.rank_pattern = pattern_of<int64_t>(
       object, "rank_pattern", "an object of integers of at least 1", what,
@@ -261,7 +278,7 @@ Json json_of(const PeftConfig& config) {
       {"bias", "none"},
       {"fan_in_fan_out", false},
       {"inference_mode", true},
-      {"init_lora_weights", true},
+      {"init_lora_weights", config.init.empty() ? Json(true) : Json(config.init)},
       {"lora_alpha", config.alpha == static_cast<double>(static_cast<int64_t>(config.alpha))
                          ? Json(static_cast<int64_t>(config.alpha))
                          : Json(config.alpha)},
@@ -271,7 +288,7 @@ Json json_of(const PeftConfig& config) {
       {"r", config.rank},
       {"target_modules", json_of_names(config.target_modules)},
       {"task_type", "CAUSAL_LM"},
-      {"use_dora", false},
+      {"use_dora", config.use_dora},
       {"use_rslora", config.use_rslora}};
   if (!config.target_parameters.empty())
     out["target_parameters"] =

@@ -139,7 +139,7 @@ TEST(PeftConfig, AcceptsUnusedFeaturesAndRefusesUsedOnesByName) {
                                "loftq_config": {}, "exclude_modules": [], "revision": "main",
                                "megatron_core": "megatron.core", "qalora_group_size": 16)"),
             "no error");
-  for (const std::string field : {"use_dora", "fan_in_fan_out", "lora_bias", "use_qalora"}) {
+  for (const std::string field : {"use_bdlora", "fan_in_fan_out", "lora_bias", "use_qalora"}) {
     EXPECT_EQ(
         error_of_fields("\"" + field + "\": true"),
         "io: F: field '" + field + "' is true, a feature of peft that Twinkle does not support");
@@ -173,9 +173,9 @@ TEST(PeftConfig, AcceptsUnusedFeaturesAndRefusesUsedOnesByName) {
             "io: F: field 'bias' is \"all\", it must be \"none\"");
   EXPECT_EQ(error_of_fields(R"("task_type": "SEQ_CLS")"),
             "io: F: field 'task_type' is \"SEQ_CLS\", it must be \"CAUSAL_LM\" or null");
-  EXPECT_EQ(error_of_fields(R"("init_lora_weights": "pissa")"),
-            "io: F: field 'init_lora_weights' is \"pissa\", it must be true, false, \"gaussian\", "
-            "\"orthogonal\" or \"eva\"");
+  EXPECT_EQ(error_of_fields(R"("init_lora_weights": "olora")"),
+            "io: F: field 'init_lora_weights' is \"olora\", it must be true, false, \"gaussian\", "
+            "\"pissa\", \"pissa_niter_N\", \"orthogonal\" or \"eva\"");
 }
 
 TEST(PeftConfig, NamesFieldsThatAreMissingOrOutOfRange) {

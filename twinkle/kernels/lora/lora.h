@@ -1,10 +1,10 @@
 // Low-rank products of the sequences of a batch, y += scale * (dropout(x) A^T) B^T, forward and
-// backward. The factors are read as the type of x, so rounded where that is bf16; sums and the
-// values between the two factors are float32 (float64 for double). Ragged: rank r costs r. T
-// tokens, I inputs, O outputs, r rank. A row's result depends on nothing but that row; a gradient
-// is reduced over the rows of one part, in order, from zero, and the parts' sums are
-// added in their order: the same bits whatever else is in the batch and however many threads run.
-// Error kInvalid: factors that were not packed for the type of x.
+// backward, of which a constant product may be subtracted. The factors are read as the type of x,
+// so rounded where that is bf16; sums and the values between the two factors are float32 (float64
+// for double). Ragged: rank r costs r. T tokens, I inputs, O outputs, r rank. A row's result
+// depends on nothing but that row; a gradient is reduced over the rows of one part, in order, from
+// zero, and the parts' sums are added in their order: the same bits whatever else is in the batch
+// and however many threads run. Error kInvalid: factors that were not packed for the type of x.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -25,10 +25,16 @@ struct LoraFactors {
   // Derived by repack(), new tensors each time, never written again but by refresh(). A change of a
   // or b asks for it, or for unpack().
   at::Tensor a_rI, b_rO;
+  // Rows of them behind those of a and b: of a product that never learns.
+  int64_t more_rank = 0;
 
-  int64_t rank() const { return a.size(0); }
+  int64_t rank() const { return a.size(0) + more_rank; }
   const at::Tensor& a_read() const { return a_rI.defined() ? a_rI : a; }
-  void repack(at::ScalarType type);
+  // `more`: its factors, [more_rank, I] and [O, more_rank], which are subtracted. On the CPU.
+  struct More {
+    at::Tensor a, b;
+  };
+  void repack(at::ScalarType type, const More& more = {});
   void refresh();  // repack() into the tensors that are there
   bool packed() const { return b_rO.defined(); }
   void unpack() { a_rI = b_rO = at::Tensor(); }

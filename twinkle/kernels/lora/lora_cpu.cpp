@@ -1,3 +1,4 @@
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
@@ -164,15 +165,18 @@ void Call<T>::backward(const RowTask& task, A* scratch) const {
 // The columns as they are, [rank][kLoraColumns], plus each sequence's sum, and back.
 template <class T>
 void Call<T>::gradient(const ColumnTask& task, A* scratch) const {
-  const LoraPart& any = parts[task.parts->front()];
-  const int64_t rank = any.factors->rank(), width = task.of_b ? outputs : inputs;
+  const LoraFactors& factors = *parts[task.parts->front()].factors;
+  const int64_t rank = factors.rank(), width = task.of_b ? outputs : inputs;
+  const int64_t learned = rank - factors.more_rank;
   const int64_t count = std::min(kLoraColumns, width - task.begin);
   A* sum = scratch;
+  std::fill(sum + learned * kLoraColumns, sum + rank * kLoraColumns, A{0});
   const auto each = [&](A* grad, const auto& move) {
-    for (int64_t j = 0; j < rank; ++j) {
+    for (int64_t j = 0; j < learned; ++j) {
       for (int64_t i = 0; i < count; ++i) {
         const int64_t column = task.begin + i;
-        move(grad[task.of_b ? column * rank + j : j * width + column], sum[j * kLoraColumns + i]);
+        move(grad[task.of_b ? column * learned + j : j * width + column],
+             sum[j * kLoraColumns + i]);
       }
     }
   };
@@ -213,9 +217,11 @@ void lora_add_part(at::Tensor& sum, const at::Tensor& part, double scale) {
   });
 }
 
-void LoraFactors::repack(at::ScalarType type) {
-  a_rI = type == a.scalar_type() ? at::Tensor() : a.to(type);
-  b_rO = b.t().to(type, false, true, at::MemoryFormat::Contiguous);
+void LoraFactors::repack(at::ScalarType type, const More& more) {
+  const bool both = more_rank > 0;
+  a_rI = both ? at::cat({a, more.a}).to(type) : type == a.scalar_type() ? at::Tensor() : a.to(type);
+  const at::Tensor b_Or = both ? at::cat({b, more.b.neg()}, 1) : b;
+  b_rO = b_Or.t().to(type, false, true, at::MemoryFormat::Contiguous);
 }
 
 void LoraFactors::refresh() {

@@ -37,14 +37,19 @@ std::vector<LinearShape> linears_of(const Checkpoint& base) {
 
 struct Pieces {
   StoredTensor base;
-  at::Tensor a, b;  // [r, in], [out, r], b with the scale
+  at::Tensor a, b;       // [r, in], [out, r], b with the scale
+  at::Tensor magnitude;  // [out] of DoRA's, else undefined
   MergedType type;
 };
 
 // Rows [begin, end) in the type that a reader of them gets.
 at::Tensor rows_of(const Pieces& of, int64_t begin, int64_t end) {
   const at::Tensor base = model::read_tensor(of.base, {.dim = 0, .begin = begin, .end = end});
-  const at::Tensor sum = base.to(at::kFloat) + at::mm(of.b.slice(0, begin, end), of.a);
+  at::Tensor sum = base.to(at::kFloat) + at::mm(of.b.slice(0, begin, end), of.a);
+  if (of.magnitude.defined()) {
+    const at::Tensor gain = of.magnitude.slice(0, begin, end) / at::linalg_vector_norm(sum, 2, {1});
+    sum = sum * gain.unsqueeze(1);
+  }
   const at::Tensor out =
       of.type == MergedType::kFloat32 ? sum : sum.to(model::scalar_type_of(of.base));
   require(at::isfinite(out).all().item<bool>(), Code::kInvalid, "lora: the merged ", of.base.name,
@@ -88,11 +93,16 @@ std::vector<StoredTensor> merged(const Checkpoint& base, const std::filesystem::
   std::map<std::string, StoredTensor> made;
   for (const SavedAdapter::Module& module : saved.modules) {
     const std::string name = module.path + std::string(kDotWeight);
-    made.emplace(name, merged_tensor({.base = weight_of(module.path),
-                                      .a = module.a,
-                                      .b = module.b * sizes.scale(module.path),
-                                      .type = type},
-                                     name));
+    const bool both = is_pissa(saved.config);
+    const at::Tensor b = both ? at::cat({module.b, -module.more[kInitialB]}, 1) : module.b;
+    made.emplace(
+        name,
+        merged_tensor({.base = weight_of(module.path),
+                       .a = both ? at::cat({module.a, module.more[kInitialA]}) : module.a,
+                       .b = b * sizes.scale(module.path),
+                       .magnitude = saved.config.use_dora ? module.more[kMagnitude] : at::Tensor(),
+                       .type = type},
+                      name));
   }
   std::vector<StoredTensor> out;
   for (const std::string& name : base.names()) {

@@ -249,7 +249,7 @@ std::vector<std::vector<Pair>> PeftStack::split(const Pair& all) const {
 }
 
 PeftForm peft_form(const PeftConfig& config, std::span<const LinearShape> linears) {
-  if (config.share_expert_factors) return {.config = config};
+  if (config.share_expert_factors || config.use_dora) return {.config = config};
   const std::vector<size_t> matched = match_targets(config, linears);
   if (has_own_form(config, linears, matched)) return {.config = config};
   return Former(config, linears, matched).form();
@@ -263,8 +263,7 @@ std::vector<PeftEntry> peft_entries(const Adapter& adapter, const PeftForm& form
     if (expert_path(factors.path))
       experts[factors.path] = &factors;
     else
-      out.push_back(
-          {factors.path, model::view_of("", factors.f.a), model::view_of("", factors.f.b)});
+      out.push_back(factors.entry());
   }
   for (const PeftStack& stack : form.stacks) {
     std::vector<std::vector<Pair>> pairs;

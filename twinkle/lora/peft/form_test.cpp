@@ -65,8 +65,8 @@ class PeftFormTest : public testing::Test {
   static std::map<std::string, at::Tensor> tensors_of(const SavedAdapter& saved) {
     std::map<std::string, at::Tensor> out;
     for (const auto& module : saved.modules) {
-      out[name_of_a(module.path)] = module.a;
-      out[name_of_b(module.path)] = module.b;
+      out[kinds_of({})[0].name(module.path)] = module.a;
+      out[kinds_of({})[1].name(module.path)] = module.b;
     }
     return out;
   }
@@ -75,8 +75,10 @@ class PeftFormTest : public testing::Test {
     const auto tensors = tensors_of(saved);
     EXPECT_EQ(tensors.size(), 2 * adapter.factors().size());
     for (const Factors& factors : adapter.factors()) {
-      EXPECT_TRUE(at::equal(tensors.at(name_of_a(factors.path)), factors.f.a)) << factors.path;
-      EXPECT_TRUE(at::equal(tensors.at(name_of_b(factors.path)), factors.f.b)) << factors.path;
+      EXPECT_TRUE(at::equal(tensors.at(kinds_of({})[0].name(factors.path)), factors.f.a))
+          << factors.path;
+      EXPECT_TRUE(at::equal(tensors.at(kinds_of({})[1].name(factors.path)), factors.f.b))
+          << factors.path;
     }
   }
   // scale B A of each of the model's matrices, halves of gate_up_proj one below the other.
