@@ -1,6 +1,7 @@
 """Checks of arguments: each takes what it is ("model: interval") and a value, which it returns in
 plain Python; or raises InvalidError with both, and what it must be."""
 
+import contextlib
 import math
 import numbers
 import os
@@ -32,34 +33,51 @@ def refuse(what, value, must):
     raise InvalidError(f"{what} is {short(value)}, it must be {must}")
 
 
+def instance(what, value, kind, must):
+    """A value of a class, or of one of several; must: says of which."""
+    if not isinstance(value, kind):
+        refuse(what, value, must)
+    return value
+
+
+def one_of(what, value, known):
+    """One of the texts in `known`."""
+    if not isinstance(value, str) or value not in known:
+        refuse(what, value, f"one of {', '.join(known)}")
+    return value
+
+
+def _is_integer(value):
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _check_range(what, value, number, noun, least, most, above=None):
+    """Refuses a value that is no such number, None, or one outside of the bounds."""
+    right = number is not None and (least is None or number >= least)
+    if not right or (above is not None and number <= above) or (most is not None and number > most):
+        bound = "" if least is None else f" of at least {least}"
+        bound = bound if above is None else f" above {above}"
+        refuse(what, value, noun + bound + ("" if most is None else f", at most {most}"))
+
+
 def integer(what, value, least=None, most=None, none=False):
     """An int; NumPy's too, True and False not."""
     if value is None and none:
         return None
-    right = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not right or (least is not None and value < least) or (most is not None and value > most):
-        bound = "" if least is None else f" of at least {least}"
-        refuse(what, value, f"an integer{bound}" + ("" if most is None else f", at most {most}"))
-    return int(value)
+    out = int(value) if _is_integer(value) else None
+    _check_range(what, value, out, "an integer", least, most)
+    return out
 
 
 def number(what, value, least=None, above=None, most=None, infinite=False):
     """A float that is finite, unless `infinite`."""
-    right = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    try:
-        out = float(value) if right else math.nan
-    except OverflowError:
-        out = math.nan
-    if (
-        math.isnan(out)
-        or (math.isinf(out) and not infinite)
-        or (least is not None and out < least)
-        or (above is not None and out <= above)
-        or (most is not None and out > most)
-    ):
-        bound = f" of at least {least}" if least is not None else ""
-        bound = bound if above is None else f" above {above}"
-        refuse(what, value, "a number" + bound + ("" if most is None else f", at most {most}"))
+    out = math.nan
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            out = float(value)
+    if math.isnan(out) or (math.isinf(out) and not infinite):
+        out = None
+    _check_range(what, value, out, "a number", least, most, above)
     return out
 
 
@@ -80,15 +98,12 @@ def file_size(what, value):
     """Bytes, at least 1, of an int or of a text such as '500MB' or '2.5GiB'; 0 of None."""
     if value is None:
         return 0
-    must = "bytes of at least 1, or a text such as '500MB' or '2GiB'"
     size = value
     if isinstance(value, str):
         match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?) ?([KMGT]I?B)", value.upper())
-        if not match:
-            refuse(what, value, must)
-        size = int(float(match[1]) * _UNITS[match[2]])
-    if isinstance(size, bool) or not isinstance(size, numbers.Integral) or not 1 <= size < 2**63:
-        refuse(what, value, must)
+        size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if not _is_integer(size) or not 1 <= size < 2**63:
+        refuse(what, value, "bytes of at least 1, or a text such as '500MB' or '2GiB'")
     return int(size)
 
 
@@ -159,8 +174,8 @@ def mapping(what, value, none=False):
 
 
 def array(what, value, must):
-    """A NumPy array of a sequence. InvalidError: not of one shape; a masked array, whose mask would
-    be lost."""
+    """A NumPy array of a sequence; C++ calls this, too. InvalidError: not of one shape; a masked
+    array, whose mask would be lost."""
     import numpy as np
 
     if isinstance(value, np.ma.MaskedArray):

@@ -73,19 +73,16 @@ def absent(module, name, needs):
 def refuse_unknown(where, kwargs, known=(), others=None):
     """Raises InvalidError that names the keyword arguments which are not among `known`, and those
     that were probably meant. others: {what other libraries call one: its name here}."""
-    unknown = sorted(map(str, set(kwargs) - set(known)))
-    if unknown:
-        take = f"; it takes {', '.join(sorted(known))}" if known else ""
-        close = lambda one: difflib.get_close_matches(one, known, n=1)  # noqa: E731
-        near = [
-            name
-            for one in unknown
-            for name in ([others[one]] if others and one in others else close(one))
-        ]
-        meant = f". Did you mean {', '.join(near)}?" if near else ""
-        raise InvalidError(
-            f"{where}: unknown argument {', '.join(map(repr, unknown))}{take}{meant}"
-        )
+    unknown, others = sorted(map(str, set(kwargs) - set(known))), others or {}
+    if not unknown:
+        return
+    near = []
+    for one in unknown:
+        near += [others[one]] if one in others else difflib.get_close_matches(one, known, n=1)
+    take = f"; it takes {', '.join(sorted(known))}" if known else ""
+    meant = f". Did you mean {', '.join(near)}?" if near else ""
+    unknown = ", ".join(map(repr, unknown))
+    raise InvalidError(f"{where}: unknown argument {unknown}{take}{meant}")
 
 
 def names_arguments(where, **others):

@@ -1,31 +1,26 @@
 """Facts from launcher and machine: rank, world size, device kind, addresses. Imports no torch; the
 compiled core is asked for the device alone."""
 
+import contextlib
+import math
 import os
 import socket
 
 from twinkle.core import core
-from twinkle.errors import InvalidError, NotAvailableError
+from twinkle.errors import InvalidError, NotAvailableError, require
 
 
-def environment_number(name, default, least=None, most=None, kind=float):
+def environment_number(name, default, least, most=math.inf, kind=float):
     """The number in an environment variable, or the default. kind: float, or int, of which it must
     be. InvalidError: another text, or a number outside its range."""
     text = os.environ.get(name, "")
-    try:
+    with contextlib.suppress(ValueError):
         value = kind(text) if text else default
-    except ValueError:
-        value = None
-    if (
-        value is None
-        or not (least is None or least <= value)
-        or not (most is None or value <= most)
-    ):
-        must = "an integer" if kind is int else "a number"
-        must += f" of at least {least}" if most is None and least is not None else ""
-        must += f" from {least} to {most}" if most is not None else ""
-        raise InvalidError(f"platform: environment variable {name} is {text!r}, it must be {must}")
-    return value
+        if least <= value <= most:
+            return value
+    must = "an integer" if kind is int else "a number"
+    must += f" of at least {least}" if most == math.inf else f" from {least} to {most}"
+    raise InvalidError(f"platform: environment variable {name} is {text!r}, it must be {must}")
 
 
 def timeout_seconds():
@@ -45,12 +40,11 @@ class Platform:
     def of(device_type):
         """The Platform class of a device name, in any case: cuda, gpu, npu, mps, cpu. InvalidError:
         another name."""
-        for platform in (GPU, NPU, MPS, CPU):
-            if str(device_type).lower() in platform.names:
-                return platform
-        raise InvalidError(
-            f"platform: device_type is {device_type!r}, it must be one of cuda, gpu, npu, mps, cpu"
-        )
+        kinds = {name: kind for kind in (GPU, NPU, MPS, CPU) for name in kind.names}
+        name = str(device_type).lower()
+        must = f"it must be one of {', '.join(kinds)}"
+        require(name in kinds, f"platform: device_type is {device_type!r}, {must}")
+        return kinds[name]
 
     @staticmethod
     def get_platform(device_type=None):
@@ -69,13 +63,11 @@ class Platform:
     def forced():
         """'cpu', 'cuda' or 'cuda:1': what TWINKLE_DEVICE says, whatever a script asks for; None: it
         is not set. InvalidError: another text in it."""
-        text = os.environ.get("TWINKLE_DEVICE", "")
-        if text and not core().is_device_name(text):
-            raise InvalidError(
-                f"platform: environment variable TWINKLE_DEVICE is {text!r}, it must be "
-                f"{core().DEVICE_NAMES}"
-            )
-        return text or None
+        text = os.environ.get("TWINKLE_DEVICE") or None
+        what = f"platform: environment variable TWINKLE_DEVICE is {text!r}"
+        if text is not None and not core().is_device_name(text):
+            raise InvalidError(f"{what}, it must be {core().DEVICE_NAMES}")
+        return text
 
     @staticmethod
     def default_device():
@@ -107,9 +99,8 @@ class Platform:
     def get_vllm_device_uuid(cls, device_id=0, platform=None):
         """The UUID of a GPU. NotAvailableError: of other devices."""
         if cls._of(platform) is not GPU:
-            raise NotAvailableError(
-                f"platform: devices of kind {cls.device_prefix(platform)} have no UUID, GPUs have"
-            )
+            kind = cls.device_prefix(platform)
+            raise NotAvailableError(f"platform: devices of kind {kind} have no UUID, GPUs have")
         import torch
 
         return f"GPU-{torch.cuda.get_device_properties(device_id).uuid}"
@@ -117,9 +108,7 @@ class Platform:
     @classmethod
     def _of(cls, platform):
         """On Platform itself: that of the name, or of this machine; on a subclass: the subclass."""
-        if cls is not Platform:
-            return cls
-        return Platform.get_platform(platform)
+        return Platform.get_platform(platform) if cls is Platform else cls
 
     @staticmethod
     def get_rank():
