@@ -7,79 +7,46 @@ import importlib
 import importlib.metadata
 
 from twinkle import module_paths
-from twinkle.errors import (
-    BusyError,
-    ConflictError,
-    InternalError,
-    InvalidError,
-    NotAvailableError,
-    NotFoundError,
-    TwinkleError,
-    later,
-)
+from twinkle.errors import later
 from twinkle.logger import get_logger
 
-# name: the module that defines it
-_EXPORTS = {
-    "initialize": "infra",
-    "DeviceGroup": "infra",
-    "get_device_placement": "placement",
-    "is_master": "infra",
-    "DeviceMesh": "device_mesh",
-    "get_logger": "logger",
-    "Plugin": "plugin",
-    "construct_class": "plugin",
-    "exists": "plugin",
-    "requires": "plugin",
-    "trust_remote_code": "plugin",
-    "check_unsafe": "plugin",
-    "Platform": "platform",
-    "GPU": "platform",
-    "NPU": "platform",
-    "MPS": "platform",
-    "CPU": "platform",
-    "find_free_port": "platform",
-    "find_node_ip": "platform",
-    "LoraConfig": "data_format",
-    "SamplingParams": "data_format",
-    "Dataset": "dataset",
-    "DatasetMeta": "dataset",
-    "DataLoader": "dataloader",
-    "Engine": "engine",
-    "Template": "template",
-    "TransformersModel": "model",
-    "TorchSampler": "sampler",
-    "init_tinker_client": "server.tinker",
-    "remote_class": "remote.decorate",
-    "remote_function": "remote.decorate",
-    "__version__": "version",
-    "__release_datetime__": "version",
+# module: the names that it defines
+_NAMES = {
+    "data_format": "LoraConfig SamplingParams",
+    "dataloader": "DataLoader",
+    "dataset": "Dataset DatasetMeta",
+    "device_mesh": "DeviceMesh",
+    "engine": "Engine",
+    "errors": "BusyError ConflictError InternalError InvalidError NotAvailableError NotFoundError "
+    "TwinkleError",
+    "infra": "DeviceGroup initialize is_master",
+    "logger": "get_logger",
+    "model": "TransformersModel",
+    "placement": "get_device_placement",
+    "platform": "CPU GPU MPS NPU Platform find_free_port find_node_ip",
+    "plugin": "Plugin check_unsafe construct_class exists requires trust_remote_code",
+    "remote.decorate": "remote_class remote_function",
+    "sampler": "TorchSampler",
+    "server.tinker": "init_tinker_client",
+    "template": "Template",
+    "version": "__release_datetime__ __version__",
 }
+_EXPORTS = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-# name: the module that it is
-_MODULES = {"framework_util": "seeding", "torch_util": "tensors"}
-
-# Packages and modules that `import twinkle` alone makes reachable: twinkle.loss.GRPOLoss.
-_PACKAGES = (
-    "advantage", "checkpoint_engine", "data_format", "dataloader", "dataset", "engine", "hub",
-    "kernel", "loss", "metric", "model", "module", "notifier", "patch", "preprocessor",
-    "processor", "report", "reward", "sampler", "server", "template", "utils",
-)  # fmt: skip
+# name: the module that it is; all are reached by `import twinkle` alone, as twinkle.loss.GRPOLoss
+_ALIASES = {"framework_util": "seeding", "torch_util": "tensors"}
+_MODULES = _ALIASES | {
+    name: name
+    for name in "advantage checkpoint_engine data_format dataloader dataset engine hub kernel loss "
+    "metric model module notifier patch preprocessor processor report reward sampler server "
+    "template utils".split()
+}
 
 # name of the specification: what it needs, which this version does not have yet
 _LATER = {"init_twinkle_client": "Twinkle's own client of `twinkle serve` (the tinker SDK is one)"}
 
-__all__ = [
-    "BusyError",
-    "ConflictError",
-    "InternalError",
-    "InvalidError",
-    "NotAvailableError",
-    "NotFoundError",
-    "TwinkleError",
-]
-__all__ += list(_EXPORTS)
-__all__ += list(_MODULES)
+__all__ = list(_EXPORTS)
+__all__ += list(_ALIASES)
 
 
 def __getattr__(name):
@@ -87,8 +54,6 @@ def __getattr__(name):
         value = getattr(importlib.import_module(f"twinkle.{_EXPORTS[name]}"), name)
     elif name in _MODULES:
         value = importlib.import_module(f"twinkle.{_MODULES[name]}")
-    elif name in _PACKAGES:
-        value = importlib.import_module(f"twinkle.{name}")
     else:
         value = later("twinkle", _LATER)(name)
     globals()[name] = value

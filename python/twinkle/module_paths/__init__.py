@@ -20,6 +20,8 @@ _PATHS = {
     "twinkle.preprocessor.olympiad_bench": "preprocessor",
     "twinkle.reward.olympiad_bench": "reward",
     "twinkle.sampler.vllm_sampler": "sampler",
+    "twinkle.server.common": "server.datum",
+    "twinkle.server.tinker.common": "server.datum",
     "twinkle.utils": "device_mesh infra platform plugin logger seeding tensors "
     "module_paths.framework module_paths.file_lock",
     "twinkle.utils.device_mesh": "device_mesh infra platform",
@@ -39,18 +41,31 @@ _PATHS = {
 }
 
 
+# package: what its modules that are not here need
+NEEDS = {
+    "twinkle_agentic": "rollouts of many turns",
+    "twinkle_client": "routes of its own in `twinkle serve` (use the tinker SDK: "
+    "docs/coming-from-tinker.md)",
+}
+
+
 class Paths:
-    """Finds and makes these modules, for Python's import; twinkle_agentic's others are refused."""
+    """Finds and makes these modules, for Python's import; other modules of twinkle_agentic and
+    twinkle_client are refused."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
         """The ModuleSpec of one of the paths; None: another. NotAvailableError: a module of
-        twinkle_agentic that is not here."""
-        if name.startswith("twinkle_agentic.") and name not in _PATHS:
+        twinkle_agentic or twinkle_client that is not here."""
+        if name in _PATHS:
+            return ModuleSpec(name, Paths, is_package=True)
+        package, _, module = name.partition(".")
+        if module and package in NEEDS:
+            needs = NEEDS[package]
             raise NotAvailableError(
-                f"{name} needs rollouts of many turns, which this version does not have"
+                f"{name}: this module needs {needs}, which this version does not have"
             )
-        return ModuleSpec(name, Paths, is_package=True) if name in _PATHS else None
+        return None
 
     @staticmethod
     def create_module(spec):
