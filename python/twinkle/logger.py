@@ -13,24 +13,17 @@ _FORMAT = os.environ.get(
 
 
 class Logger(logging.Logger):
-    """logging.Logger whose info and warning take ranks='master' | 'all'."""
+    """logging.Logger whose texts below errors are the master's alone; with ranks='all' of every
+    rank."""
 
     def __init__(self, name):
         super().__init__(name)
         self._seen = set()
 
-    def _wanted(self, ranks):
-        return ranks in (None, "all") or Platform.is_master()
-
-    def info(self, msg, *args, ranks="master", stacklevel=1, **kwargs):
-        """As logging's info, on the master alone; ranks='all': on every rank."""
-        if self._wanted(ranks):
-            super().info(msg, *args, stacklevel=stacklevel + 1, **kwargs)
-
-    def warning(self, msg, *args, ranks="master", stacklevel=1, **kwargs):
-        """As logging's warning, on the master alone; ranks='all': on every rank."""
-        if self._wanted(ranks):
-            super().warning(msg, *args, stacklevel=stacklevel + 1, **kwargs)
+    def _log(self, level, msg, args, ranks="master", stacklevel=1, **kwargs):
+        here = level > logging.WARNING or ranks in (None, "all") or Platform.is_master()
+        if here:
+            super()._log(level, msg, args, stacklevel=stacklevel + 1, **kwargs)
 
     def _once(self, log, msg, args, kwargs):
         key = kwargs.pop("hash_id", None) or msg
@@ -71,17 +64,15 @@ def _level(what, value):
     return value.upper()
 
 
-def _make():
-    logger = Logger("twinkle")
-    logger.propagate = False
-    handler = logging.StreamHandler(sys.stderr)
+def _add(handler):
     handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%Y-%m-%d %H:%M:%S"))
-    logger.addHandler(handler)
-    logger.setLevel(_level("logger: LOG_LEVEL", os.environ.get("LOG_LEVEL", "INFO")))
-    return logger
+    _LOGGER.addHandler(handler)
 
 
-_LOGGER = _make()
+_LOGGER = Logger("twinkle")
+_LOGGER.propagate = False
+_add(logging.StreamHandler(sys.stderr))
+_LOGGER.setLevel(_level("logger: LOG_LEVEL", os.environ.get("LOG_LEVEL", "INFO")))
 
 
 def get_logger(log_file=None, log_level=None, file_mode="w", only_local_master=True):
@@ -93,14 +84,9 @@ def get_logger(log_file=None, log_level=None, file_mode="w", only_local_master=T
     """
     if log_level is not None:
         _LOGGER.setLevel(_level("logger: log_level", log_level))
-    if log_file and not any(
-        isinstance(handler, logging.FileHandler)
-        and handler.baseFilename == os.path.abspath(log_file)  # noqa: PTH100 (as logging does)
-        for handler in _LOGGER.handlers
-    ):
-        handler = logging.FileHandler(log_file, file_mode)
-        handler.setFormatter(logging.Formatter(_FORMAT, datefmt="%Y-%m-%d %H:%M:%S"))
-        _LOGGER.addHandler(handler)
+    files = [getattr(handler, "baseFilename", None) for handler in _LOGGER.handlers]
+    if log_file and os.path.abspath(log_file) not in files:  # noqa: PTH100 (as logging does)
+        _add(logging.FileHandler(log_file, file_mode))
     if only_local_master and Platform.get_local_rank() != 0:
         _LOGGER.setLevel(logging.ERROR)
     return _LOGGER
