@@ -4,18 +4,15 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-import itertools
-import operator
 import os
 import re
 import sys
 from pathlib import Path
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, require
 from twinkle.hub.models import get
-
-_RELATIONS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operator.gt,
-              "<": operator.lt, "!=": operator.ne}  # fmt: skip
 
 
 def trust_remote_code():
@@ -83,26 +80,21 @@ def construct_class(value, base, modules=(), **init):
     class does not take, or any for an instance; of a plugin id as Plugin.load_plugin.
     """
     if isinstance(value, base):
-        require(
-            not init,
-            f"plugin: {type(value).__name__} is an instance already, it cannot take "
-            f"{', '.join(sorted(init))}",
-        )
+        own, given = type(value).__name__, ", ".join(sorted(init))
+        require(not init, f"plugin: {own} is an instance already, it cannot take {given}")
         return value
     if isinstance(value, str):
         value = _find_class(value, base, modules)
-    require(
-        _is_subclass(value, base),
-        f"plugin: {value!r} must be a {base.__name__}, a subclass of it, or its name",
-    )
+    must = f"must be a {base.__name__}, a subclass of it, or its name"
+    require(_is_subclass(value, base), f"plugin: {value!r} {must}")
     parameters = inspect.signature(value).parameters
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        unknown = sorted(set(init) - set(parameters))
-        require(
-            not unknown,
-            f"plugin: {value.__name__} has no argument {', '.join(map(repr, unknown))}; "
-            f"it takes {', '.join(parameters) or 'none'}",
-        )
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    unknown = ", ".join(repr(name) for name in sorted(init) if name not in parameters)
+    takes = ", ".join(parameters) or "none"
+    require(
+        takes_any or not unknown,
+        f"plugin: {value.__name__} has no argument {unknown}; it takes {takes}",
+    )
     return value(**init)
 
 
@@ -117,44 +109,28 @@ def _find_class(name, base, modules):
     for module in modules:
         if _is_subclass(getattr(module, name, None), base):
             return getattr(module, name)
-    known = sorted(
-        key for module in modules for key in dir(module) if _is_subclass(getattr(module, key), base)
-    )
-    raise InvalidError(
-        f"plugin: there is no {base.__name__} named {name!r}; there are {', '.join(known)}"
-    )
-
-
-def _split(requirement):
-    match = re.fullmatch(r"\s*([\w.-]+)\s*(?:(>=|<=|==|>|<|!=)\s*([\w.]+))?\s*", requirement)
-    if not match:
-        raise InvalidError(f'plugin: {requirement!r} must look like "package" or "package>=1.2"')
-    return match.groups()
+    known = {key for each in modules for key in dir(each) if _is_subclass(getattr(each, key), base)}
+    known = ", ".join(sorted(known))
+    raise InvalidError(f"plugin: there is no {base.__name__} named {name!r}; there are {known}")
 
 
 def exists(requirement):
     """True when `requirement` ("peft", "transformers>=4.51") is installed. InvalidError: a text of
     another form."""
-    name, relation, wanted = _split(requirement)
+    match = re.fullmatch(r"\s*([\w.-]+)\s*((?:>=|<=|==|>|<|!=)\s*\d[\w.]*)?\s*", requirement)
     try:
-        installed = importlib.metadata.version(name)
+        name, versions = match[1], SpecifierSet(match[2] or "", prereleases=True)
+    except (TypeError, InvalidSpecifier):
+        must = 'look like "package" or "package>=1.2"'
+        raise InvalidError(f"plugin: {requirement!r} must {must}") from None
+    try:
+        return versions.contains(importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return relation is None and importlib.util.find_spec(name.replace("-", "_")) is not None
-    if relation is None:
-        return True
-
-    def numbers(version):
-        return [int(part) for part in re.findall(r"\d+", version.split("+")[0])]
-
-    pairs = itertools.zip_longest(numbers(installed), numbers(wanted), fillvalue=0)
-    left, right = zip(*pairs, strict=True)
-    return _RELATIONS[relation](left, right)
+        return not match[2] and importlib.util.find_spec(name.replace("-", "_")) is not None
 
 
 def requires(requirement, why=""):
     """Raises NotAvailableError with the command to run when `requirement` is not installed."""
     if not exists(requirement):
-        purpose = f" for {why}" if why else ""
-        raise NotAvailableError(
-            f"twinkle: {requirement} is needed{purpose}: pip install '{requirement}'"
-        )
+        needed = f"needed for {why}" if why else "needed"
+        raise NotAvailableError(f"twinkle: {requirement} is {needed}: pip install '{requirement}'")
