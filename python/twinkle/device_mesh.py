@@ -8,33 +8,19 @@ from datetime import timedelta
 import numpy as np
 
 from twinkle import checks
-from twinkle.errors import InvalidError, require
+from twinkle.errors import InvalidError, NotAvailableError, require
 from twinkle.platform import Platform, timeout_seconds
 
 _AXES = ("fsdp", "pp", "dp", "cp", "tp")  # in the order of from_sizes, outermost first
 _ALLOWED = ("dp", "fsdp", "tp", "pp", "cp", "ep", "ep_fsdp")
+_OVER = ("ep", "etp", "ep_fsdp", "vpp", "ulysses")  # sizes that lie over axes
 
 
-def _size(name, value):
-    require(
-        isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 1,
-        f"mesh: {name} is {value!r}, it must be an integer of at least 1",
-    )
-    return int(value)
-
-
-def _rank_property(axis):
-    return property(
-        lambda self: self._rank_along(axis),
-        doc=f"This process's place along {axis}, from 0; None: no such axis, or not in the mesh.",
-    )
-
-
-def _size_property(axis):
-    return property(
-        lambda self: self._size_or(axis, None),
-        doc=f"Ranks along {axis}; None where there is no such axis.",
-    )
+def bounds(length, piece, pieces):
+    """Where a piece of `length` rows begins and ends: the first ones have one more."""
+    each, more = divmod(length, pieces)
+    start = piece * each + min(piece, more)
+    return start, start + each + (piece < more)
 
 
 @dataclass
@@ -88,10 +74,10 @@ class DeviceMesh:
             self.device_type = Platform.of(self.device_type).device_prefix()
 
     def _check_overlays(self):
-        for name in ("ep_size", "etp_size", "ep_fsdp_size", "vpp_size", "ulysses_size"):
+        for name in (f"{axis}_size" for axis in _OVER):
             value = getattr(self, name)
             if value is not None:
-                setattr(self, name, _size(name, value))
+                setattr(self, name, checks.integer(f"mesh: {name}", value, least=1))
         for name, total in (("ep_size", self.world_size), ("ulysses_size", self._data_ranks())):
             value = getattr(self, name) or 1
             require(total % value == 0, f"mesh: {name} {value} does not divide {total} ranks")
@@ -120,32 +106,31 @@ class DeviceMesh:
         not, a size is no integer of at least 1, an unknown device_type, or as the class.
         """
         sizes = {"fsdp": fsdp_size, "pp": pp_size, "dp": dp_size, "cp": cp_size, "tp": tp_size}
-        sizes = {k: _size(f"{k}_size", v) for k, v in sizes.items() if v is not None}
-        world_size = _size("world_size", world_size)
+        sizes = {
+            axis: checks.integer(f"mesh: {axis}_size", size, least=1)
+            for axis, size in sizes.items()
+            if size is not None
+        }
         product = math.prod(sizes.values())
-        if world_size == 1:
-            world_size = product
         require(
-            product == world_size,
+            checks.integer("mesh: world_size", world_size, least=1) in (1, product),
             f"mesh: world_size is {world_size}, but its sizes make {product} ("
-            + " * ".join(f"{k}_size {v}" for k, v in sizes.items())
+            + " * ".join(f"{axis}_size {size}" for axis, size in sizes.items())
             + "): their product must be world_size, which may be left out",
         )
-        if ep_size is not None and _size("ep_size", ep_size) > 1 and ep_fsdp_size is None:
-            ep_fsdp_size = max(world_size // ep_size, 1)
-        return cls(
-            mesh=np.arange(world_size).reshape(tuple(sizes.values())),
-            mesh_dim_names=tuple(sizes),
-            ep_size=ep_size,
-            etp_size=etp_size,
-            ep_fsdp_size=ep_fsdp_size,
-            vpp_size=vpp_size,
-            ulysses_size=ulysses_size,
-            sequence_parallel=sequence_parallel,
-            device_type=device_type or None,
-        )
+        experts = checks.integer("mesh: ep_size", ep_size, least=1, none=True) or 1
+        if experts > 1 and ep_fsdp_size is None:
+            ep_fsdp_size = max(product // experts, 1)
+        grid = np.arange(product).reshape(tuple(sizes.values()))
+        over = ep_size, etp_size, ep_fsdp_size, vpp_size, ulysses_size
+        return cls(grid, tuple(sizes), *over, sequence_parallel, device_type or None)
 
     # ---- axes
+
+    @property
+    def sizes(self):
+        """{axis: ranks along it}, outermost first."""
+        return dict(zip(self.mesh_dim_names, self.mesh.shape, strict=True))
 
     @property
     def order(self):
@@ -162,10 +147,7 @@ class DeviceMesh:
             self.has_dim(name),
             f"mesh: there is no axis {name!r}; there are {', '.join(self.mesh_dim_names)}",
         )
-        return self.mesh.shape[self.mesh_dim_names.index(name)]
-
-    def _size_or(self, name, default):
-        return self.get_dim_size(name) if self.has_dim(name) else default
+        return self.sizes[name]
 
     def _coordinates(self, rank=None):
         """{axis: index} of a global rank (default: this process); None when the mesh lacks it."""
@@ -174,33 +156,6 @@ class DeviceMesh:
         if len(where) == 0:
             return None
         return dict(zip(self.mesh_dim_names, map(int, where[0]), strict=True))
-
-    def _rank_along(self, name):
-        coordinates = self._coordinates()
-        return coordinates.get(name) if coordinates else None
-
-    dp_rank = _rank_property("dp")
-    fsdp_rank = _rank_property("fsdp")
-    tp_rank = _rank_property("tp")
-    pp_rank = _rank_property("pp")
-    cp_rank = _rank_property("cp")
-    ep_rank = _rank_property("ep")
-
-    dp_world_size = _size_property("dp")
-    fsdp_world_size = _size_property("fsdp")
-    tp_world_size = _size_property("tp")
-    pp_world_size = _size_property("pp")
-    cp_world_size = _size_property("cp")
-
-    @property
-    def ep_world_size(self):
-        """Ranks along ep; ep_size, which may be None, where there is no such axis."""
-        return self._size_or("ep", self.ep_size)
-
-    @property
-    def etp_world_size(self):
-        """etp_size: ranks that share an expert."""
-        return self.etp_size
 
     @property
     def world_size(self):
@@ -215,7 +170,7 @@ class DeviceMesh:
     # ---- data
 
     def _data_ranks(self):
-        return self._size_or("dp", 1) * self._size_or("fsdp", 1)
+        return self.sizes.get("dp", 1) * self.sizes.get("fsdp", 1)
 
     @property
     def data_world_size(self):
@@ -232,7 +187,7 @@ class DeviceMesh:
         coordinates = self._coordinates(rank)
         if coordinates is None:
             return None
-        index = coordinates.get("dp", 0) * self._size_or("fsdp", 1) + coordinates.get("fsdp", 0)
+        index = coordinates.get("dp", 0) * self.sizes.get("fsdp", 1) + coordinates.get("fsdp", 0)
         return index // (self.ulysses_size or 1)
 
     def get_slice(self, total_length, rank=None):
@@ -248,17 +203,13 @@ class DeviceMesh:
             rank is not None and 0 <= rank < size,
             f"mesh: data rank is {rank}, it must be from 0 to {size - 1}",
         )
-        each, more = divmod(count, size)
-        start = rank * each + min(rank, more)
-        return slice(start, start + each + (rank < more))
+        return slice(*bounds(count, rank, size))
 
     def get_collect_ranks(self):
         """One global rank per data rank, of the last pipeline stage: who returns results."""
-        last = self._size_or("pp", 1) - 1
         found = {}
-        for rank in sorted(map(int, self.mesh.flat)):
-            if self._coordinates(rank).get("pp", 0) == last:
-                found.setdefault(self.get_data_rank_from_global_rank(rank), rank)
+        for rank in self.get_pp_last_ranks():
+            found.setdefault(self.get_data_rank_from_global_rank(rank), rank)
         return [found[key] for key in sorted(found)]
 
     # ---- tensor and pipeline parallelism
@@ -276,7 +227,7 @@ class DeviceMesh:
 
     def get_tp_last_ranks(self):
         """Sorted global ranks that are last along tp; all of them where there is no such axis."""
-        return self._ranks_at("tp", self._size_or("tp", 1) - 1)
+        return self._ranks_at("tp", -1)
 
     def is_tp_last_rank(self, rank=None):
         """True if a global rank (default: this process) is among get_tp_last_ranks."""
@@ -292,7 +243,7 @@ class DeviceMesh:
 
     def get_pp_stage_ranks(self, stage):
         """Sorted global ranks of a pipeline stage, from 0 on. InvalidError: no such stage."""
-        stages = self._size_or("pp", 1)
+        stages = self.sizes.get("pp", 1)
         require(0 <= stage < stages, f"mesh: stage is {stage}, it must be from 0 to {stages - 1}")
         return self._ranks_at("pp", stage)
 
@@ -302,7 +253,7 @@ class DeviceMesh:
 
     def get_pp_last_ranks(self):
         """Sorted global ranks of the last pipeline stage."""
-        return self.get_pp_stage_ranks(self._size_or("pp", 1) - 1)
+        return self._ranks_at("pp", -1)
 
     # ---- torch.distributed
 
@@ -311,9 +262,8 @@ class DeviceMesh:
         axes = [i for i, name in enumerate(self.mesh_dim_names) if name in dims]
         others = [range(n) for i, n in enumerate(self.mesh.shape) if i not in axes]
         moved = np.moveaxis(self.mesh, axes, range(self.mesh.ndim - len(axes), self.mesh.ndim))
-        return [
-            sorted(map(int, np.asarray(moved[place]).flat)) for place in itertools.product(*others)
-        ]
+        places = itertools.product(*others)
+        return [sorted(map(int, np.asarray(moved[place]).flat)) for place in places]
 
     def _group_of(self, dims, rank):
         for ranks in self._groups_over(dims):
@@ -359,3 +309,40 @@ class DeviceMesh:
         return TorchDeviceMesh(
             kind, torch.from_numpy(self.mesh), mesh_dim_names=self.mesh_dim_names
         )
+
+
+def check_axes(mesh, what):
+    """Refuses axes that no engine has. NotAvailableError: another axis than dp and fsdp of more
+    than one rank, or one that lies over others."""
+    over = {axis: getattr(mesh, f"{axis}_size") for axis in _OVER}
+    for axis, size in [*mesh.sizes.items(), *over.items()]:
+        if axis not in ("dp", "fsdp") and (size or 1) > 1:
+            raise NotAvailableError(
+                f"infra: {what} has {axis}_size {size}; this version has dp and fsdp alone: give "
+                "the ranks to dp_size, or to fsdp_size where one has no memory for the model"
+            )
+
+
+def _rank_along(axis):
+    """A property of DeviceMesh."""
+    return property(
+        lambda self: (self._coordinates() or {}).get(axis),
+        doc=f"This process's place along {axis}, from 0; None: no such axis, or not in the mesh.",
+    )
+
+
+def _size_along(axis, doc):
+    """A property of DeviceMesh."""
+    size = f"{axis}_size"
+    return property(lambda self: self.sizes.get(axis, getattr(self, size, None)), doc=doc)
+
+
+for _axis in ("dp", "fsdp", "tp", "pp", "cp"):
+    _doc = f"Ranks along {_axis}; None where there is no such axis."
+    setattr(DeviceMesh, f"{_axis}_rank", _rank_along(_axis))
+    setattr(DeviceMesh, f"{_axis}_world_size", _size_along(_axis, _doc))
+DeviceMesh.ep_rank = _rank_along("ep")
+DeviceMesh.ep_world_size = _size_along(
+    "ep", "Ranks along ep; ep_size, which may be None, where there is no such axis."
+)
+DeviceMesh.etp_world_size = _size_along("etp", "etp_size: ranks that share an expert.")

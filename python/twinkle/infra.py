@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from twinkle import checks
-from twinkle.device_mesh import DeviceMesh
+from twinkle.device_mesh import DeviceMesh, check_axes
 from twinkle.engine.ranks import ranks_of
-from twinkle.errors import InvalidError, NotAvailableError, require
+from twinkle.errors import NotAvailableError, require
 from twinkle.logger import get_logger
 from twinkle.notifier import Notifier
 from twinkle.notifier.base import FatalHook
-from twinkle.platform import GPU, Platform
-from twinkle.remote.cluster import Cluster, check_groups, ray_package
+from twinkle.platform import CPU, GPU, Platform
+from twinkle.remote.cluster import Cluster, check_groups
 from twinkle.seeding import seed_everything
 from twinkle.service import Service
 
@@ -36,36 +36,28 @@ class DeviceGroup:
     device_type: str | None = None
     gpus_per_worker: int = 1
     visible_devices: str | None = None
-    _device_mesh: dict = field(default_factory=dict, repr=False)
 
     def __post_init__(self):
         checks.text("infra: name of a DeviceGroup", self.name)
         kind = GPU if self.device_type is None else Platform.of(self.device_type)
-        what = f"infra: ranks of group {self.name}, how many or a list of them,"
+        group = f"group {self.name}"
         if isinstance(self.ranks, (list, tuple, range, set)):
-            self.ranks = [
-                checks.integer(f"infra: a rank of group {self.name}", rank, 0)
-                for rank in self.ranks
-            ]
-            require(
-                len(set(self.ranks)) == len(self.ranks) > 0,
-                f"infra: group {self.name} has ranks {self.ranks}, they must differ",
-            )
-            require(
-                kind.device_prefix() != "cpu",
-                f"infra: group {self.name} is on CPUs, so its ranks must be a number, not a list",
-            )
+            what = f"infra: a rank of {group}"
+            ranks = self.ranks = [checks.integer(what, rank, 0) for rank in self.ranks]
+            differ = 0 < len(ranks) == len(set(ranks))
+            require(differ, f"infra: {group} has ranks {ranks}, they must differ")
+            must = "its ranks must be a number, not a list"
+            require(kind is not CPU, f"infra: {group} is on CPUs, so {must}")
         else:
+            what = f"infra: ranks of {group}, how many or a list of them,"
             self.ranks = checks.integer(what, self.ranks, least=1)
-        gpus = checks.integer("infra: gpus_per_worker", self.gpus_per_worker, least=1)
-        for name, value, only in (
-            ("gpus_per_worker", gpus, 1),
-            ("visible_devices", self.visible_devices, None),
-        ):
+        checks.integer("infra: gpus_per_worker", self.gpus_per_worker, least=1)
+        for name, only in (("gpus_per_worker", 1), ("visible_devices", None)):
+            value = getattr(self, name)
             if value != only:
                 raise NotAvailableError(
-                    f"infra: {name} of group {self.name} is {value!r}, this version runs on one "
-                    f"device: leave it out" + (", and set CUDA_VISIBLE_DEVICES" if not only else "")
+                    f"infra: {name} of {group} is {value!r}, this version runs on one device: "
+                    "leave it out, or set CUDA_VISIBLE_DEVICES"
                 )
 
     @property
@@ -124,48 +116,28 @@ def current_run():
     return _run
 
 
-def is_master():
-    """True on global rank 0."""
-    return Platform.is_master()
+is_master = Platform.is_master
 
 
 def check_world(mesh, what):
     """Refuses a mesh that this process count cannot hold, naming both. InvalidError: no DeviceMesh,
     or of another number of ranks than processes are running."""
-    if not isinstance(mesh, DeviceMesh):
-        checks.refuse(f"infra: {what}", mesh, "a DeviceMesh")
+    checks.instance(f"infra: {what}", mesh, DeviceMesh, "a DeviceMesh")
     world, size = Platform.get_world_size(), mesh.world_size
-    if size != world:
-        sizes = ", ".join(
-            f"{n}={s}" for n, s in zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True)
-        )
-        raise InvalidError(
-            f"infra: {what} has {size} rank{'s' * (size > 1)} ({sizes}), but {world} "
-            f"process{'es are' if world > 1 else ' is'} running: start one process per rank with "
-            f"torchrun --nproc_per_node={size}, or make a mesh of {world}, as with dp_size={world}"
-        )
+    sizes = ", ".join(f"{axis}={ranks}" for axis, ranks in mesh.sizes.items())
+    require(
+        size == world,
+        f"infra: {what} has {size} rank{'s' * (size > 1)} ({sizes}), but {world} "
+        f"process{'es are' if world > 1 else ' is'} running: start one process per rank with "
+        f"torchrun --nproc_per_node={size}, or make a mesh of {world}, as with dp_size={world}",
+    )
 
 
 def check_mesh(mesh, what):
-    """check_world, of what runs an engine. NotAvailableError: another axis than dp and fsdp of more
-    than one rank, or one that lies over others."""
+    """check_world, of what runs an engine. NotAvailableError: as check_axes."""
     if isinstance(mesh, DeviceMesh):
         check_axes(mesh, what)  # no number of processes would do for others
     check_world(mesh, what)
-
-
-def check_axes(mesh, what):
-    """Refuses axes that no engine has. NotAvailableError: as check_mesh."""
-    sizes = dict(zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True))
-    # These may be axes of the mesh, or sizes beside it.
-    for axis in ("ep", "etp", "ep_fsdp", "ulysses", "vpp"):
-        sizes[axis] = max(sizes.get(axis, 1), getattr(mesh, f"{axis}_size") or 1)
-    for axis, size in sizes.items():
-        if axis not in ("dp", "fsdp") and size > 1:
-            raise NotAvailableError(
-                f"infra: {what} has {axis}_size {size}; this version has dp and fsdp alone: give "
-                "the ranks to dp_size, or to fsdp_size where one has no memory for the model"
-            )
 
 
 def initialize(
@@ -213,8 +185,7 @@ def initialize(
     within 30 s where these are fewer.
     """
     global _run  # noqa: PLW0603 (the one place that holds it)
-    if groups is not None and not isinstance(groups, (list, tuple)):
-        checks.refuse("infra: groups", groups, "a list of DeviceGroups")
+    groups, mesh = _checked_groups(groups), global_device_mesh
     _check_mode(mode, groups, options)
     seed = checks.integer("infra: seed", seed, 0, 2**32 - 1)
     full_determinism = checks.flag("infra: full_determinism", full_determinism)
@@ -222,21 +193,18 @@ def initialize(
     checks.integer("infra: ncpu_proc_per_node", ncpu_proc_per_node, least=1)
     checks.text("infra: name", name, none=True, empty=True)
     checks.flag("infra: lazy_collect", lazy_collect)
-    groups = groups or []
-    workers = _needs_workers(mode, groups)
+    ranks = sum(group.num_ranks for group in groups)  # one rank in all is this process
+    workers = mode == "ray" and (ranks > 1 or bool(os.environ.get("RAY_ADDRESS")))
     if mode == "http":
-        _check_one_process(global_device_mesh)
-    if global_device_mesh is not None and not workers:
-        check_mesh(global_device_mesh, "global_device_mesh")
-    _check_groups(groups)
+        _check_one_process(mesh)
     if workers:
-        _check_workers(groups, global_device_mesh)
-    _meet(mode, global_device_mesh)
+        check_groups(groups, mesh)
+    elif mesh is not None:
+        check_mesh(mesh, "global_device_mesh")
+    _meet(mode, mesh)
     hook = _hook(notifier, name)
     _run.end()
-    _run = _Run(
-        mode, seed, full_determinism, list(groups), global_device_mesh, name, hook, lazy_collect
-    )
+    _run = _Run(mode, seed, full_determinism, groups, mesh, name, hook, lazy_collect)
     if name:
         os.environ["TWINKLE_NAME"] = name
     os.environ.setdefault("TWINKLE_SESSION_ID", str(os.getpid()))
@@ -251,39 +219,24 @@ def initialize(
 
 
 def _check_mode(mode, groups, options):
-    require(
-        mode in ("local", "ray", "http"),
-        f"infra: mode is {mode!r}, it must be 'local', 'ray' or 'http'",
-    )
-    known = ("placement_seconds",) if mode == "ray" else ()
+    checks.one_of("infra: mode", mode, ("local", "ray", "http"))
+    known = {"local": (), "ray": ("placement_seconds",), "http": options}[mode]
     unknown = [name for name in options if name not in known]
-    require(
-        mode == "http" or not unknown,
-        f"infra: initialize has no {', '.join(unknown)} in mode {mode!r}",
-    )
-    require(
-        mode != "ray" or groups,
-        "infra: mode 'ray' needs groups, such as [DeviceGroup('default', ranks=2)]",
-    )
-    if "placement_seconds" in options and mode == "ray":
-        checks.number("infra: placement_seconds", options["placement_seconds"], least=0)
+    require(not unknown, f"infra: initialize has no {', '.join(unknown)} in mode {mode!r}")
+    if mode == "ray":
+        example = "[DeviceGroup('default', ranks=2)]"
+        require(groups, f"infra: mode 'ray' needs groups, such as {example}")
+        checks.number("infra: placement_seconds", options.get("placement_seconds", 0), least=0)
 
 
-def _needs_workers(mode, groups):
-    """True if objects live in other processes: one rank in all is this one."""
-    if mode != "ray" or not all(isinstance(group, DeviceGroup) for group in groups):
-        return False
-    return sum(group.num_ranks for group in groups) > 1 or bool(os.environ.get("RAY_ADDRESS"))
-
-
-def _check_groups(groups):
-    """Refuses what are no groups, and groups that share a name or ranks."""
+def _checked_groups(groups):
+    """A list of them. Refuses what are no groups, and groups that share a name or ranks."""
+    groups = () if groups is None else groups
+    groups = list(checks.instance("infra: groups", groups, (list, tuple), "a list of DeviceGroups"))
     for group in groups:
         require(isinstance(group, DeviceGroup), f"infra: {group!r} must be a DeviceGroup")
-    require(
-        len({group.name for group in groups}) == len(groups),
-        f"infra: groups {[group.name for group in groups]} must have different names",
-    )
+    names = [group.name for group in groups]
+    require(len(set(names)) == len(names), f"infra: groups {names} must have different names")
     lists = [group for group in groups if isinstance(group.ranks, list)]
     for a, b in itertools.combinations(lists, 2):
         shared = sorted(set(a.ranks) & set(b.ranks))
@@ -293,20 +246,21 @@ def _check_groups(groups):
             f"{', '.join(map(str, shared))}: give one of them others, or make their objects in one "
             "group",
         )
+    return groups
 
 
 def _check_one_process(mesh):
     """Refuses what asks for several services, or for one of several ranks."""
-    world = Platform.get_world_size()
+    world, only = Platform.get_world_size(), "runs on one process in this version"
     if world > 1:
         raise NotAvailableError(
-            f"infra: mode 'http' starts one service, which runs on one process in this version, "
-            f"but {world} processes are running: start the script with python, not with torchrun"
+            f"infra: mode 'http' starts one service, which {only}, but {world} processes are "
+            "running: start the script with python, not with torchrun"
         )
     if isinstance(mesh, DeviceMesh) and mesh.world_size > 1:
         raise NotAvailableError(
             f"infra: global_device_mesh has {mesh.world_size} ranks, but the service of mode "
-            "'http' runs on one process in this version: leave it out"
+            f"'http' {only}: leave it out"
         )
 
 
@@ -315,18 +269,10 @@ def _warn_of_ranks(groups):
     several = [f"{g.name} ({g.num_ranks} ranks)" for g in groups if g.num_ranks > 1]
     if several:
         get_logger().warning(
-            f"infra: the service runs on one process in this version, so group"
-            f"{'s' * (len(several) > 1)} {', '.join(several)} of mode 'http' "
-            f"{'have' if len(several) > 1 else 'has'} one rank there: leave groups out, or give "
+            "infra: the service runs on one process in this version, so groups "
+            f"{', '.join(several)} of mode 'http' have one rank there: leave groups out, or give "
             "them ranks=1"
         )
-
-
-def _check_workers(groups, mesh):
-    check_groups(groups, mesh)
-    if mesh is not None:
-        check_axes(mesh, "global_device_mesh")
-    ray_package()
 
 
 def _meet(mode, mesh):
@@ -364,14 +310,12 @@ def _hook(notifier, name):
 
 
 def register(instance, mesh=None, remote_group=None):
-    """Notes that an object was built, for get_device_placement(). Returns its mesh. InvalidError:
-    as check_world and group_of."""
-    name = type(instance).__name__
-    mesh = mesh_here(mesh)
+    """Notes that an object was built, for get_device_placement(). InvalidError: as check_world and
+    group_of."""
+    name, mesh = type(instance).__name__, mesh_here(mesh)
     if mesh is not None:
         check_world(mesh, f"device_mesh of {name}")
     _note(name, mesh, None, group_of(remote_group, name))
-    return mesh
 
 
 def _note(name, mesh, device, group):
@@ -385,8 +329,11 @@ def mesh_here(mesh):
     return _run.mesh if mesh is None and _run.cluster is None else mesh
 
 
-def _mesh_and_group(name, mesh, remote_group):
-    mesh, world = mesh_here(mesh), Platform.get_world_size()
+def place(instance, mesh=None, remote_group=None, shared=None):
+    """register, for an object with an engine: (its mesh, its device as device_of). shared: the
+    device of the engine that it shares. InvalidError and NotAvailableError: as check_mesh, group_of
+    and device_of; InvalidError: another device is asked for than the shared one."""
+    name, mesh, world = type(instance).__name__, mesh_here(mesh), Platform.get_world_size()
     if mesh is not None:
         check_mesh(mesh, f"device_mesh of {name}")
     elif world > 1:
@@ -395,15 +342,7 @@ def _mesh_and_group(name, mesh, remote_group):
             f"of its own rows alone: initialize(global_device_mesh=DeviceMesh.from_sizes(dp_size="
             f"{world})) lets them share the work"
         )
-    return mesh, group_of(remote_group, name)
-
-
-def place(instance, mesh=None, remote_group=None, shared=None):
-    """register, for an object with an engine: (its mesh, its device as device_of). shared: the
-    device of the engine that it shares. InvalidError and NotAvailableError: as register and
-    device_of; InvalidError: another device is asked for than the shared one."""
-    name = type(instance).__name__
-    mesh, group = _mesh_and_group(name, mesh, remote_group)
+    group = group_of(remote_group, name)
     asked, by = asked_device(mesh, group)
     require(
         shared is None or asked in (None, shared),
@@ -431,9 +370,8 @@ def group_of(name, what):
             f"{_run.worker_of}: make it in the driver"
         )
     if groups and name not in groups:
-        checks.refuse(
-            f"infra: remote_group of {what}", name, f"a group of initialize: {', '.join(groups)}"
-        )
+        must = f"a group of initialize: {', '.join(groups)}"
+        checks.refuse(f"infra: remote_group of {what}", name, must)
     return groups.get(name)
 
 
@@ -460,17 +398,12 @@ def device_of(mesh, group=None):
         if why_no_cuda:
             get_logger().warning_once(f"infra: {why_no_cuda}; using the CPU")
         return kind
+    remedy = "leave it out to run on what there is, or set TWINKLE_DEVICE=cpu"
     if kind.partition(":")[0] not in ("cpu", "cuda"):
-        raise NotAvailableError(
-            f"infra: {by} {kind!r}, this version runs on 'cpu' and 'cuda': leave it out to run on "
-            "what there is, or set TWINKLE_DEVICE=cpu"
-        )
+        only = "this version runs on 'cpu' and 'cuda'"
+        raise NotAvailableError(f"infra: {by} {kind!r}, {only}: {remedy}")
     why_not = "" if kind == "cpu" else Platform.why_not_on(kind)
-    require(
-        not why_not,
-        f"infra: {by} {kind!r}, but {why_not}: leave it out to run on what there is, or set "
-        "TWINKLE_DEVICE=cpu",
-    )
+    require(not why_not, f"infra: {by} {kind!r}, but {why_not}: {remedy}")
     return kind
 
 

@@ -59,10 +59,10 @@ def _mesh_lines(made):
 def _sizes_of(mesh: DeviceMesh | None):
     if mesh is None:
         return "no mesh (one device)"
-    sizes = dict(zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True))
-    active = {axis: size for axis, size in sizes.items() if size > 1}
-    texts = [", ".join(f"{axis}={size}" for axis, size in of.items()) for of in (sizes, active)]
-    return f"mesh {texts[0]}" + (f" (parallel: {texts[1]})" if {} != active != sizes else "")
+    active = {axis: size for axis, size in mesh.sizes.items() if size > 1}
+    both = (mesh.sizes, active)
+    texts = [", ".join(f"{axis}={size}" for axis, size in of.items()) for of in both]
+    return f"mesh {texts[0]}" + (f" (parallel: {texts[1]})" if "" != texts[1] != texts[0] else "")
 
 
 def _boxed(blocks):

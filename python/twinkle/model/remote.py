@@ -7,8 +7,14 @@ from twinkle.engine.batch import as_list
 from twinkle.errors import require
 from twinkle.remote.collect import join_rows
 from twinkle.remote.dispatch import Rows, whole
-from twinkle.remote.how import How, mark
+from twinkle.remote.how import How, at_once
 
+__all__ = ["at_once", "of_all", "of_batch", "of_whole_batch"]
+
+# of_all decorates a method that every rank does, with the same result; of_whole_batch, otherwise as
+# at_once, one whose named arguments are of the batch that a call before it was given.
+of_all = How(dispatch="all", collect="first")
+of_whole_batch = How(dispatch=whole, collect="first", lazy_collect=False)
 _BATCH = How(dispatch=Rows(as_list, pairs=True), collect=join_rows)
 
 
@@ -22,13 +28,4 @@ def of_batch(function):
         require(not unnamed, f"model: {name} takes its arguments by name: {name}(inputs=...)")
         return function(self, **kwargs)
 
-    return mark(named, _BATCH)
-
-
-# Decorates a method that every rank does, with the same result.
-of_all = functools.partial(mark, how=How(dispatch="all", collect="first"))
-# The same of one whose named arguments are of the batch that a call before it was given; as
-# at_once.
-of_whole_batch = functools.partial(
-    mark, how=How(dispatch=whole, collect="first", lazy_collect=False)
-)
+    return _BATCH(named)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from twinkle import checks
-from twinkle.device_mesh import DeviceMesh
+from twinkle.device_mesh import DeviceMesh, check_axes
 from twinkle.errors import InternalError, InvalidError, NotAvailableError, require
 from twinkle.logger import get_logger
 from twinkle.platform import Platform, environment_number, timeout_seconds
@@ -51,32 +51,19 @@ def ray_package():
 def check_groups(groups, mesh):
     """Refuses groups that cannot be placed anywhere, before anything is started. InvalidError: a
     global_device_mesh that is no DeviceMesh, or fits none of them; NotAvailableError: a device that
-    no engine runs on."""
-    if mesh is not None and not isinstance(mesh, DeviceMesh):
-        checks.refuse("infra: global_device_mesh", mesh, "a DeviceMesh")
+    no engine runs on, axes that none has, no package ray."""
     for group in groups:
         _needs(group)
-    sizes = {group.name: group.num_ranks for group in groups}
-    require(
-        mesh is None or mesh.world_size in sizes.values(),
-        f"infra: global_device_mesh has {mesh and mesh.world_size} ranks, but no group has: "
-        + ", ".join(f"{name} has {size}" for name, size in sizes.items())
-        + ": make it of as many as the group whose objects it is for",
-    )
-
-
-def _kind_of(group):
-    """'cpu' or 'cuda': what the group's workers ask the cluster for."""
-    kind = Platform.forced() or (
-        Platform.of(group.device_type).device_prefix() if group.device_type else "cpu"
-    )
-    kind = kind.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise NotAvailableError(
-            f"infra: group {group.name} has device_type {group.device_type!r}, this version runs "
-            "on 'cpu' and 'cuda': set TWINKLE_DEVICE=cpu to run on CPUs"
+    if mesh is not None:
+        checks.instance("infra: global_device_mesh", mesh, DeviceMesh, "a DeviceMesh")
+        sizes = ", ".join(f"{group.name} has {group.num_ranks}" for group in groups)
+        require(
+            mesh.world_size in [group.num_ranks for group in groups],
+            f"infra: global_device_mesh has {mesh.world_size} ranks, but no group has: {sizes}: "
+            "make it of as many as the group whose objects it is for",
         )
-    return kind
+        check_axes(mesh, "global_device_mesh")
+    ray_package()
 
 
 class Cluster:
@@ -109,10 +96,9 @@ class Cluster:
     def _connect(self, per_node):
         """Joins a cluster, which stays when this run ends, or starts one, which does not."""
         ray = self._ray
-        if ray.is_initialized():
-            self._connected = False
+        self._connected = not ray.is_initialized()
+        if not self._connected:
             return
-        self._connected = True
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         address = os.environ.get("RAY_ADDRESS") or None
@@ -125,9 +111,8 @@ class Cluster:
                 _warn_without_token(found)
             else:
                 self._variables = _agree_on_token(own=True)
-                cpus = max(os.cpu_count() or 1, per_node)
                 options = {"include_dashboard": False, "logging_level": "warning"}
-                ray.init(address="local", num_cpus=cpus, **options)
+                ray.init("local", num_cpus=max(os.cpu_count() or 1, per_node), **options)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self._forget_token()
             where = f"the Ray cluster at {found}" if found else "a Ray cluster"
@@ -172,10 +157,8 @@ class Cluster:
         settings["global_device_mesh"] = self.mesh_of(group)
         (address,) = self._answers(group, [actors[0].address.remote()], "the start of a process")
         same = str(Path.cwd()), settings, self._begin_worker
-        begun = [
-            actor.begin.remote(_environment(group, rank, address), *same)
-            for rank, actor in enumerate(actors)
-        ]
+        variables = [_environment(group, rank, address) for rank in range(group.num_ranks)]
+        begun = [a.begin.remote(own, *same) for a, own in zip(actors, variables, strict=True)]
         self._answers(group, begun, "the start of a process, and initialize() in it,")
         return WorkerGroup(group.name, actors)
 
@@ -188,11 +171,11 @@ class Cluster:
         while left:  # as they come: others may wait for one that has failed
             ready, left = self._ray.wait(left, timeout=max(0.0, end - time.monotonic()))
             if not ready:
+                late = f"ranks {[refs.index(ref) for ref in left]} of group {group.name}"
                 raise InternalError(
-                    f"infra: ranks {[refs.index(ref) for ref in left]} of group {group.name} have "
-                    f"not started: {what} has not ended in {seconds:g} s: look at the logs of "
-                    "their workers below /tmp/ray/session_latest/logs on their nodes, or, where "
-                    "these are slow, set TWINKLE_DIST_TIMEOUT_SECONDS to a tenth of what they need"
+                    f"infra: {late} have not started: {what} has not ended in {seconds:g} s: look "
+                    "at the logs of their workers below /tmp/ray/session_latest/logs, or, on slow "
+                    "nodes, set TWINKLE_DIST_TIMEOUT_SECONDS to a tenth of what they need"
                 )
             try:
                 answers[ready[0]] = self._ray.get(ready[0])
@@ -206,9 +189,8 @@ class Cluster:
     def mesh_of(self, group):
         """The mesh of a group's objects that have none: initialize's, or all ranks along dp."""
         mesh, size = self._run.mesh, group.num_ranks
-        if mesh is not None and mesh.world_size == size:
-            return mesh
-        return DeviceMesh.from_sizes(dp_size=size)
+        fits = mesh is not None and mesh.world_size == size
+        return mesh if fits else DeviceMesh.from_sizes(dp_size=size)
 
     # ---- objects
 
@@ -277,15 +259,21 @@ def _warn_without_token(address):
 
 
 def _needs(group):
-    """(CPUs, GPUs) of each worker."""
+    """(CPUs, GPUs) of each worker. NotAvailableError: another device; InvalidError: nothing."""
+    asked = Platform.of(group.device_type or "cpu").device_prefix()
+    kind = (Platform.forced() or asked).partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise NotAvailableError(
+            f"infra: group {group.name} has device_type {group.device_type!r}, this version runs "
+            "on 'cpu' and 'cuda': set TWINKLE_DEVICE=cpu to run on CPUs"
+        )
     cpus = environment_number("TWINKLE_CPU_PG_CPUS_PER_PROC", 1.0, 0, 1024)
-    gpus = int(_kind_of(group) == "cuda")
     require(
-        cpus or gpus,
+        cpus or kind == "cuda",
         f"infra: TWINKLE_CPU_PG_CPUS_PER_PROC is 0, but the workers of group {group.name} have no "
         "GPU either, and Ray places none without something of a node: leave it out",
     )
-    return (int(cpus) if cpus == int(cpus) else cpus), gpus
+    return (int(cpus) if cpus == int(cpus) else cpus), int(kind == "cuda")
 
 
 def _placed(ray, group, seconds):
@@ -315,7 +303,7 @@ def _placed(ray, group, seconds):
 def _environment(group, rank, address):
     """The variables of a worker: the driver's TWINKLE_ variables, and its rank's."""
     passed = {name: value for name, value in os.environ.items() if name.startswith("TWINKLE_")}
-    if _kind_of(group) == "cpu":  # Ray leaves a machine's cards visible to who has asked for none
+    if _needs(group)[1] == 0:  # Ray leaves a machine's cards visible to who has asked for none
         passed["CUDA_VISIBLE_DEVICES"] = ""
     return passed | {
         "TWINKLE_MODE": "ray", "RANK": str(rank), "WORLD_SIZE": str(group.num_ranks),
@@ -337,10 +325,10 @@ def _mesh_in(cls, args, kwargs):
 
 def _check_fits(cls, group, mesh):
     what = f"device_mesh of {cls.__name__}"
-    if not isinstance(mesh, DeviceMesh):
-        checks.refuse(f"infra: {what}", mesh, "a DeviceMesh")
+    checks.instance(f"infra: {what}", mesh, DeviceMesh, "a DeviceMesh")
+    ranks = sorted(map(int, mesh.mesh.flat))
     require(
-        sorted(mesh.mesh.flat) == list(range(group.num_ranks)),
-        f"infra: {what} has ranks {sorted(map(int, mesh.mesh.flat))}, but group {group.name} has "
-        f"{group.num_ranks}, which count from 0: make a mesh of as many",
+        ranks == list(range(group.num_ranks)),
+        f"infra: {what} has ranks {ranks}, but group {group.name} has {group.num_ranks}, which "
+        "count from 0: make a mesh of as many",
     )

@@ -4,16 +4,16 @@ from twinkle import checks
 from twinkle.data_format.output import pad_of
 
 
-def ranks_of(how, count, mesh):
+def ranks_of(how, mesh):
     """The workers whose results are asked for, of those that execute."""
     if how.execute == "first" or how.collect == "first":
         return [0]
     if how.collect in ("last_pp", "last_pp_first"):
-        last = list(range(count)) if mesh is None else mesh.get_pp_last_ranks()
+        last = mesh.get_pp_last_ranks()
         return last if how.collect == "last_pp" else last[:1]
-    if how.dispatch == "slice_dp" and mesh is not None:
+    if how.dispatch == "slice_dp":
         return mesh.get_collect_ranks()
-    return list(range(count))
+    return list(range(mesh.world_size))
 
 
 def join(collect, values):
@@ -31,12 +31,10 @@ def join(collect, values):
 
 
 def _flattened(values):
-    if all(isinstance(value, (list, tuple)) for value in values):
-        return [item for value in values for item in value]
-    if len(values) == 1:
-        return values[0]
-    wrong = next(value for value in values if not isinstance(value, (list, tuple)))
-    checks.refuse("infra: what collect='flatten' joins", wrong, "a list on every worker")
+    wrong = [value for value in values if not isinstance(value, (list, tuple))]
+    if wrong and len(values) > 1:
+        checks.refuse("infra: what collect='flatten' joins", wrong[0], "a list on every worker")
+    return wrong[0] if wrong else [item for value in values for item in value]
 
 
 def _summed(collect, values):
@@ -76,7 +74,6 @@ def _rows_of(name, values):
     if values[0].ndim > 1:
         width, pad = max(value.shape[1] for value in values), torch.nn.functional.pad
         after = [0, 0] * (values[0].ndim - 2)  # the dimensions behind, which come first
-        values = [
-            pad(value, (*after, 0, width - value.shape[1]), value=pad_of(name)) for value in values
-        ]
+        ends = [(*after, 0, width - value.shape[1]) for value in values]
+        values = [pad(v, end, value=pad_of(name)) for v, end in zip(values, ends, strict=True)]
     return torch.cat(values)

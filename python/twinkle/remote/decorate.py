@@ -6,7 +6,7 @@ import inspect
 
 from twinkle import checks
 from twinkle.infra import current_run, register
-from twinkle.remote.how import COLLECT, DISPATCH, EXECUTE, PLACEMENT, How, mark
+from twinkle.remote.how import EXECUTE, PLACEMENT, How
 
 
 def remote_class(execute="peer", listed=True, keep=()):
@@ -23,7 +23,7 @@ def remote_class(execute="peer", listed=True, keep=()):
     InvalidError: another execute, or what is decorated is no class. Building an object raises what
     check_mesh says of its mesh.
     """
-    _one_of("execute", execute, EXECUTE)
+    checks.one_of("infra: execute", execute, EXECUTE)
     checks.flag("infra: listed", listed)
 
     def decorate(cls):
@@ -99,26 +99,4 @@ def remote_function(
     InvalidError: another word or kind, a timeout that is not above 0, or what is decorated cannot
     be called.
     """
-    if not callable(dispatch):
-        _one_of("dispatch", dispatch, DISPATCH)
-    if not callable(collect):
-        _one_of("collect", collect, COLLECT)
-    _one_of("execute", execute, EXECUTE)
-    checks.flag("infra: sync", sync)
-    if lazy_collect is not None:
-        checks.flag("infra: lazy_collect", lazy_collect)
-    if timeout is not None:
-        checks.number("infra: timeout", timeout, above=0)
-    how = How(dispatch, execute, collect, sync, lazy_collect, timeout)
-
-    def decorate(function):
-        if not callable(function):
-            checks.refuse("infra: what remote_function decorates", function, "a function")
-        return mark(function, how)
-
-    return decorate
-
-
-def _one_of(what, value, known):
-    if not isinstance(value, str) or value not in known:
-        checks.refuse(f"infra: {what}", value, f"one of {', '.join(known)}")
+    return How(dispatch, execute, collect, sync, lazy_collect, timeout)

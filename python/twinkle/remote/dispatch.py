@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from twinkle import checks
+from twinkle.device_mesh import bounds
 from twinkle.errors import require
-from twinkle.remote.lazy import LazyResult, bounds, cut, num_rows
+from twinkle.remote.lazy import LazyResult, cut, num_rows
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,14 @@ def shares(how, target, args, kwargs):
     """
     count, mesh = target.group.size, target.device_mesh
     if isinstance(how.dispatch, Rows):
-        return how.dispatch.shares(target, args, kwargs)
+        return how.dispatch(target, args, kwargs)
     if callable(how.dispatch):
         made = [how.dispatch(count, i, args, kwargs, device_mesh=mesh) for i in range(count)]
         return [_share_of(each, target) for each in made]
     if how.dispatch == "all" or how.execute == "first":
         return [Share(args, kwargs)] * count
     deep = how.dispatch == "slice_dp"
-    places = data_places(count, mesh if deep else None)
+    places = data_places(mesh) if deep else [(index, count) for index in range(count)]
     named = {f"argument {i + 1}": value for i, value in enumerate(args)} | kwargs
     rows = [_checked_rows(target, n, value, places[0][1], deep) for n, value in named.items()]
     rows = next((each for each in rows if each is not None), None)
@@ -75,14 +76,11 @@ def _checked_rows(target, name, value, pieces, deep):
     return rows
 
 
-def data_places(count, mesh):
-    """[(piece, pieces)] of the `count` workers: their data ranks; ranks that share one get the same
+def data_places(mesh):
+    """[(piece, pieces)] of the workers: their data ranks; ranks that share one get the same
     piece."""
-    if mesh is None:
-        return [(index, count) for index in range(count)]
-    return [
-        (mesh.get_data_rank_from_global_rank(index), mesh.data_world_size) for index in range(count)
-    ]
+    pieces, ranks = mesh.data_world_size, range(mesh.world_size)
+    return [(mesh.get_data_rank_from_global_rank(rank), pieces) for rank in ranks]
 
 
 @dataclass(frozen=True)
@@ -97,12 +95,12 @@ class Rows:
     pairs: bool = False
     alone: bool = False
 
-    def shares(self, target, args, kwargs):
+    def __call__(self, target, args, kwargs):
         """A Share for each worker. InvalidError: fewer rows than data ranks, and as_rows's."""
         inputs = args[0] if args else kwargs.get("inputs")
         if not isinstance(inputs, LazyResult):
             inputs = self.as_rows(inputs)
-        rows, places = num_rows(inputs), data_places(target.group.size, target.device_mesh)
+        rows, places = num_rows(inputs), data_places(target.device_mesh)
         require(
             rows is None or rows >= places[0][1],
             f"infra: {target}: inputs has {rows} rows for {places[0][1]} data ranks, each must get "

@@ -25,8 +25,7 @@ def why_gone(error):
 def _full_node(text):
     """The report of Ray's memory monitor on a node whose worker it has ended, in a line."""
     found = re.search(r"Memory on the node \(IP: ([^,]+),.*?\) was (\S+) used / (\S+) limit", text)
-    node, used, limit = found.groups() if found else ("", "", "")
-    detail = f"{used} of {limit} on {node}" if found else text
+    detail = f"{found[2]} of {found[3]} on {found[1]}" if found else text
     return f"Ray has ended it since its node's memory was nearly full ({detail})"
 
 

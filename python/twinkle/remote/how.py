@@ -3,14 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from twinkle import checks
+
 EXECUTE = ("all", "first", "peer")
 DISPATCH = ("slice", "all", "slice_dp")
 COLLECT = ("none", "flatten", "mean", "avg", "sum", "first", "last_pp", "last_pp_first")
+PLACEMENT = ("remote_group", "instance_id", "device_mesh")
 
 
 @dataclass(frozen=True)
 class How:
-    """remote_function's arguments."""
+    """remote_function's arguments, which it notes on the method that it decorates. InvalidError: as
+    remote_function."""
 
     dispatch: str | Callable = "slice"
     execute: str = "all"
@@ -19,42 +23,41 @@ class How:
     lazy_collect: bool | None = None
     timeout: float | None = None
 
+    def __post_init__(self):
+        if not callable(self.dispatch):
+            checks.one_of("infra: dispatch", self.dispatch, DISPATCH)
+        if not callable(self.collect):
+            checks.one_of("infra: collect", self.collect, COLLECT)
+        checks.one_of("infra: execute", self.execute, EXECUTE)
+        checks.flag("infra: sync", self.sync)
+        if self.lazy_collect is not None:
+            checks.flag("infra: lazy_collect", self.lazy_collect)
+        if self.timeout is not None:
+            checks.number("infra: timeout", self.timeout, above=0)
 
-PLACEMENT = ("remote_group", "instance_id", "device_mesh")
-
-# Python itself calls __len__ and __getitem__: so, where a class does not say otherwise.
-ASKED_OF_ONE = How(dispatch="all", execute="first", collect="first", lazy_collect=False)
-ITERATED = How(dispatch="all", collect="flatten")  # as ASKED_OF_ONE: each item of a loop
-
-
-def mark(function, how):
-    """Notes on the function how it is called."""
-    function.__remote__ = how
-    return function
+    def __call__(self, function):
+        """Decorates a method."""
+        if not callable(function):
+            checks.refuse("infra: what remote_function decorates", function, "a function")
+        function.__remote__ = self
+        return function
 
 
-def at_once(function):
-    """Decorates a method that every worker does with the same result, where an error must come from
-    the line that caused it."""
-    return mark(function, How(dispatch="all", collect="first", lazy_collect=False))
-
-
-def of_one(function):
-    """Decorates a method that one worker answers for all."""
-    return mark(function, ASKED_OF_ONE)
+# at_once decorates a method that every worker does with the same result, where an error must come
+# from the line that caused it; of_one a method that one worker answers for all, as Python's own
+# __len__ and __getitem__; ITERATED is of a loop's items.
+at_once = How(dispatch="all", collect="first", lazy_collect=False)
+of_one = How(dispatch="all", execute="first", collect="first", lazy_collect=False)
+ITERATED = How(dispatch="all", collect="flatten")
 
 
 def how_of(cls, name):
     """The How of a method of the class, its own or the nearest base's that has one; None: the
     method is not remote."""
-    for base in cls.__mro__:
-        how = getattr(base.__dict__.get(name), "__remote__", None)
-        if how is not None:
-            return how
-    return None
+    found = (getattr(vars(base).get(name), "__remote__", None) for base in cls.__mro__)
+    return next(filter(None, found), None)
 
 
 def remote_names(cls):
     """The names of the class's remote methods, sorted."""
-    names = {name for base in cls.__mro__ for name in base.__dict__}
-    return sorted(name for name in names if how_of(cls, name) is not None)
+    return sorted(name for name in dir(cls) if how_of(cls, name))

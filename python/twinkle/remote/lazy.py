@@ -2,8 +2,10 @@
 cut into rows."""
 
 import copy
+import operator
 from collections.abc import Mapping, MutableMapping
 
+from twinkle.device_mesh import bounds
 from twinkle.remote.collect import join
 from twinkle.remote.messages import Handle
 
@@ -35,37 +37,19 @@ class LazyResult(Handle):
         self._pending.group.check_run(f"the result of {self._pending.what}")
         return self._pending.result(self._timeout)
 
-    def __iter__(self):
-        return iter(self())
-
     def __len__(self):
         rows = self._num_rows()
         return len(self()) if rows is None else rows
-
-    def __getitem__(self, index):
-        return self()[index]
-
-    def __contains__(self, item):
-        return item in self()
 
     def __eq__(self, other):
         return self() == (other() if isinstance(other, LazyResult) else other)
 
     __hash__ = object.__hash__
 
-    def __bool__(self):
-        return bool(self())
-
-    def __float__(self):
-        return float(self())
-
     def __getattr__(self, name):
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self(), name)
-
-    def __repr__(self):
-        return repr(self())
 
     # ---- as an argument
 
@@ -112,6 +96,18 @@ class LazyResult(Handle):
         return lengths == [end - begin for begin, end in cuts]
 
 
+def _of_the_value(function):
+    return lambda lazy, *arguments: function(lazy(), *arguments)
+
+
+_OPERATORS = {
+    "__bool__": bool, "__contains__": operator.contains, "__float__": float,
+    "__getitem__": operator.getitem, "__iter__": iter, "__repr__": repr,
+}  # fmt: skip
+for _name, _operator in _OPERATORS.items():
+    setattr(LazyResult, _name, _of_the_value(_operator))
+
+
 class _Piece(Handle):
     def __init__(self, lazy, place):
         self._lazy, self._place = lazy, place
@@ -121,13 +117,6 @@ class _Piece(Handle):
 
 
 # ---- rows
-
-
-def bounds(length, piece, pieces):
-    """Where a piece of `length` rows begins and ends: the first ones have one more."""
-    each, more = divmod(length, pieces)
-    start = piece * each + min(piece, more)
-    return start, start + each + (piece < more)
 
 
 def num_rows(value, deep=True):

@@ -106,10 +106,9 @@ class Failure:
     def exception(self, where):
         """The exception, with `where` it happened in its text."""
         error = self._unpickled() or InternalError(f"infra: {self.text}")
-        if isinstance(error, TwinkleError) or (
-            len(error.args) == 1 and isinstance(error.args[0], str)
-        ):
-            error.args = (f"{error.args[0] if error.args else ''} ({where})", *error.args[1:])
+        text, *rest = error.args or ("",)
+        if isinstance(error, TwinkleError) or (error.args == (text,) and isinstance(text, str)):
+            error.args = (f"{text} ({where})", *rest)
         else:
             error.add_note(where)
         error.add_note(f"In the worker:\n{self.trace}")

@@ -6,7 +6,7 @@ from twinkle import checks
 from twinkle.errors import InternalError
 from twinkle.remote.collect import ranks_of
 from twinkle.remote.dispatch import Share, shares
-from twinkle.remote.how import ASKED_OF_ONE, ITERATED, how_of, remote_names
+from twinkle.remote.how import ITERATED, how_of, of_one, remote_names
 from twinkle.remote.lazy import LazyResult
 from twinkle.remote.messages import Handle
 
@@ -54,11 +54,8 @@ class Proxy(Handle):
         del refs
         self.group.check_run(self)
         if group is not self.group:
-            checks.refuse(
-                f"infra: an argument sent to group {group.name}",
-                self,
-                "an object of the same group",
-            )
+            what = f"infra: an argument sent to group {group.name}"
+            checks.refuse(what, self, "an object of the same group")
         return "object", self._key
 
     # ---- calls
@@ -75,7 +72,7 @@ class Proxy(Handle):
     def _result(self, key, name, how, given):
         """Calls the method of the object behind the key with {rank: Share}; the result, lazy or
         not."""
-        asked = ranks_of(how, self.group.size, self.device_mesh)
+        asked = ranks_of(how, self.device_mesh)
         pending = self.group.send(f"{self}.{name}", key, name, given, asked)
         timeout = how.timeout if self._ray_get_timeout is None else self._ray_get_timeout
         result = LazyResult(pending, asked, how.collect, timeout)
@@ -115,7 +112,7 @@ class Proxy(Handle):
     def _python(self, name, *args):
         if not hasattr(self._class, name):
             raise TypeError(f"infra: {self} has no {name}")
-        return self._invoke(name, how_of(self._class, name) or ASKED_OF_ONE, *args)
+        return self._invoke(name, how_of(self._class, name) or of_one, *args)
 
     def __iter__(self):
         """A loop that lives in the workers. TypeError: its class has none."""

@@ -3,28 +3,26 @@
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_first = ContextVar("first_row", default=None)
-_cut = ContextVar("cut_arguments", default=None)
+_rows = ContextVar("rows", default=(None, None))
 
 
 @contextmanager
 def rows_from(first, cut=None):
     """In its block: the rows of a call are those of the whole batch from `first` on. cut: as
     cut_arguments gives it."""
-    tokens = _first.set(first), _cut.set(cut)
+    token = _rows.set((first, cut))
     try:
         yield
     finally:
-        _first.reset(tokens[0])
-        _cut.reset(tokens[1])
+        _rows.reset(token)
 
 
 def first_row():
     """The place of this process's first row in the whole batch; None: nobody has cut it."""
-    return _first.get()
+    return _rows.get()[0]
 
 
 def cut_arguments():
     """{name: whether this process has a piece of it, or, of a dict, the same of each entry} of the
     named arguments of a call, by whoever has the whole batch; None: nobody has cut it."""
-    return _cut.get()
+    return _rows.get()[1]

@@ -101,9 +101,8 @@ def _joined(refs, span, collect, place, group):
     try:
         for outcome in ray.get([ended for ended, _ in parts]):
             if outcome.failure is not None:
-                raise InternalError(
-                    f"infra: group {group} has not made a result: {outcome.failure.text}"
-                )
+                why = outcome.failure.text
+                raise InternalError(f"infra: group {group} has not made a result: {why}")
         values = [each.value() for each in ray.get([kept for _, kept in parts])]
     except ray.exceptions.RayError as error:
         raise InternalError(

@@ -22,7 +22,7 @@ from twinkle.model import TransformersModel
 from twinkle.model.adapters import frozen_tenant
 from twinkle.remote.decorate import remote_class
 from twinkle.remote.dispatch import Rows
-from twinkle.remote.how import How, at_once, mark
+from twinkle.remote.how import How, at_once
 from twinkle.remote.rows import first_row
 from twinkle.sampler.base import Sampler
 from twinkle.sampler.engine_args import EngineArgs
@@ -57,9 +57,8 @@ def _version(directory):
     return out
 
 
-def _of_prompts(function):
-    """Decorates a method of prompts: each worker gets its piece of them."""
-    return mark(function, How(dispatch=Rows(as_list, alone=True), collect="flatten"))
+# The decorator of methods of prompts: each worker gets its piece of them.
+_of_prompts = How(dispatch=Rows(as_list, alone=True), collect="flatten")
 
 
 @remote_class(execute="all", listed=False, keep=("remote_group", "instance_id"))
