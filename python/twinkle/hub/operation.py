@@ -10,8 +10,8 @@ from pathlib import Path
 
 from twinkle import checks
 from twinkle.errors import NotFoundError, require
-from twinkle.hub.clients import fetched, hub_of, snapshot, split, told
-from twinkle.hub.models import WEIGHT_PATTERNS, get, local
+from twinkle.hub.clients import fetched, hub_of, snapshot, source_of, told
+from twinkle.hub.models import get
 
 _UPLOADS = 8  # at a time
 
@@ -33,21 +33,19 @@ class HubOperation:
     def source_type(resource_name):
         """'hf' or 'ms': the hub of the prefix, without one that of uploads. InvalidError: another
         prefix; hf:// while TWINKLE_FORBID_HF is set."""
-        return split(resource_name)[0]
+        return source_of(resource_name)[0]
 
     @staticmethod
     def remove_source_type(resource_name):
         """The id without hf:// or ms://; None and '' are returned as they are."""
-        return (
-            resource_name.partition("://")[2] or resource_name if resource_name else resource_name
-        )
+        return resource_name and (resource_name.partition("://")[2] or resource_name)
 
     @classmethod
     def try_login(cls, token=None):
         """Logs in with a token, hf://TOKEN or [ms://]TOKEN; ModelScope's may also be in
         MODELSCOPE_API_TOKEN or MODELSCOPE_TOKEN. False: there is no token."""
         checks.text("hub: token", token, none=True, empty=True)
-        source, token = split(token or "")
+        source, token = source_of(token or "")
         if source == "ms":
             token = token or next(filter(None, map(os.environ.get, _TOKENS)), None)
         if not token:
@@ -58,10 +56,10 @@ class HubOperation:
     @classmethod
     def create_model_repo(cls, repo_id, token=None, private=True):
         """Makes a repository for a model unless it is there. Returns its id with the prefix."""
-        source, name = split(checks.text("hub: repo_id", repo_id))
+        source, name = source_of(checks.text("hub: repo_id", repo_id))
         private = checks.flag("hub: private", private)
-        client = hub_of(source, repo_id)
-        told(f"make the repository {repo_id!r}", lambda: client.create(name, token, private))
+        hub = hub_of(source, repo_id)
+        told(f"make the repository {repo_id!r}", lambda: hub.created(name, token, private))
         return f"{source}://{name}"
 
     @classmethod
@@ -104,12 +102,8 @@ class HubOperation:
         checks.text("hub: dataset_id", dataset_id)
         subset = None if subset_name == "default" else subset_name
         options = {key: value for key, value in options.items() if value not in (None, False)}
-        return fetched(
-            dataset_id,
-            lambda hub, name: hub.dataset(name, subset, split, options),
-            options.get("token"),
-            dataset=True,
-        )
+        fetch = lambda hub, name: hub.dataset(name, subset, split, options)  # noqa: E731
+        return fetched(dataset_id, fetch, options.get("token"), dataset=True)
 
     @classmethod
     def download_model(cls, model_id_or_path, revision=None, ignore_patterns=(), **options):
@@ -118,25 +112,17 @@ class HubOperation:
         options: ignore_model: without its weights; token. A revision and ignore_patterns are for
         what is downloaded, not for directories.
         """
-        ignore_model = checks.flag("hub: ignore_model", options.pop("ignore_model", False))
-        token = options.pop("token", None)
-        require(not options, f"hub: download_model takes no {', '.join(sorted(options))}")
-        if revision is None and not ignore_patterns and token is None:
-            return get(model_id_or_path, weights=not ignore_model)
-        path = local(model_id_or_path)
-        if path is not None:
-            return path
-        ignored = [*ignore_patterns, *(WEIGHT_PATTERNS if ignore_model else ())]
-        return snapshot(model_id_or_path, ignored=ignored or None, revision=revision, token=token)
+        without = checks.flag("hub: ignore_model", options.pop("ignore_model", False))
+        unknown = ", ".join(sorted(set(options) - {"token"}))
+        require(not unknown, f"hub: download_model takes no {unknown}")
+        options |= {"revision": revision, "ignored": ignore_patterns}
+        return get(model_id_or_path, weights=not without, **options)
 
     @classmethod
     def download_file(cls, repo_id, repo_type="model", allow_patterns=None, token=None):
         """A local directory with the files of a repository whose names match, or with all."""
-        require(
-            repo_type in ("model", "dataset"),
-            f"hub: repo_type is {repo_type!r}, it must be 'model' or 'dataset'",
-        )
-        return snapshot(repo_id, kind=repo_type, allowed=allow_patterns, token=token)
+        checks.one_of("hub: repo_type", repo_type, ("model", "dataset"))
+        return snapshot(repo_id, repo_type=repo_type, allowed=allow_patterns, token=token)
 
 
 _PUSH = ("path_in_repo", "commit_message", "commit_description", "revision", "ignore_patterns")
@@ -145,7 +131,7 @@ _TOKENS = ("MODELSCOPE_API_TOKEN", "MODELSCOPE_TOKEN")
 
 def _upload(repo_id, folder_path, token=None, private=True, **options):
     """A function that uploads; the arguments are right, and the hub's package is there."""
-    source, name = split(checks.text("hub: repo_id", repo_id))
+    source, name = source_of(checks.text("hub: repo_id", repo_id))
     folder = checks.path("hub: folder_path", folder_path)
     private = checks.flag("hub: private", private)
     unknown = sorted(set(options) - set(_PUSH))
@@ -153,10 +139,10 @@ def _upload(repo_id, folder_path, token=None, private=True, **options):
     if not Path(folder).is_dir():
         raise NotFoundError(f"hub: folder_path {folder} does not exist")
     options = {key: value for key, value in options.items() if value is not None}
-    client = hub_of(source, repo_id)
+    hub = hub_of(source, repo_id)
 
     def push():
-        client.create(name, token, private)
-        return str(client.upload(name, folder, token, options))
+        api = hub.created(name, token, private)
+        return str(api.upload_folder(repo_id=name, folder_path=folder, **options))
 
     return lambda: told(f"upload to {repo_id!r}", push)

@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -76,7 +77,14 @@ std::string hugging_face_name(std::string_view gguf_name);
 Json gguf_config(const GgufFile& file);
 Json gguf_config(const std::filesystem::path& file);
 
-// Writes the folder `dir` as a whole: config.json and model.safetensors with every tensor in BF16.
-void convert_gguf(const std::filesystem::path& file, const std::filesystem::path& dir);
+// The tokenizer as the files that tokenizers and transformers read, by name: tokenizer.json,
+// tokenizer_config.json, generation_config.json. Error kInvalid: another one than a byte-level BPE
+// with SmolLM's split, or one that adds tokens to a text.
+JsonObject gguf_bpe(const std::filesystem::path& file);
+
+// Writes the folder `dir` as a whole: config.json, model.safetensors with every tensor in BF16, and
+// `texts`, files by their names.
+void convert_gguf(const std::filesystem::path& file, const std::filesystem::path& dir,
+                  const std::map<std::string, std::string>& texts = {});
 
 }  // namespace twinkle

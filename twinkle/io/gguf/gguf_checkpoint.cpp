@@ -111,13 +111,15 @@ std::unique_ptr<Checkpoint::Source> open_gguf(const std::filesystem::path& path)
   return source;
 }
 
-void convert_gguf(const std::filesystem::path& path, const std::filesystem::path& dir) {
+void convert_gguf(const std::filesystem::path& path, const std::filesystem::path& dir,
+                  const std::map<std::string, std::string>& texts) {
   const GgufFile file(path);
   const Json config = gguf_config(file);
   const std::vector<StoredTensor> tensors = stored_tensors(file, config, true);
   AtomicDirectory out(dir);
   write_file_atomically(out.staging() / "config.json", pretty(config));
   copy_model(out.staging(), tensors);
+  for (const auto& [name, text] : texts) write_file_atomically(out.staging() / name, text);
   out.commit();
 }
 

@@ -9,6 +9,7 @@
 #include <random>
 #include <utility>
 
+#include "twinkle/base/file.h"
 #include "twinkle/io/gguf/gguf_for_test.h"
 
 namespace twinkle {
@@ -275,7 +276,8 @@ TEST(Gguf, IsConvertedToAFolderOfBf16) {
   Gguf gguf = tiny("qwen2");
   gguf.tensor("output.weight", {2}, 1, raw(kOne) + raw(kHalf));
   write_text(dir / "x.gguf", gguf.file());
-  convert_gguf(dir / "x.gguf", dir / "out");
+  convert_gguf(dir / "x.gguf", dir / "out", {{"a.txt", "text"}});
+  EXPECT_EQ(read_file(dir / "out/a.txt"), "text");
   const Checkpoint read = Checkpoint::open(dir / "out");
   EXPECT_EQ(read.config(), gguf_config(dir / "x.gguf"));
   EXPECT_EQ(read.names(), Checkpoint::open(dir / "x.gguf").names());
