@@ -18,8 +18,8 @@ def field_of(group, name):
     entry = GROUPS[group][name]
     if isinstance(entry, type):
         return Field(None, none=True), entry
-    entry = entry if isinstance(entry, Field) else Field(entry)
-    return entry, type(entry.default)
+    field = entry if isinstance(entry, Field) else Field(entry)
+    return field, type(field.default)
 
 
 class Args:
@@ -28,9 +28,9 @@ class Args:
     {field: value} of a group, without None."""
 
     def __init__(self):
-        for name, group in GROUPS.items():
-            fields = {field: field_of(name, field)[0].default for field in group}
-            setattr(self, name, SimpleNamespace(**fields))
+        for group, fields in GROUPS.items():
+            defaults = {name: field_of(group, name)[0].default for name in fields}
+            setattr(self, group, SimpleNamespace(**defaults))
         self.extra = {}
 
     def get(self, key, default=None):
@@ -64,13 +64,15 @@ class Args:
 
     def get_model_args(self):
         """The model's fields; model_id is the template's where it has none."""
-        model_id = {"model_id": self.template.model_id} if self.template.model_id else {}
-        return self._group("model") | ({} if self.model.model_id else model_id)
+        return self._with_id_of(self.template) | self._group("model")
 
     def get_template_args(self):
         """The template's fields; model_id is the model's where it has none."""
-        model_id = {"model_id": self.model.model_id} if self.model.model_id else {}
-        return self._group("template") | ({} if self.template.model_id else model_id)
+        return self._with_id_of(self.model) | self._group("template")
+
+    @staticmethod
+    def _with_id_of(group):
+        return {"model_id": group.model_id} if group.model_id else {}
 
     def get_lora_args(self):
         """The arguments of a LoraConfig."""
@@ -96,21 +98,22 @@ def is_boolean_word(text):
 
 def typed(what, value, field, kind):
     """`value` as the field's type. InvalidError: it cannot be; the text names `what`."""
-    none = isinstance(value, str) and value.lower() in _NONE
-    if field.none and (value is None or none):
+    is_text = isinstance(value, str)
+    if field.none and (value is None or (is_text and value.lower() in _NONE)):
         return None
     if value is None:
         checks.refuse(what, value, "given")
-    if field.choices and value not in field.choices:
-        checks.refuse(what, value, f"one of {', '.join(field.choices)}")
-    if kind in (bool, int, float) and isinstance(value, str):
-        value = _WORDS.get(value.lower(), value) if kind is bool else _number(value)
-    if kind is int:
-        whole = isinstance(value, float) and value.is_integer()
-        return checks.integer(what, int(value) if whole else value)
-    if kind is float:
-        return checks.number(what, value, infinite=field.infinite)
-    return {bool: checks.flag, str: _text, list: _list, dict: _dict}[kind](what, value)
+    if field.choices:
+        checks.one_of(what, value, field.choices)
+    if kind is bool:
+        return checks.flag(what, _WORDS.get(value.lower(), value) if is_text else value)
+    if kind in (int, float):
+        number = _number(value) if is_text else value
+        if kind is float:
+            return checks.number(what, number, infinite=field.infinite)
+        whole = isinstance(number, float) and number.is_integer()
+        return checks.integer(what, int(number) if whole else number)
+    return {str: _text, list: _list, dict: _dict}[kind](what, value)
 
 
 def guessed(text):
@@ -146,9 +149,7 @@ def _text(what, value):
 def _list(what, value):
     if isinstance(value, str):
         return [part.strip() for part in value.split(",")]
-    if not isinstance(value, list):
-        checks.refuse(what, value, "a list, or texts with commas between them")
-    return value
+    return checks.instance(what, value, list, "a list, or texts with commas between them")
 
 
 def _dict(what, value):

@@ -52,25 +52,25 @@ class CLI:
         return args
 
 
+# key: (group, field). A field of two groups is the first one's; --config is the file of all.
+_FIELDS = {f"{group}_{name}": (group, name) for group in GROUPS for name in GROUPS[group]}
+for _group in reversed(GROUPS):
+    _FIELDS |= {name: (_group, name) for name in GROUPS[_group]}
+del _FIELDS["config"]
+_FIELDS |= {alias: _FIELDS[name] for alias, name in ALIASES.items()}
+_FIELDS["use_megatron"] = _FIELDS["strategy"]  # the older word of ModelScope's Twinkle
+
+
 def _field(key):
     """(group, field) of a key in any case, with - or _; None: no group knows it."""
-    key = key.lower().replace("-", "_")
-    key = ALIASES.get(key, key)
-    if key == "use_megatron":
-        return "model", "strategy"
-    for group, fields in GROUPS.items():
-        if key in fields and (group, key) != ("server", "config"):  # --config is the file of all
-            return group, key
-    for group, fields in GROUPS.items():
-        if key.startswith(group + "_") and key.removeprefix(group + "_") in fields:
-            return group, key.removeprefix(group + "_")
-    return None
+    return _FIELDS.get(key.lower().replace("-", "_"))
 
 
 def _set(args, key, value, what):
     group, name = _field(key)
-    if key.lower().replace("-", "_") == "use_megatron":  # the older word of ModelScope's Twinkle
-        value = "native_fsdp" if typed(what, value, Field(False), bool) else "accelerate"
+    if key.lower().replace("-", "_") == "use_megatron":
+        is_megatron = typed(what, value, Field(False), bool)
+        value = "native_fsdp" if is_megatron else "accelerate"
     setattr(getattr(args, group), name, typed(what, value, *field_of(group, name)))
 
 
