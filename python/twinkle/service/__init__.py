@@ -4,11 +4,11 @@ import atexit
 import contextlib
 import os
 import re
-import subprocess
 import sys
 import threading
 from collections import deque
 from pathlib import Path
+from subprocess import PIPE, Popen, TimeoutExpired
 
 from twinkle import checks, program
 from twinkle.errors import InvalidError, NotAvailableError, require
@@ -37,20 +37,15 @@ class Service:
         if program.path() is None:
             raise NotAvailableError("service: bin/twinkle is not in the installed package")
         options, self._stays = _completed(options)
-        arguments = list(_arguments(options))
+        command = [sys.executable, "-P", "-m", "twinkle", "serve", "--until-stdin-ends"]
+        command += _arguments(options)
         _require_key(options)
         self._owner = os.getpid()
         self._told = deque(maxlen=20)  # the program's own lines on standard error
         self._last = deque(maxlen=20)  # and what else is there, as of a loader or a kill
         self._is_up = False
         self._lock = threading.Lock()  # guards these two
-        self._process = subprocess.Popen(
-            [*(sys.executable, "-P", "-m", "twinkle", "serve", "--until-stdin-ends"), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self._process = Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
         self._log = threading.Thread(target=self._read_log, daemon=True)
         self._log.start()
         line = self._process.stdout.readline()
@@ -61,7 +56,9 @@ class Service:
             told = "; ".join(line.strip().removeprefix("twinkle: ") for line in self._told)
             ended = f"twinkle serve ended with status {status}\n{''.join(self._last)}".strip()
             raise InvalidError("service: " + (_named(told) or ended))
-        self._go_on()
+        with self._lock:
+            self._is_up = True
+            sys.stderr.writelines(self._told)
         self.url = found[0]
         for name in _ADDRESSES:
             os.environ[name] = self.url
@@ -79,11 +76,6 @@ class Service:
                 self._last.append(line)
                 sys.stderr.write(line)
 
-    def _go_on(self):
-        with self._lock:
-            self._is_up = True
-            sys.stderr.writelines(self._told)
-
     def _at_exit(self):
         failed_or_prompted = hasattr(sys, "last_value") or hasattr(sys, "ps1")
         if self._stays and self._owner == os.getpid() and not failed_or_prompted:
@@ -99,7 +91,7 @@ class Service:
         self._process.stdin.close()
         try:
             self._process.wait(_DRAIN)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._close()
@@ -117,27 +109,25 @@ def _completed(options):
     """(the options that are given, with defaults; whether the service is a server of its own)."""
     options = {name: value for name, value in options.items() if value is not None}
     stays = not {"model", "config"} & set(options)
-    if stays:
-        model = os.environ.get("TWINKLE_SERVER_MODEL")
-        return {**({"model": model} if model else {}), "port": 8000, **options}, True
-    return options if "config" in options else {"port": 0, **options}, False
+    model = stays and os.environ.get("TWINKLE_SERVER_MODEL")
+    defaults = {"port": 8000 if stays else 0} | ({"model": model} if model else {})
+    return (options if "config" in options else defaults | options), stays
 
 
 def _arguments(options):
     for key, value in options.items():
-        flag = "--" + key.replace("_", "-")
-        values = value if isinstance(value, (list, tuple)) else [value]
-        for item in values:
+        for item in value if isinstance(value, (list, tuple)) else [value]:
             if item is None:
                 continue
             if not isinstance(item, (str, int, float, os.PathLike)):
                 checks.refuse(f"service: {key}", item, "a text or a number")
-            yield f"{flag}={_text(item)}"
+            text = str(item).lower() if isinstance(item, bool) else item  # as false turns one off
+            yield f"--{key.replace('_', '-')}={text}"
 
 
 def _require_key(options):
     """Refuses a state with keys where this process has none: its own requests would be 401."""
-    state = Path(str(_text(options.get("state") or _STATE))).absolute()
+    state = Path(str(options.get("state") or _STATE)).absolute()
     has_no_key = not {"auth", "config"} & set(options) and not os.environ.get("TINKER_API_KEY")
     require(
         not (has_no_key and (state / "keys.json").is_file()),
@@ -151,9 +141,3 @@ def _named(text):
     """The program's text about flags, with the options' names here."""
     flag = r"--(?!help)([a-z][a-z0-9-]*)(?='| is |=|$)"
     return re.sub(flag, lambda found: found[1].replace("-", "_"), text)
-
-
-def _text(item):
-    if isinstance(item, bool):
-        return str(item).lower()  # false turns off what is on by default
-    return os.fspath(item) if isinstance(item, os.PathLike) else item
