@@ -95,6 +95,8 @@ void bind_mesh(py::module_& m) {
              const std::string why = watch.why("");
              twinkle::require(why.empty(), twinkle::Code::kInternal, why);
            })
+      .def("why_after", &Watch::why_after, "error"_a, "scope"_a,
+           py::call_guard<twinkle::python::ReleasedGil>())
       .def("late", &Watch::late);
   py::class_<SigtermHandler>(m, "SigtermHandler", "sigterm.h states what it does.")
       .def(py::init<std::shared_ptr<Watch>>(), "watch"_a);

@@ -80,11 +80,10 @@ class CheckpointEngineRegistry:
         checks.text("checkpoint_engine: name", name)
         if name in cls._classes:
             return cls._classes[name]
-        names = ", ".join(sorted(cls._classes))
+        names, near = ", ".join(cls._classes), difflib.get_close_matches(name, cls._classes, n=1)
         if name in _ELSEWHERE:
             text = f"checkpoint_engine: {name!r} is not in this version, which has {names}: "
             raise NotAvailableError(text + "weights travel through the memory of CPUs")
-        near = difflib.get_close_matches(name, cls._classes, n=1)
         meant = f". Did you mean {near[0]!r}?" if near else ""
         raise InvalidError(f"checkpoint_engine: there is no {name!r}, there is {names}{meant}")
 

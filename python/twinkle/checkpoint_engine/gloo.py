@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 import weakref
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,7 +21,6 @@ from twinkle.engine.ranks import tell_end, waits_at
 from twinkle.errors import InternalError, NotAvailableError, require
 
 BUCKET_BYTES = 64 << 20
-_NEWS_S = 1.0  # in which a watch hears whose end a call has failed by
 
 
 def bucket_size(value):
@@ -108,8 +106,8 @@ class GlooCheckpointEngine(CheckpointEngine):
                 yield self._link
         except InternalError as error:
             is_told = re.match(r"sync: rank \d+( \(the \w+\))?: ", str(error))
-            why = None if is_told else _why_after(watch)
-            if why is None:
+            why = "" if is_told else watch.why_after("", "")  # which hears of it soon after
+            if not why:
                 raise
             what = f"checkpoint_engine: {what} of rank {self._rank} of {self._size}"
             raise InternalError(f"{what}: {why}") from error
@@ -128,8 +126,7 @@ class GlooCheckpointEngine(CheckpointEngine):
 
 
 def _parts(address):
-    checks.text("checkpoint_engine: address", address)
-    host, _, port = address.rpartition(":")
+    host, _, port = checks.text("checkpoint_engine: address", address).rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         checks.refuse("checkpoint_engine: address", address, "'HOST:PORT', as prepare gives it")
     return host, int(port)
@@ -138,26 +135,12 @@ def _parts(address):
 def _store(host, port, timeout, is_master):
     import torch.distributed as dist
 
-    seconds = timedelta(seconds=timeout)
+    options = {"timeout": timedelta(seconds=timeout), "wait_for_workers": False}
     try:
-        return dist.TCPStore(
-            host, port, is_master=is_master, timeout=seconds, wait_for_workers=False
-        )
+        return dist.TCPStore(host, port, is_master=is_master, **options)
     except (RuntimeError, ValueError) as error:
         where = f"open a port on {host}" if is_master else f"reach {host}:{port}"
         raise NotAvailableError(f"checkpoint_engine: cannot {where}: {error}") from error
-
-
-def _why_after(watch):
-    """Why the ranks cannot go on, as the watch tells it soon after; None: they can."""
-    end = time.monotonic() + _NEWS_S
-    while time.monotonic() < end:
-        try:
-            watch.check()
-        except InternalError as error:
-            return error
-        time.sleep(0.02)
-    return None
 
 
 CheckpointEngineRegistry.register("gloo", GlooCheckpointEngine)

@@ -1,16 +1,13 @@
 """CheckpointEngineManager: that a sampler has its model's newest weights."""
 
-import threading
-
 from twinkle import checks
 from twinkle.checkpoint_engine.gloo import bucket_size
 from twinkle.checkpoint_engine.mixin import ReceivesWeights, SendsWeights
 from twinkle.core import core
 from twinkle.engine.group import timeout_seconds
 from twinkle.errors import NotAvailableError
-from twinkle.infra import current_run
 from twinkle.remote.decorate import remote_class, remote_function
-from twinkle.remote.group import locked, raise_of, together
+from twinkle.remote.group import locked, together
 from twinkle.remote.proxy import Proxy
 
 
@@ -27,10 +24,9 @@ class CheckpointEngineManager:
     """
 
     def __init__(self, model, sampler, platform="GPU", bucket_bytes=None):
-        if not isinstance(model, SendsWeights):
-            checks.refuse("checkpoint_engine: model", model, "a TransformersModel")
-        if not isinstance(sampler, ReceivesWeights):
-            checks.refuse("checkpoint_engine: sampler", sampler, "a TorchSampler or vLLMSampler")
+        what, must = "checkpoint_engine: sampler", "a TorchSampler or vLLMSampler"
+        checks.instance("checkpoint_engine: model", model, SendsWeights, "a TransformersModel")
+        checks.instance(what, sampler, ReceivesWeights, must)
         if platform not in ("GPU", None):
             raise NotAvailableError(
                 f"checkpoint_engine: platform is {platform!r}, in this version it is 'GPU', or None"
@@ -47,10 +43,8 @@ class CheckpointEngineManager:
             checks.refuse(f"checkpoint_engine: {what}", each, must)
         if self._in_workers and model.group is sampler.group:
             # One process has both: it does as a process alone does.
-            given = (model, sampler, platform, self._bucket_bytes)
-            self._there = current_run().made_in_workers(
-                CheckpointEngineManager, model.group.name, given, {}
-            )
+            given = {"bucket_bytes": bucket_bytes, "remote_group": model.group.name}
+            self._there = CheckpointEngineManager(model, sampler, platform, **given)
 
     @remote_function(dispatch="all", collect="first", lazy_collect=False)
     def sync_weights(self, merge_and_sync=True):
@@ -80,13 +74,9 @@ class CheckpointEngineManager:
 
     def _sync_here(self):
         if self._ends is None:
-            self._ends = core().SyncLink.pair(self._bucket_bytes, timeout_seconds())
-        sender, receiver = self._ends
-        _both(
-            lambda: self._model._send_by(sender.send),
-            lambda: self._sampler._receive_by(receiver.receive),
-            self._ends,
-        )
+            self._ends = core().SyncPair(self._bucket_bytes, timeout_seconds())
+        sync, receive = self._ends.sync, self._sampler._receive_by
+        self._model._send_by(lambda *sent: receive(lambda *frozen: sync(*sent, *frozen)))
 
     def _sync_groups(self, model, sampler):
         groups = model.group, sampler.group
@@ -112,21 +102,3 @@ class CheckpointEngineManager:
 
 def _is_remote(one):
     return type(one) is Proxy
-
-
-def _both(send, receive, ends):
-    """Calls both, which wait for each other, one in a thread of its own."""
-    errors = []
-
-    def call(function, end):
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-            end.close(f"sync: rank {ends.index(end)}: {error}")
-
-    thread = threading.Thread(target=call, args=(send, ends[0]), name="twinkle-sync", daemon=True)
-    thread.start()
-    call(receive, ends[1])
-    thread.join()
-    raise_of(errors)

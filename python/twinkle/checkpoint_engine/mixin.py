@@ -61,10 +61,9 @@ class CheckpointEngineMixin:
     def _meeting(self, method):
         """In its block: the method of this rank's engine. Where the block fails before it has
         called that, the rank leaves, so that those who wait for it are told."""
-        begun = []
+        engine, begun = self._checkpoint_engine, []
 
         def call(*given):
-            engine = self._checkpoint_engine
             require(
                 engine is not None,
                 f"checkpoint_engine: {method} needs init_checkpoint_process_group before it, or "
@@ -76,8 +75,8 @@ class CheckpointEngineMixin:
         try:
             yield call
         except BaseException:
-            if not begun and self._checkpoint_engine is not None:
-                self._checkpoint_engine.finalize()
+            if engine is not None and not begun:
+                engine.finalize()
             raise
 
 

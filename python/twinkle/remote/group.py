@@ -2,6 +2,7 @@
 time: the next one waits for it, and raises what it raised where nobody has looked at it."""
 
 import itertools
+import math
 import sys
 import threading
 import time
@@ -37,7 +38,7 @@ class Pending:
         self.group, self.what, self.site = group, what, call_site()
         self.refs, self.kept = {}, {}
         self.outcomes = {}  # by rank, as they come
-        self.failed_at = None  # when the first failure was known
+        self.failed_at = math.inf  # when the first failure was known
         self.is_seen = False  # somebody has got the error
 
     def result(self, timeout=None):
@@ -70,7 +71,7 @@ class Pending:
     def check(self):
         """Raises what the call has raised, where that is known: an exception of its own each time,
         which this does not hold, since it holds the frames that it went through."""
-        if self.failed_at is not None:
+        if self.failed_at < math.inf:
             self.is_seen = True
             raise self._error()
 
@@ -87,34 +88,33 @@ class Pending:
     def _wait(self, timeout=None, late=False):
         """Until all have answered, or one has failed and the others say no more. late: also for
         those that are still busy then."""
-        end = None if timeout is None else time.monotonic() + timeout
+        end = time.monotonic() + (math.inf if timeout is None else timeout)
         while left := self.left():
             now = time.monotonic()
-            enough = self.failed_at and self.failed_at + (timeout_seconds() if late else _GRACE)
-            if enough is not None and now >= enough:
-                if not late:
-                    return
+            enough = self.failed_at + (timeout_seconds() if late else _GRACE)
+            if now >= enough and not late:
+                return
+            if now >= enough:
                 why = f"has not answered for {timeout_seconds():g} s after another rank has failed "
                 why += f"in {self.what} at {self.site}: {self._error()}; {ANEW}"
                 raise self.group.end_with(min(left.values()), why, self)
-            if end is not None and now >= end:
+            if now >= end:
                 raise TimeoutError(
                     f"infra: {self.what} of group {self.group.name} has not ended in {timeout} s "
                     f"(at {self.site}); it goes on"
                 )
-            ends = [each - now for each in (end, enough) if each is not None]
-            self._take(min(ends, default=None))
+            self._take(min(end, enough) - now)
 
     def _take(self, seconds):
-        """Notes an answer that comes within so many seconds (None: ever). False: none has."""
+        """Notes an answer that comes within so many seconds. False: none has."""
         import ray
 
-        left = self.left()
-        ready, _ = ray.wait(list(left), num_returns=1, timeout=seconds)
+        left, limit = self.left(), None if seconds == math.inf else seconds
+        ready, _ = ray.wait(list(left), num_returns=1, timeout=limit)
         for ref in ready:
             self.outcomes[left[ref]] = outcome = self._get(left[ref], ref)
-            if outcome.failure is not None and self.failed_at is None:
-                self.failed_at = time.monotonic()
+            if outcome.failure is not None:
+                self.failed_at = min(self.failed_at, time.monotonic())
         return bool(ready)
 
     def _get(self, rank, ref):
@@ -288,18 +288,12 @@ def together(groups, *calls):
             out.append(result())
         except Exception as error:
             errors.append(error)
-    raise_of(errors)
-    return out
-
-
-def raise_of(errors):
-    """Raises the one that says most, if any. The list is emptied: tracebacks have the frames that
-    have it, and these what the script has dropped."""
     try:
         if errors:
             raise min(errors, key=_says_less)
+        return out
     finally:
-        errors.clear()
+        errors.clear()  # their tracebacks have this frame, and so what the script has dropped
 
 
 def _says_less(error):
