@@ -67,7 +67,8 @@ struct ToPython {
                     "logps"_a = views_of(r.logps, owner),
                     "entropies"_a = views_of(r.entropies, owner), "logits"_a = logits_of(r, owner),
                     "embeddings"_a = views_of(r.embeddings, owner), "aux_loss"_a = r.aux_loss,
-                    "routed_experts"_a = views_of(r.routed_experts, owner));
+                    "routed_experts"_a = views_of(r.routed_experts, owner),
+                    "label_logits"_a = views_of(r.label_logits, owner));
   }
   py::object operator()(const engine::StepResult& r) const {
     using namespace py::literals;

@@ -40,13 +40,6 @@ def instance(what, value, kind, must):
     return value
 
 
-def one_of(what, value, known):
-    """One of the texts in `known`."""
-    if not isinstance(value, str) or value not in known:
-        refuse(what, value, f"one of {', '.join(known)}")
-    return value
-
-
 def _is_integer(value):
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 

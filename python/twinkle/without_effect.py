@@ -51,8 +51,8 @@ WITHOUT_EFFECT = {
         "return_logits": "with task='embedding' there are no logits: embeddings are returned",
     },
     "set_optimizer": {"foreach": _STEP, "fused": _STEP},
-    "LoraConfig": dict.fromkeys(
-        ("task_type", "peft_type", "auto_mapping", "revision", "inference_mode", "peft_version",
+    "LoraConfig": {"task_type": "other than 'SEQ_CLS', " + _FILE} | dict.fromkeys(
+        ("peft_type", "auto_mapping", "revision", "inference_mode", "peft_version",
          "runtime_config", "loftq_config", "megatron_core", "lora_ga_config",
          "qalora_group_size"), _FILE),
     "SAPOLoss": {"epsilon": "nothing is clipped"},

@@ -57,6 +57,11 @@ class Tenant {
     return mode_ == Mode::kLora && pool_.at(slot()).config().share_expert_factors;
   }
 
+  // Labels of its adapter's head; 0: it has none.
+  int64_t num_labels() const {
+    return mode_ == Mode::kLora ? pool_.at(slot()).config().num_labels : 0;
+  }
+
   // Error kInvalid: that, and there are several data ranks, between which owners part its state.
   void require_one_rank_of_shared(const char* method) const;
 

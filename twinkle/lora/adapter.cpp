@@ -127,7 +127,7 @@ Factors Adapter::made(const model::NamedLinear& linear, const Sizes& sizes,
   const int64_t rank = sizes.rank(linear.path);
   Factors out{.path = linear.path, .grads = std::vector<at::Tensor>(kinds_.size())};
   out.f.scale = sizes.scale(linear.path);
-  const size_t first = num_tensors();
+  const size_t first = kinds_.size() * factors_.size();
   const std::vector<size_t>& holders = places_->holders;
   for (const size_t holder : {holders[first], holders[first + 1]}) {
     if (holder >= first) continue;
@@ -178,9 +178,26 @@ Adapter::Adapter(const PeftConfig& config, std::vector<model::NamedLinear> linea
     places->factor_of[i] = static_cast<int>(places->linears.size());
     places->linears.push_back(i);
   }
+  add_label_head(linears, seed, *places);
   places_ = std::move(places);
   for (const size_t i : matched) factors_.push_back(made(linears[i], sizes, seed));
   link_shared();
+}
+
+void Adapter::add_label_head(const std::vector<model::NamedLinear>& linears,
+                             std::optional<uint64_t> seed, Places& places) {
+  if (config_.num_labels == 0) return;
+  const auto head = std::ranges::find(linears, model::kHead, &model::NamedLinear::path);
+  require(config_.num_labels > 0 && head != linears.end(), Code::kInternal, "lora: a head of ",
+          config_.num_labels, " labels has no place");
+  const at::Tensor& weight = head->linear->weight;
+  const auto type = weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const int64_t width = weight.size(1);
+  label_head_.weight = (seed ? new_label_weight(config_.num_labels, width, *seed)
+                             : at::zeros({config_.num_labels, width}))
+                           .to(weight.device(), type);
+  const size_t last = places.holders.size();
+  for (auto* numbers : {&places.holders, &places.held, &places.learned}) numbers->push_back(last);
 }
 
 void Adapter::link_shared() {
@@ -266,6 +283,7 @@ void Adapter::weights_changed() {
 
 void Adapter::zero_grads() {
   for (Factors& entry : factors_) std::ranges::fill(entry.grads, at::Tensor());
+  label_head_.grad = at::Tensor();
 }
 
 std::unique_ptr<Adapter> Adapter::fork() {
@@ -315,7 +333,7 @@ void Adapter::add_grads_in(Adapter& recorded_copy) {
   for (size_t i = 0; i < num_tensors(); ++i) take(grad(i), recorded_copy.grad(i));
   if (!zeros.empty()) at::_foreach_zero_(zeros);
   if (!copies.empty()) at::_foreach_copy_(copies, sums);
-  for (size_t i = 0; i < factors_.size(); ++i) factors_[i].grads = recorded_copy.factors_[i].grads;
+  for (size_t i = 0; i < num_tensors(); ++i) grad(i) = recorded_copy.grad(i);
 }
 
 int64_t Adapter::num_parameters() const {
@@ -328,14 +346,16 @@ int64_t Adapter::num_bytes() const {
   size_t n = 0;
   const auto add = [&n](const at::Tensor& t) { n += t.defined() ? t.nbytes() : 0; };
   for (const size_t i : held()) {
-    const kernels::LoraFactors& f = factors_[i / kinds_.size()].f;
     add(value(i));
+    if (i == label_parameter()) continue;
+    const kernels::LoraFactors& f = factors_[i / kinds_.size()].f;
     if (kind(i).learns) add(kind(i).is_b ? f.b_rO : f.a_rI);
   }
   for (const Factors& e : factors_) {
     std::ranges::for_each(e.grads, add);
     add(e.row_norms);
   }
+  add(label_head_.grad);
   return static_cast<int64_t>(n);
 }
 

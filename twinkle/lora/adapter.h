@@ -1,6 +1,6 @@
 // One low-rank adapter (Hu et al. 2021): for some linears, y += scale * (dropout(x) A^T) B^T with A
-// [r, I] and B [O, r] in float32, and the gradients summed for them. Knows no tenant and no
-// optimizer. Owned by the pool; its thread.
+// [r, I] and B [O, r] in float32, a head of labels where its config has one, and the gradients
+// summed for them. Knows no tenant and no optimizer. Owned by the pool; its thread.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -14,6 +14,7 @@
 
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/kernels/lora/lora.h"
+#include "twinkle/lora/labels/label_head.h"
 #include "twinkle/lora/saved_adapter.h"
 #include "twinkle/lora/targets.h"
 #include "twinkle/lora/variants/kinds.h"
@@ -51,6 +52,11 @@ class Adapter {
   const PeftConfig& config() const { return config_; }
   std::vector<Factors>& factors() { return factors_; }
   const std::vector<Factors>& factors() const { return factors_; }
+  // Undefined where the config has no num_labels.
+  LabelHead& label_head() { return label_head_; }
+  const LabelHead& label_head() const { return label_head_; }
+  // Its number as a parameter, the last one.
+  size_t label_parameter() const { return kinds_.size() * factors_.size(); }
 
   // The factors of the decoder's linear number `index`, or nullptr.
   Factors* at(size_t index) {
@@ -73,18 +79,31 @@ class Adapter {
   // After a or b changed: what derives from them goes, and is made again when it is needed. An
   // adapter that rests holds its weights alone.
   void weights_changed();
-  // Tensors are numbered by kind: A, B, ... of the first factor, of the second ... Each expert that
-  // shares one sums a gradient of its own during an operation, so that the sum's order is that of
-  // the experts however the operation is cut; join_shared_grads() adds them to the first one's.
-  size_t num_tensors() const { return kinds_.size() * factors_.size(); }
-  const Kind& kind(size_t i) const { return kinds_[i % kinds_.size()]; }
-  at::Tensor& grad(size_t i) { return factors_[i / kinds_.size()].grads[i % kinds_.size()]; }
-  at::Tensor& value(size_t i) { return factors_[i / kinds_.size()].value(i % kinds_.size()); }
+  // Tensors are numbered by kind: A, B, ... of the first factor, of the second ..., and the head of
+  // labels. Each expert that shares one sums a gradient of its own during an operation, so that the
+  // sum's order is that of the experts however the operation is cut; join_shared_grads() adds them
+  // to the first one's.
+  size_t num_tensors() const { return label_parameter() + (label_head_.defined() ? 1 : 0); }
+  const Kind& kind(size_t i) const {
+    return i == label_parameter() ? kLabelKind : kinds_[i % kinds_.size()];
+  }
+  at::Tensor& grad(size_t i) {
+    if (i == label_parameter()) return label_head_.grad;
+    return factors_[i / kinds_.size()].grads[i % kinds_.size()];
+  }
+  at::Tensor& value(size_t i) {
+    if (i == label_parameter()) return label_head_.weight;
+    return factors_[i / kinds_.size()].value(i % kinds_.size());
+  }
   const at::Tensor& value(size_t i) const {
+    if (i == label_parameter()) return label_head_.weight;
     return factors_[i / kinds_.size()].value(i % kinds_.size());
   }
   // A tensor's name, in checkpoints and for the optimizer. One that experts share is the first's.
-  std::string name(size_t i) const { return kind(i).name(factors_[i / kinds_.size()].path); }
+  std::string name(size_t i) const {
+    if (i == label_parameter()) return kLabelWeight;
+    return kind(i).name(factors_[i / kinds_.size()].path);
+  }
   // The numbers of those that have a tensor of their own, ascending; and of these, of those that
   // learn.
   const std::vector<size_t>& held() const { return places_->held; }
@@ -132,10 +151,13 @@ class Adapter {
   };
 
   Factors made(const model::NamedLinear& linear, const Sizes& sizes, std::optional<uint64_t> seed);
+  void add_label_head(const std::vector<model::NamedLinear>& linears, std::optional<uint64_t> seed,
+                      Places& places);
 
   PeftConfig config_;
   std::span<const Kind> kinds_;
   std::vector<Factors> factors_;
+  LabelHead label_head_;
   std::shared_ptr<const Places> places_;
 };
 

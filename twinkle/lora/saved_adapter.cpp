@@ -11,7 +11,9 @@
 #include <utility>
 
 #include "twinkle/base/error.h"
+#include "twinkle/lora/adapter.h"
 #include "twinkle/lora/expert_factors.h"
+#include "twinkle/lora/labels/label_head.h"
 #include "twinkle/lora/peft/form.h"
 #include "twinkle/lora/per_expert.h"
 #include "twinkle/model/weights/tensors.h"
@@ -60,6 +62,12 @@ void check_sharing(const PeftConfig& saved, const PeftConfig& target) {
           "lora: experts of the saved adapter ", said(saved.share_expert_factors), ", of this one ",
           said(target.share_expert_factors), ": create it with share_expert_factors ",
           saved.share_expert_factors ? "true" : "false");
+}
+
+void check_labels(const PeftConfig& saved, const PeftConfig& target) {
+  require(saved.num_labels == target.num_labels, Code::kInvalid,
+          "lora: the saved adapter has a head of ", saved.num_labels, " labels, this one of ",
+          target.num_labels, " (0: none): create it with num_labels ", saved.num_labels);
 }
 
 // Judged by the file's tensors, and by its config, which need not know of it.
@@ -122,6 +130,14 @@ void take_initial(SavedAdapter::Module& module, int64_t rank) {
   module = {module.path, a, b, {initial_a, minus_initial_b.neg()}};
 }
 
+// Before any tensor is read.
+void check_score(const PeftAdapter& saved, std::span<const LinearShape> linears) {
+  const auto head = std::ranges::find(linears, model::kHead, &LinearShape::path);
+  require(head != linears.end(), Code::kInvalid, "lora: the saved adapter has a head of labels, ",
+          "but the model has no ", model::kHead, ", whose place it takes");
+  check_shape(*saved.score, {saved.config.num_labels, head->inputs}, "weight", "score");
+}
+
 // Where a linear's factors are in a file: an entry of its own, or its place in a stack's.
 struct Source {
   const StoredPeftEntry* entry = nullptr;
@@ -165,8 +181,15 @@ class Reader {
   Reader(const PeftAdapter& saved, std::span<const LinearShape> linears,
          std::span<const PeftStack> stacks, const PeftConfig* target)
       : saved_(saved), linears_(linears), sizes_(saved.config) {
-    if (target) check_kinds(saved.config, *target);
-    if (target) check_sharing(saved.config, *target);
+    if (target) {
+      check_kinds(saved.config, *target);
+      check_sharing(saved.config, *target);
+      check_labels(saved.config, *target);
+    }
+    if (saved.score) {
+      check_score(saved, linears);
+      size_ += *num_elements(saved.score->shape);
+    }
     for (const StoredPeftEntry& entry : saved.entries) entries_[entry.module] = &entry;
     for (const PeftStack& stack : stacks) add_put_together(stack);
     add_stacks();
@@ -358,7 +381,9 @@ SavedAdapter read_factors(PeftAdapter& saved, std::span<const LinearShape> linea
             "loaded, save the adapter with save_embedding_layers=False");
   }
   if (reserve) reserve(reader.num_bytes());
-  return {saved.config, reader.modules()};
+  SavedAdapter out{saved.config, reader.modules(), {}};
+  if (saved.score) out.score = read(*saved.score, "weight", "score");
+  return out;
 }
 
 }  // namespace
@@ -383,7 +408,23 @@ std::vector<size_t> SavedAdapter::held() const {
   std::vector<size_t> out;
   for (size_t i = 0; i < holder.size(); ++i)
     if (holder[i] == i) out.push_back(i);
+  if (score.defined()) out.push_back(holder.size());
   return out;
+}
+
+const Kind& SavedAdapter::kind(size_t i) const {
+  const std::span<const Kind> kinds = kinds_of(config);
+  return i == kinds.size() * modules.size() ? kLabelKind : kinds[i % kinds.size()];
+}
+
+const at::Tensor& SavedAdapter::value(size_t i) const {
+  const size_t num = kinds_of(config).size();
+  return i == num * modules.size() ? score : modules[i / num].value(i % num);
+}
+
+std::string SavedAdapter::name(size_t i) const {
+  const size_t num = kinds_of(config).size();
+  return i == num * modules.size() ? kLabelWeight : kind(i).name(modules[i / num].path);
 }
 
 void check_fits(const SavedAdapter& saved, const PeftConfig& target,
@@ -391,6 +432,7 @@ void check_fits(const SavedAdapter& saved, const PeftConfig& target,
   check_kinds(saved.config, target);
   const Sizes theirs(saved.config), ours(target);
   check_sharing(saved.config, target);
+  check_labels(saved.config, target);
   for (const std::string& path : modules) check_scale(theirs, ours, path);
   std::vector<std::string_view> got;
   for (const auto& module : saved.modules) got.push_back(module.path);

@@ -27,17 +27,13 @@ struct SavedAdapter {
   };
   PeftConfig config;
   std::vector<Module> modules;  // in the order of the linears
+  at::Tensor score;             // the head of labels [num_labels, D], float32; undefined: none
 
   // The numbers of those that have a tensor of their own, as Adapter::held's, and a tensor.
   std::vector<size_t> held() const;
-  const Kind& kind(size_t i) const { return kinds_of(config)[i % kinds_of(config).size()]; }
-  const at::Tensor& value(size_t i) const {
-    const size_t num = kinds_of(config).size();
-    return modules[i / num].value(i % num);
-  }
-  std::string name(size_t i) const {
-    return kind(i).name(modules[i / kinds_of(config).size()].path);
-  }
+  const Kind& kind(size_t i) const;  // as Adapter's
+  const at::Tensor& value(size_t i) const;
+  std::string name(size_t i) const;
 };
 
 // True if a saved copy of the base model's weight of this name equals it.
@@ -55,7 +51,7 @@ SavedAdapter read_adapter(const std::filesystem::path& dir, std::span<const Line
                           const IsBaseWeight& is_base_weight = {});
 
 // Error kInvalid: the saved adapter's rank or scale is not that of `target`, or its modules are not
-// `modules`, or its experts share factors and target's do not.
+// `modules`, or its experts share factors and target's do not, or its head has other labels.
 void check_fits(const SavedAdapter& saved, const PeftConfig& target,
                 std::span<const std::string> modules);
 

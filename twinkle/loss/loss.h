@@ -66,6 +66,9 @@ struct Loss {
   // type; the gradient has the log-probabilities'. The engine's are float32.
   bool doubles = false;
   bool many_targets = false;  // rows may be several targets of one token: nothing else ties them
+  // True: a sequence's rows are the logits that a head of labels gives it, in place of
+  // log-probabilities, and their weights are not read.
+  bool of_labels = false;
 
   bool separable() const { return prepare != nullptr; }
   const Extra* extra(std::string_view name) const;  // null: it does not read it

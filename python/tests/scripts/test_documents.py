@@ -68,6 +68,7 @@ def run_example(monkeypatch, capsys, name, *arguments):
     [
         ("sft", "my.jsonl", r"2 \d+\.\d+"),
         ("dpo", "pairs.jsonl", r"2 loss \d\.\d{4} rewards/margins -?\d\.\d{4}"),
+        ("reward", "pairs.jsonl", r"2 loss \d\.\d{4} rewards/margins -?\d\.\d{4}"),
         ("grpo", "gsm8k.jsonl", r"2 mean reward \d\.\d{3}, right \d+ of 8"),
     ],
 )

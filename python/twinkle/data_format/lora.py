@@ -18,7 +18,7 @@ _REFUSED = {
     "alora_invocation_tokens": None, "arrow_config": None, "bias": "none", "corda_config": None,
     "ensure_weight_tying": False, "eva_config": None, "fan_in_fan_out": False,
     "kasa_config": None, "layer_replication": None, "lora_bias": False, "megatron_config": None,
-    "modules_to_save": None, "monteclora_config": None, "trainable_token_indices": None,
+    "monteclora_config": None, "trainable_token_indices": None,
     "use_bdlora": None, "use_qalora": False, "velora_config": None,
 }  # fmt: skip
 # Fields of peft that change nothing here.
@@ -61,6 +61,9 @@ class LoraConfig(_OfPeft):
     use_dora: DoRA: each row of a weight has a magnitude that learns; linear layers only.
     share_expert_factors: Twinkle's own: the experts of a layer share lora_A of gate_proj, that of
     up_proj, and lora_B of down_proj, as Tinker's adapters do, in whose form it is saved.
+    task_type='SEQ_CLS' with num_labels, Twinkle's own: beside the factors the adapter trains a head
+    of that many labels, 1 for rewards, peft's modules_to_save=['score'], which reads each
+    sequence's last token.
     lora_alpha: the delta is scaled by lora_alpha / r, or lora_alpha / sqrt(r) with use_rslora.
     lora_dropout: 0 <= p < 1, on the adapter's input while training. base_model_name_or_path: what
     the adapter's files call the model; None: its id.
@@ -83,6 +86,8 @@ class LoraConfig(_OfPeft):
     layers_pattern: list | str | None = field(default=None, kw_only=True)
     init_lora_weights: bool | str = field(default=True, kw_only=True)
     use_dora: bool = field(default=False, kw_only=True)
+    modules_to_save: list | None = field(default=None, kw_only=True)
+    num_labels: int | None = field(default=None, kw_only=True)
     loftq_config: dict = field(default_factory=dict, kw_only=True)
     rank: InitVar[int | None] = None  # the longer name of r
 
@@ -136,6 +141,7 @@ class LoraConfig(_OfPeft):
         ):  # fmt: skip
             if not right:
                 checks.refuse(f"lora: {name}", value, must)
+        self._check_head()
         checks.flag("lora: use_rslora", self.use_rslora)
         checks.flag("lora: use_dora", self.use_dora)
         checks.flag("lora: share_expert_factors", self.share_expert_factors)
@@ -144,13 +150,32 @@ class LoraConfig(_OfPeft):
         for name, only in sorted(_REFUSED.items()):
             _takes_only(name, getattr(self, name), only or None)
 
+    def _check_head(self):
+        saved, labels = self.modules_to_save, self.num_labels
+        if self.task_type != "SEQ_CLS":
+            _takes_only("modules_to_save", saved, None)
+            if labels is not None:
+                must = "None: only task_type 'SEQ_CLS' has a head of labels"
+                checks.refuse("lora: num_labels", labels, must)
+            return
+        self.task_type = "SEQ_CLS"  # peft's is an enum
+        if not _passes(checks.integer, labels, 1, 65536):
+            must = "1 for rewards, or the number of classes, at most 65536, with task_type"
+            checks.refuse("lora: num_labels", labels, f"{must} 'SEQ_CLS'")
+        named = set(saved) if isinstance(saved, (list, tuple, set)) else saved
+        if saved and not (isinstance(named, set) and named <= {"score", "classifier"}):
+            checks.refuse("lora: modules_to_save", saved, "['score']")
+        self.modules_to_save = ["score"]
+
     def to_dict(self):
-        """{field: value}, as peft's to_dict gives it: all but runtime_config. share_expert_factors,
-        which peft has not, is there where it is True."""
+        """{field: value}, as peft's to_dict gives it: all but runtime_config. share_expert_factors
+        and num_labels, which peft has not, are there where they are set."""
         # As peft: how it runs is not part of what is saved.
         out = {k: v for k, v in asdict(self).items() if k != "runtime_config"}
         if not self.share_expert_factors:
             del out["share_expert_factors"]
+        if self.num_labels is None:
+            del out["num_labels"]
         return out
 
     def to_json(self):
@@ -183,7 +208,10 @@ class LoraConfig(_OfPeft):
         require(kind == "LORA", f"lora: peft_type is {kind!r}, only LORA is known")
         for name in sorted(set(values) - known):
             _takes_only(name, values[name] or None, None)
-        return cls(**{k: v for k, v in values.items() if k in known and k not in _INERT})
+        kept = {k: v for k, v in values.items() if k in known and k not in _INERT}
+        if values.get("task_type") == "SEQ_CLS":
+            kept["task_type"] = "SEQ_CLS"
+        return cls(**kept)
 
 
 def _takes_only(name, value, only):

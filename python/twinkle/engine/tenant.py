@@ -55,6 +55,8 @@ class Tenant:
         float32 arrays [width], the last token's final hidden state divided by its L2 norm;
         routed_experts, a list of int32 arrays [tokens, layers with experts, num_experts_per_tok],
         where all tokens that attention_mask keeps went, ascending, as inputs may have them.
+        A tenant whose adapter has a head of labels gives label_logits, a list of float32 arrays
+        [num_labels], and no logps; its inputs have no labels.
         InvalidError: an empty batch, a token or label outside the vocabulary, more than 1 GiB of
         logits; a wrong loss, option or extra.
         """
@@ -102,7 +104,8 @@ class Tenant:
         (batch, sequences, future), compared = scored, self._compared
 
         def convert(result):
-            warn_of_ratio(compared, sequences, result["logps"])
+            if not result.get("label_logits"):
+                warn_of_ratio(compared, sequences, result["logps"])
             return _scores(batch, result)
 
         return Future(future, convert)
@@ -302,8 +305,11 @@ class Tenant:
 
 def _scores(batch, result):
     """The engine's result for a user: arrays as long as the inputs; only what was asked for."""
-    out = Result(loss=result["loss"], logps=batch.rows(result["logps"]))
-    out["num_tokens"] = result["num_tokens"]
+    out = Result(loss=result["loss"], num_tokens=result["num_tokens"])
+    if result.get("label_logits"):
+        out["label_logits"] = result["label_logits"]
+        return out
+    out["logps"] = batch.rows(result["logps"])
     if result["entropies"]:
         out["entropies"] = batch.rows(result["entropies"])
     for name in ("logits", "embeddings"):

@@ -9,6 +9,7 @@ from twinkle.loss.cross_entropy import (
     LigerFusedLinearCrossEntropyLoss,
 )
 from twinkle.loss.distillation import GKDLoss, MSELoss
+from twinkle.loss.label_head import ClassificationLoss, RewardLoss
 from twinkle.loss.policy import (
     BNPOLoss,
     CISPOLoss,
@@ -20,7 +21,7 @@ from twinkle.loss.policy import (
     SAPOLoss,
 )
 from twinkle.loss.preference import CPOLoss, DPOLoss, KTOLoss, ORPOLoss, SimPOLoss
-from twinkle.loss.value import PPOValueLoss, RewardLoss
+from twinkle.loss.value import PPOValueLoss
 
 torch_loss_mapping = {
     "mse": MSELoss,
@@ -44,6 +45,7 @@ torch_loss_mapping = {
     "opsd": OPSDLoss,
     "reward": RewardLoss,
     "rm": RewardLoss,
+    "classification": ClassificationLoss,
     "infonce": InfonceLoss,
 }
 

@@ -29,6 +29,9 @@ class Loss:
     require_entropy = False
     require_logps = True
     require_values = False
+    # True: of the logits [B, num_labels] of an adapter's head of labels, `outputs['logits']`; the
+    # engine's own alone are
+    of_labels = False
     # True: it gets a call's sequences all at once, as the engine's own losses do, so that
     # micro_batch_size leaves its numbers as they are
     whole_batch = False
@@ -187,7 +190,7 @@ def check_usable(loss, value_head=False):
     name, only = type(loss).__name__, "a TransformersValueModel gives outputs['values'] alone"
     row_arguments(loss)
     require(
-        value_head or not loss.require_values,
+        value_head or loss.of_labels or not loss.require_values,
         f"loss: {name} has require_values, but the model has no value head: set it on a "
         "TransformersValueModel; here there is outputs['logps'], with require_entropy "
         "outputs['entropies'], and with require_logits outputs['logits']",
@@ -199,6 +202,22 @@ def check_usable(loss, value_head=False):
     )
     extra = [flag for flag in ("require_entropy", "require_logits") if getattr(loss, flag)]
     require(not (value_head and extra), f"loss: {name} has {' and '.join(extra)}, but {only}")
+
+
+def check_head(loss, num_labels, value_head):
+    """InvalidError: the loss is of a head of labels, and the adapter has none, or it is the other
+    way round. num_labels: of the adapter's head; 0: none."""
+    name, is_own = type(loss).__name__, engine_loss(loss) is not None
+    require(
+        not num_labels or (loss.of_labels and is_own),
+        f"loss: {name} cannot be learnt through the adapter's head of labels: set RewardLoss or "
+        "ClassificationLoss",
+    )
+    require(
+        num_labels or value_head or not loss.of_labels,
+        f"loss: {name} is of a head of labels, which the adapter does not have: add one with "
+        "LoraConfig(task_type='SEQ_CLS', num_labels=...)",
+    )
 
 
 def check_kwargs(loss, kwargs):

@@ -128,11 +128,12 @@ def computed(loss, inputs, outputs, mask, kwargs, weights=None):
     )
     logps = outputs["logps"].double()[mask]
     entropies = outputs["entropies"].double()[mask] if loss.require_entropy else None
-    return _function().apply(run, logps, entropies)
+    return function_of_arrays().apply(run, logps, entropies)
 
 
 @functools.cache
-def _function():
+def function_of_arrays():
+    """torch's Function of losses that run(*arrays) computes."""
     import torch  # here: to import twinkle.loss takes no torch
 
     class EngineFunction(torch.autograd.Function):
@@ -158,4 +159,4 @@ def of_vectors(loss, vectors, extras, **numbers):
     arrays = {name: value.numpy() for name, value in extras.items()}
     options = json.dumps(loss.engine_options(**numbers))
     run = functools.partial(core().run_vector_loss, loss.table_name, options, arrays)
-    return _function().apply(run, vectors)
+    return function_of_arrays().apply(run, vectors)

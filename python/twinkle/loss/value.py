@@ -1,12 +1,9 @@
-"""Losses of values: of a critic, which predicts what a policy's replies return, and of a reward
-model, which scores replies."""
+"""The loss of a critic, which predicts what a policy's replies return."""
 
 from twinkle import checks
 from twinkle.errors import require
 from twinkle.loss.base import Loss, by_hand
-from twinkle.loss.engine import TableLoss, of_vectors
 from twinkle.loss.labels import at_labels, scored
-from twinkle.loss.preference import Replies
 
 
 class PPOValueLoss(Loss):
@@ -48,26 +45,3 @@ class PPOValueLoss(Loss):
         clipped = values.clamp(old - self.epsilon, old + self.epsilon)
         each = torch.maximum((values - wanted) ** 2, (clipped - wanted) ** 2) / 2
         return {"loss": each.sum() / max(len(each), 1), "num_tokens": 0}
-
-
-class RewardLoss(TableLoss):
-    """The loss of a reward model (Ouyang et al. 2022, arXiv 2203.02155, eq. 1), of pairs of a
-    chosen and a rejected reply, adjacent in a batch: -log sigmoid(score(chosen) - score(rejected)),
-    the mean over pairs, and center_rewards_coefficient times the mean of (score(chosen) +
-    score(rejected))^2 (Eisenstein et al. 2023, arXiv 2312.09244). A reply's score is the value at
-    its last label, of a TransformersValueModel. InvalidError: a negative coefficient."""
-
-    require_logps = False
-    require_values = True
-    row_arguments = ()
-
-    def __call__(self, inputs, outputs):
-        """LossOutput of labels and values [B, L], or, of a script's own call, logits [B] or [B, 1],
-        which are the scores. InvalidError: an odd number of sequences, one without labels."""
-        scores = outputs.get("logits")
-        if "values" in outputs or scores is None:
-            inputs, outputs = by_hand(self, inputs, outputs)
-            mask = Replies(inputs, "loss: RewardLoss").mask
-            last = mask.shape[1] - 1 - mask.int().flip(1).argmax(1)  # argmax takes the first 1
-            scores = outputs["values"].gather(1, last[:, None])
-        return {"loss": of_vectors(self, scores, {}), "num_tokens": 0}

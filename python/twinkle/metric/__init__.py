@@ -6,7 +6,7 @@ from twinkle.metric.builtin import LossMetric, TrainMetric
 from twinkle.metric.completion import CompletionRewardMetric
 from twinkle.metric.embedding import EmbeddingMetric
 from twinkle.metric.policy import CISPOMetric, GRPOMetric, GSPOMetric, PPOMetric
-from twinkle.metric.preference import DPOMetric
+from twinkle.metric.preference import DPOMetric, RewardMetric
 from twinkle.metric.value import PPOValueMetric
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "Metric",
     "PPOMetric",
     "PPOValueMetric",
+    "RewardMetric",
     "TrainMetric",
 ]

@@ -27,7 +27,8 @@ class Metric:
     """
 
     needs_inputs = True  # False saves the padding of inputs
-    # "logps", "embeddings" or "values"; None: check is called whatever the outputs will have
+    # "logps", "embeddings", "values" or "logits" of labels; None: check is called whatever the
+    # outputs will have
     reads = None
     sees_all = (
         False  # set by the model that it is added to: accumulate is given what all ranks have

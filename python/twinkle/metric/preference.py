@@ -5,6 +5,28 @@ from twinkle.loss.preference import Replies
 from twinkle.metric.base import MeanMetric
 
 
+class RewardMetric(MeanMetric):
+    """Means over pairs of a chosen and a rejected reply, adjacent in a batch, since the last
+    calculate, of the scores that a head of one label gives: rewards/chosen, rewards/rejected,
+    rewards/margins, their difference, and rewards/accuracies, the percentage of pairs whose margin
+    is above 0. Outputs without such scores count nothing."""
+
+    reads = "logits"
+    needs_inputs = False
+
+    def accumulate(self, inputs, outputs, **kwargs):
+        """outputs: logits [B, 1]."""
+        del inputs, kwargs
+        scores = outputs.get("logits")
+        if scores is None or scores.shape[1:] != (1,):
+            return
+        chosen, rejected = scores.detach().double().reshape(-1, 2).T
+        self._add("rewards/chosen", chosen, None)
+        self._add("rewards/rejected", rejected, None)
+        self._add("rewards/margins", chosen - rejected, None)
+        self._add("rewards/accuracies", 100.0 * (chosen > rejected), None)
+
+
 class DPOMetric(MeanMetric):
     """Means over pairs of a chosen and a rejected reply, adjacent in a batch, since the
     last calculate: logps/chosen and logps/rejected, the sums of log p over a reply's labels. Where

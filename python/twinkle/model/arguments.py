@@ -106,6 +106,7 @@ class Task:
     temperature: float = 1.0
     loss_logits: bool = False  # for the loss, which learns through them
     values: bool = False  # the logits of a value head
+    labels: bool = False  # the logits of an adapter's head of labels
     router_aux_loss_coef: float = 0.0  # in training: of the experts' auxiliary loss
     routes: bool = False  # where tokens went
 
@@ -125,12 +126,16 @@ class Task:
         """The output that there is whatever else is asked for."""
         if self.embedding:
             return "embeddings"
+        if self.labels:
+            return "logits"
         return "values" if self.values else "logps"
 
-    def of(self, loss):
-        """The same with what the loss asks for."""
-        logits = loss.require_logits and not self.embedding
-        return replace(self, loss_logits=logits, values=loss.require_values)
+    def of(self, group, value_head):
+        """The same with what the group's loss asks for, and what its head gives."""
+        if group.num_labels:  # which come anyway
+            return replace(self, logits=False, labels=True)
+        logits = group.loss.require_logits and not self.embedding
+        return replace(self, loss_logits=logits, values=value_head)
 
     def check(self, loss):
         """InvalidError: the loss needs what the forward does not give."""
@@ -143,7 +148,8 @@ class Task:
 
     def sequences(self, batch):
         """As the engine takes them."""
-        return batch.unscored() if self.embedding or self.values else batch.sequences
+        has_none = self.embedding or self.values or self.labels
+        return batch.unscored() if has_none else batch.sequences
 
     def check_size(self, batch, vocabulary):
         """InvalidError: more logits than are given, the padding counted."""

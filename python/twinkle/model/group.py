@@ -79,6 +79,11 @@ class Group(Ledger):
     def __getattr__(self, name):
         return getattr(self.loop, name)
 
+    @property
+    def num_labels(self):
+        """Labels of the adapter's head; 0: it has none."""
+        return getattr(self.config, "num_labels", None) or 0
+
     def with_micro_batch(self, result):
         """The changes of a forward_backward, for `run`: a forward before it does not outlive it."""
         del result

@@ -23,29 +23,34 @@ def _labelled(sequence):
     return np.zeros(len(sequence["input_ids"]), bool) if labels is None else labels != -100
 
 
-def with_extras(loss, batch, kwargs):
-    """The sequences with what a loss of the engine reads besides their labels."""
+def with_extras(loss, batch, kwargs, sequences):
+    """The batch's sequences with what a loss of the engine reads besides their labels."""
     columns = {
         name: batch.unpadded(values) if values.ndim == 2 else values.float()[:, None].numpy()
         for name, values in loss.engine_inputs(batch.tensors(), **kwargs).items()
     }
     return [
         {**sequence, "extras": {name: rows[i] for name, rows in columns.items()}}
-        for i, sequence in enumerate(batch.sequences)
+        for i, sequence in enumerate(sequences)
     ]
 
 
 def learnable(loss, outputs):
     """The entries of a ModelOutput with a gradient: all that a loss sees in training. A loss
     with require_logits learns through these alone: what it reads else is computed from them."""
-    names = ("logits",) if loss.require_logits else (*_EXTRAS, "embeddings", "values")
+    of_logits = loss.require_logits or (loss.of_labels and "values" not in outputs)
+    names = ("logits",) if of_logits else (*_EXTRAS, "embeddings", "values")
     return {name: outputs[name] for name in names if name in outputs}
 
 
 def outputs_of(part, scores, rows=slice(None)):
     """Tensors of a part of a batch from the engine's scores, whose `rows` the part is: embeddings
     [B, D] where they were asked for, values [B, L] of a value head, else logps and, where asked
-    for, entropies [B, L] and logits [B, L, V]."""
+    for, entropies [B, L] and logits [B, L, V]; logits [B, num_labels] alone of a head of labels."""
+    if scores.get("label_logits"):
+        import torch
+
+        return {"logits": torch.from_numpy(np.stack(scores["label_logits"][rows]))}
     if scores["embeddings"]:
         import torch
 

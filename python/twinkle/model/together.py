@@ -21,7 +21,7 @@ _OF_ROWS = (
 _PLAIN = (str, bytes, bool, numbers.Number, type(None))
 _OF_ARRAYS = ("numpy", "torch")
 _MOST_DEEP = 64  # dicts in one another
-_SCORES = ("logps", "entropies", "logits", "embeddings", "values")
+_SCORES = ("logps", "entropies", "logits", "embeddings", "values", "label_logits")
 
 
 class Together:

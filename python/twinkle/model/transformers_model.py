@@ -15,7 +15,7 @@ from twinkle.engine.engine import Engine
 from twinkle.errors import refuse_unknown, require
 from twinkle.infra import current_run, place
 from twinkle.ledger import Ledger
-from twinkle.loss.base import check_kwargs, engine_loss, evaluate
+from twinkle.loss.base import check_head, check_kwargs, engine_loss, evaluate
 from twinkle.loss.old_logps import check_scores, warn_of_ratio
 from twinkle.model import arguments, python_loss
 from twinkle.model.adapters import Adapters
@@ -124,7 +124,7 @@ class TransformersModel(SendsWeights, Adapters):
     def _batch(self, group, inputs, task):
         features, info, template = as_list(inputs), self.model_info, group.get_template
         batch = batch_of(features, info, template, group.processor, marks=task.embedding)
-        if engine_loss(group.loss) is not None and not (task.embedding or task.values):
+        if engine_loss(group.loss) is not None and task.gives == "logps":
             core().refuse_own_tokens(batch.sequences)
         return batch
 
@@ -152,7 +152,7 @@ class TransformersModel(SendsWeights, Adapters):
             task, _ = arguments.forward_kwargs(method, kwargs, temperature)
             group = self._group(adapter_name)
             checks.flag("model: disable_lora", disable_lora)
-            return group, task.of(group.loss), None
+            return group, task.of(group, self._value_head), None
 
         together = self._together(inputs, check)
         group, task = together.group, together.task
@@ -171,7 +171,7 @@ class TransformersModel(SendsWeights, Adapters):
         together.disable_lora = disable_lora and group.config is not None
         group.phase(training).together, group.mode = together, "train" if training else "eval"
         out = together.own_outputs(together.outputs, result)
-        if not task.logits:  # the loss alone has asked for them
+        if not (task.logits or task.labels):  # the loss alone has asked for them
             out.pop("logits", None)
         if "logps" in out:
             out["temperature"] = task.temperature
@@ -249,6 +249,7 @@ class TransformersModel(SendsWeights, Adapters):
                 "model: calculate_loss needs a forward or forward_only before it",
             )
             together.task.check(group.loss)
+            check_head(group.loss, group.num_labels, self._value_head)
             arguments.check_outputs(group.loss, together)
             check_kwargs(group.loss, kwargs)
             check_scores(kwargs, together.task.temperature, self._scorer(group))
@@ -287,7 +288,8 @@ class TransformersModel(SendsWeights, Adapters):
             check_accumulation(gradient_accumulation_steps, none=True)
         group.check_metrics(True, together, together.loss_kwargs)
         group.set_gradient_accumulation_steps(gradient_accumulation_steps)
-        task = replace(together.task, logits=False).of(group.loss)  # nobody sees them here
+        task = replace(together.task, logits=False)  # nobody sees them here
+        task = task.of(group, self._value_head)
         self._accumulate(together, task, together.loss_kwargs)
 
     @of_batch
@@ -328,12 +330,13 @@ class TransformersModel(SendsWeights, Adapters):
             check_kwargs(group.loss, loss_kwargs)
             check_scores(loss_kwargs, task.temperature, self._scorer(group))
             task.check(group.loss)
-            return group, task.of(group.loss), loss_kwargs
+            check_head(group.loss, group.num_labels, self._value_head)
+            return group, task.of(group, self._value_head), loss_kwargs
 
         together = self._together(inputs, check)
         group = together.group
         group.check_metrics(True, together, together.given)
-        if not together.task.embedding:
+        if not (together.task.embedding or together.task.labels):
             together.whole.warn_of_unlabelled()
         group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         group.mode = "train"
@@ -343,6 +346,7 @@ class TransformersModel(SendsWeights, Adapters):
         """loss_kwargs: of all ranks."""
         group, started = together.group, time.perf_counter()
         tenant, loss, name = self._tenant(group), group.loss, engine_loss(group.loss)
+        by_engine = name is not None and not task.values
 
         def learn(sequences, name, options):
             return group.run(
@@ -357,8 +361,9 @@ class TransformersModel(SendsWeights, Adapters):
                 **task.learning,
             )
 
-        if name is not None:
-            sequences = python_loss.with_extras(loss, together.whole, loss_kwargs)
+        if by_engine:
+            of_all = task.sequences(together.whole)
+            sequences = python_loss.with_extras(loss, together.whole, loss_kwargs, of_all)
             mine = learnt = learn(sequences, name, loss.engine_options(**loss_kwargs))
             value, loss_tokens = mine["loss"], mine["num_tokens"]
         else:
@@ -374,7 +379,7 @@ class TransformersModel(SendsWeights, Adapters):
             elif not task.values:
                 mine = learnt
         scores = together.scores(mine)
-        if name is not None:
+        if by_engine and not task.labels:
             warn_of_ratio(group, sequences, scores["logps"])
         outputs = together.model_output(scores, value)
         if task.learning:

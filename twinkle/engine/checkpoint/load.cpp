@@ -129,7 +129,11 @@ TrainingShape training_shape(const BaseModel& base) {
 PeftConfig config_of(const Create& operation) {
   Json config = parse_json(operation.lora_json, "lora config");
   if (config.is_object() && !find(config, "peft_type")) config.as_object()["peft_type"] = "LORA";
-  return peft_config(config, "lora config");
+  PeftConfig out = peft_config(config, "lora config");
+  require(out.num_labels != kLabelsOfFile, Code::kInvalid,
+          "lora: task_type is \"SEQ_CLS\", but num_labels is missing: give the head 1 label for "
+          "rewards, or one for each class");
+  return out;
 }
 
 int64_t num_bytes(const Loaded& loaded) {

@@ -108,6 +108,7 @@ void check_tensors(const HeldSave& held) {
     check_weight(e.module + ".lora_A", e.a, held.as_is);
     check_weight(e.module + ".lora_B", e.b, held.as_is);
   }
+  if (held.score) check_weight(held.score->name, *held.score, held.as_is);
   for (const TensorView& weight : held.weights) check_weight(weight.name, weight, held.as_is);
   for (const TensorView& t : held.tensors) require_finite(t.name, largest_in(t));
 }
@@ -334,6 +335,7 @@ int64_t carried_bytes(const fs::path& base) {
 int64_t HeldSave::num_bytes() const {
   size_t out = 0;
   for (const PeftEntry& e : entries) out += e.a.bytes.size() + e.b.bytes.size();
+  if (score) out += score->bytes.size();
   for (const TensorView& weight : weights) out += weight.bytes.size();
   for (const TensorView& t : tensors) out += t.bytes.size();
   return static_cast<int64_t>(out);
@@ -346,6 +348,8 @@ namespace {
 void hold_adapter(HeldSave& out, const Save& operation, lora::Pool& pool,
                   const model::Layout& layout) {
   const lora::Adapter& adapter = pool.at(out.pin.slot());
+  if (const lora::LabelHead& head = adapter.label_head(); head.defined())
+    out.score = model::view_of(lora::kLabelWeight, head.weight);
   const std::vector<lora::LinearShape> linears = lora::shapes_of(pool.linears());
   const bool is_pissa = lora::is_pissa(adapter.config());
   if (operation.expert_format == kPerExpert && !is_pissa) {
@@ -438,7 +442,8 @@ SaveResult write(const HeldSave& held, const BaseModel& base, CarriedFiles& carr
   if (is_adapter) {
     PeftConfig config = held.config;
     if (config.base_model.empty()) config.base_model = base.directory.string();
-    write_peft(target.staging(), config, held.entries, held.own ? &*held.own : nullptr);
+    write_peft(target.staging(), config, held.entries, held.own ? &*held.own : nullptr,
+               held.score ? &*held.score : nullptr);
     if (!held.as_is)
       write_file_atomically(target.staging() / kPeftCard, peft_card(config), Commits::kWithFolder);
     if (with_training)

@@ -76,6 +76,7 @@ struct HeldSave {
   PeftConfig config;                // the same adapter's
   std::optional<PeftConfig> own;    // its own one, where `config` is of another form
   std::vector<PeftEntry> entries;   // they borrow the pin's memory
+  std::optional<TensorView> score;  // and so does its head of labels
   std::vector<TensorView> weights;  // a model's weights: they borrow the decoder's memory on a CPU
   Json training;                    // null: not asked for
   std::vector<TensorView>

@@ -58,6 +58,7 @@ class OutcomeText {
     add(r.entropies);
     add(r.logits);
     add(r.embeddings);
+    add(r.label_logits);
   }
   void add(const StepResult& r) {
     out_ << "step " << r.step << ' ';

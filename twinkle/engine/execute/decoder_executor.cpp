@@ -447,7 +447,12 @@ void DecoderExecutor::run_batch(std::span<const Work> batch, const std::atomic<b
 void DecoderExecutor::start(int64_t id, const Sample& sample, Share share, SampleHooks hooks,
                             Prepared* prepared) {
   const auto* text = dynamic_cast<const PreparedText*>(prepared);
-  lora::AdapterRef pin = tenant(sample.tenant).pinned(sample.version);
+  const Tenant& who = tenant(sample.tenant);
+  require(who.num_labels() == 0, Code::kInvalid, "engine: sample: the adapter of tenant '",
+          sample.tenant,
+          "' has a head of labels, which gives no tokens; sample from another adapter or from the "
+          "base model");
+  lora::AdapterRef pin = who.pinned(sample.version);
   const uint64_t version = pin.slot() < 0 ? pool_->base_version() : pin.version();
   together([&] {
     sampling_->start(id, sample, share, {std::move(pin), version},

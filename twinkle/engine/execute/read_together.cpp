@@ -31,6 +31,7 @@ void add(Digest& to, const PeftConfig& config) {
   to.add(config.dropout);
   to.add(uint64_t{config.use_rslora});
   to.add(uint64_t{config.share_expert_factors});
+  to.add(static_cast<uint64_t>(config.num_labels));
   for (const auto& [pattern, rank] : config.rank_pattern) {
     to.add(pattern);
     to.add(static_cast<uint64_t>(rank));

@@ -25,6 +25,8 @@ struct ForwardResult {
   double aux_loss = 0;  // for routed experts, without its coefficient, which asks for it
   // Only when asked for, per sequence: where every token went, as Example has it, ascending.
   std::vector<std::vector<int32_t>> routed_experts;
+  // Per sequence, in place of logps: [num_labels] of a tenant whose adapter has a head of labels.
+  std::vector<std::vector<float>> label_logits;
 
   bool operator==(const ForwardResult&) const = default;
   static constexpr std::string_view kName = "forward";
@@ -36,7 +38,8 @@ struct ForwardResult {
                       field(5, "logits", &ForwardResult::logits),
                       field(6, "embeddings", &ForwardResult::embeddings),
                       field(7, "aux_loss", &ForwardResult::aux_loss),
-                      field(8, "routed_experts", &ForwardResult::routed_experts)};
+                      field(8, "routed_experts", &ForwardResult::routed_experts),
+                      field(9, "label_logits", &ForwardResult::label_logits)};
   }
 };
 

@@ -20,6 +20,8 @@ struct PackedBatch {
   nn::Targets targets;
   std::vector<int64_t> cu_targets{0};   // [pieces + 1]
   std::vector<size_t> cu_sequences{0};  // [pieces + 1]
+  // Of pieces with a head of labels [pieces][sequences x labels]: its logits, and d loss / d them.
+  std::vector<std::vector<float>> label_logits, label_grads;
 
   bool has_rows() const { return tape.batch.rows.num_tokens() > 0; }  // false: other ranks have all
 };
@@ -161,7 +163,24 @@ std::vector<float> embedding_of(const at::Tensor& hidden, int64_t last) {
   return {pooled.const_data_ptr<float>(), pooled.const_data_ptr<float>() + pooled.numel()};
 }
 
-// The outcome of each piece. Borrows from `out`.
+// The rows of the last tokens of a piece's sequences.
+std::vector<int64_t> last_rows(const PackedBatch& pass, size_t piece) {
+  const auto& cu = pass.tape.batch.rows.cu_seqlens;
+  return of_sequences(pass, piece, [&](size_t s) { return cu[s + 1] - 1; });
+}
+
+void run_label_heads(std::span<const OpSlice> pieces, PackedBatch& pass, const at::Tensor& hidden) {
+  pass.label_logits.assign(pieces.size(), {});
+  pass.label_grads.assign(pieces.size(), {});
+  for (size_t i = 0; pass.has_rows() && i < pieces.size(); ++i) {
+    const TrainingOp& op = *pieces[i].op;
+    if (op.num_labels() == 0) continue;
+    pass.label_logits[i] =
+        lora::label_logits(op.tenant().adapter().label_head(), hidden, last_rows(pass, i));
+  }
+}
+
+// The outcome of each piece. Borrows from `out` and the pass.
 std::vector<PieceOutputs> outputs_of(std::span<const OpSlice> pieces, const PackedBatch& pass,
                                      const at::Tensor& hidden, const nn::Linear& head,
                                      const nn::HeadOutput& out) {
@@ -173,6 +192,7 @@ std::vector<PieceOutputs> outputs_of(std::span<const OpSlice> pieces, const Pack
                n = static_cast<size_t>(pass.cu_targets[i + 1]) - begin;
     TrainingOp::Outputs& part = all[i].outputs;
     part.logprobs = std::span(out.logprobs).subspan(begin, n);
+    if (op.num_labels() > 0) part.logprobs = pass.label_logits[i];
     if (op.wants_entropy()) part.entropies = std::span(out.entropies).subspan(begin, n);
     if (op.wants_logits())
       part.logits = of_sequences(pass, i, [&](size_t s) {
@@ -221,6 +241,38 @@ void add_embedding_grads(std::span<const OpSlice> pieces, const PackedBatch& pas
   const at::Tensor given =
       at::from_blob(grads.data(), {std::ssize(last), hidden.size(1)}, at::kFloat).to(at::kDouble);
   nn::add_pool_last_grad(dhidden, hidden, last, given);
+}
+
+// d loss / d logits of labels goes into the sequences' last rows. The heads' weights learn when it
+// is known that all of it is finite.
+void derive_labels(std::span<const OpSlice> pieces, PackedBatch& pass, at::Tensor& dhidden,
+                   std::vector<char>& finite) {
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const TrainingOp& op = *pieces[i].op;
+    if (op.num_labels() == 0 || op.error) continue;
+    std::vector<float>& grads = pass.label_grads[i];
+    grads.resize(pass.label_logits[i].size());
+    op.derive(pieces[i].first, 0, pass.label_logits[i], grads);
+    const auto is_finite = [](float x) { return std::isfinite(x); };
+    if (!std::ranges::all_of(pass.label_logits[i], is_finite) ||
+        !std::ranges::all_of(grads, is_finite))
+      finite[i] = 0;
+    lora::add_label_grads(op.tenant().adapter().label_head(), last_rows(pass, i), grads, dhidden);
+  }
+}
+
+void add_label_weight_grads(const TrainingOp& op, const PackedBatch& pass, size_t piece,
+                            const at::Tensor& hidden, lora::Pool& pool) {
+  const auto labels = static_cast<size_t>(op.num_labels());
+  std::span<const float> grads = pass.label_grads[piece];
+  for (size_t s = pass.cu_sequences[piece]; labels > 0 && s < pass.cu_sequences[piece + 1]; ++s) {
+    lora::Adapter& adapter = pool.at(pass.tape.batch.rows.segments[s].slot);
+    const size_t number = adapter.label_parameter();
+    adapter.make_grads({&number, 1});
+    lora::add_weight_grad(adapter.label_head(), hidden, pass.tape.batch.rows.cu_seqlens[s + 1] - 1,
+                          grads.first(labels));
+    grads = grads.subspan(labels);
+  }
 }
 
 bool any_wants_entropy(std::span<const OpSlice> pieces) {
@@ -291,6 +343,7 @@ nn::HeadOutput run_head(std::span<const OpSlice> pieces, const PackedBatch& pass
 // Log-probabilities, and entropies if they are wanted, of this rank's rows of a piece.
 Split::Scores scores_of(const PackedBatch& pass, size_t piece, const TrainingOp& op,
                         const at::Tensor& hidden, const nn::Linear& head) {
+  if (op.num_labels() > 0) return {pass.label_logits[piece], {}};
   if (pass.cu_targets[piece] == pass.cu_targets[piece + 1]) return {};
   const auto part = [&](const auto& all) {
     if (all.empty()) return all;
@@ -366,6 +419,7 @@ at::Tensor learn(Pieces& of, PackedBatch& pass, const at::Tensor& hidden) {
   for (const OpSlice& piece : of.all) {
     if (piece.later == 0) piece.op->mark();  // now: a head adds its gradients at once
   }
+  run_label_heads(of.mine, pass, hidden);
   prepare_whole(of, pass, hidden);
   nn::HeadOutput out;
   std::vector<char> finite(of.all.size(), 1);
@@ -373,23 +427,28 @@ at::Tensor learn(Pieces& of, PackedBatch& pass, const at::Tensor& hidden) {
     out = run_head(of.mine, pass, hidden, head, finite);
     add_embedding_grads(of.mine, pass, hidden, out.dhidden);
     add_logits_grads(of.mine, pass, hidden, head, out.dhidden);
+    derive_labels(of.mine, pass, out.dhidden, finite);
   }
   std::vector<PieceOutputs> outputs = outputs_of(of.mine, pass, hidden, head, out);
   for (size_t i = 0; i < outputs.size(); ++i) outputs[i].finite = finite[i] != 0;
   end_pieces(of.all, of.with.split.append(of.cut, std::move(outputs), widths_of(of.with.decoder)));
   if (!pass.has_rows()) return {};
   for (size_t i = 0; i < of.all.size(); ++i) {
-    if (of.all[i].op->error || of.all[i].again) mute(pass, i, out.dhidden);
+    if (of.all[i].op->error || of.all[i].again)
+      mute(pass, i, out.dhidden);
+    else
+      add_label_weight_grads(*of.all[i].op, pass, i, hidden, of.with.pool);
   }
   return out.dhidden;
 }
 
 // The hidden states' rows, which the pieces' operations keep.
-void score(const Pieces& of, const PackedBatch& pass, const at::Tensor& hidden) {
+void score(const Pieces& of, PackedBatch& pass, const at::Tensor& hidden) {
   const at::NoGradGuard no_grad;
   const model::InUse here = of.with.decoder.use_head();
   const nn::Linear& head = of.with.decoder.head();
   nn::HeadOutput out;
+  run_label_heads(of.mine, pass, hidden);
   if (pass.has_rows())
     out = nn::head_forward(hidden, head, pass.targets, pass.tape.batch.rows,
                            {.entropy = any_wants_entropy(of.mine)});

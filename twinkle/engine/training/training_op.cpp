@@ -58,6 +58,8 @@ TrainingOp::TrainingOp(int64_t id, Tenant& tenant, const Operation& operation)
   std::map<std::string, std::vector<float>> extras;
   const std::string& loss = forward_ ? forward_->loss : backward_->loss;
   if (backward_ || !loss.empty()) loss_ = &loss::find(loss);
+  num_labels_ = tenant.num_labels();
+  require_labels();
   wants_embedding_ = forward_ && forward_->embedding;
   wants_logits_ = forward_ ? forward_->logits : backward_->logits;
   const auto of_sequence = [&](const std::string& name) {
@@ -74,6 +76,7 @@ TrainingOp::TrainingOp(int64_t id, Tenant& tenant, const Operation& operation)
     }
     for (const auto& [name, values] : s.extras)
       if (of_sequence(name)) extras[name].push_back(values[0]);
+    weights.insert(weights.end(), static_cast<size_t>(num_labels_), 1.0f);
     cu_.push_back(std::ssize(weights));
   }
   if (!loss_) return;
@@ -99,6 +102,37 @@ TrainingOp::TrainingOp(int64_t id, Tenant& tenant, const Operation& operation)
     aux_per_token_ = backward_->router_aux_loss_coef * loss::num_tokens(*loss_, inputs_, options_) /
                      num_tokens_in(sequences());
   if (backward_ && loss_->separable()) grad_ = loss::prepare(*loss_, inputs_, options_);
+}
+
+// A head of labels gives a sequence num_labels logits and nothing else, and their losses need one.
+void TrainingOp::require_labels() const {
+  require(num_labels_ > 0 || !loss_ || !loss_->of_labels, Code::kInvalid,
+          "engine: ", loss_ ? loss_->class_name : "",
+          " reads what a head of labels gives, and the adapter of "
+          "tenant '",
+          tenant_->name(), "' has none; create one with task_type \"SEQ_CLS\" and num_labels");
+  if (num_labels_ == 0) return;
+  const std::string who = "the adapter of tenant '" + tenant_->name() + "' has a head of labels";
+  require(!loss_ || loss_->of_labels, Code::kInvalid, "engine: loss is ",
+          loss_ ? loss_->class_name : "", ", but ", who,
+          ", whose losses are RewardLoss and ClassificationLoss");
+  require(!forward_ || !forward_->disable_lora, Code::kInvalid,
+          "engine: forward: disable_lora is true, but ", who, ", and the base model has none");
+  require(temperature() == 1, Code::kInvalid, "engine: temperature is ", temperature(), ", but ",
+          who, ", whose logits are not divided; leave it out");
+  const bool asks =
+      forward_ ? forward_->logits || forward_->entropy || forward_->embedding : backward_->logits;
+  require(!asks, Code::kInvalid, "engine: logits, entropies or embeddings are asked for, but ", who,
+          ", and its logits are all that it gives; leave them out");
+  for (size_t s = 0; s < sequences().size(); ++s) {
+    const Example& given = sequences()[s];
+    require(given.labels.empty() && given.weights.empty() && given.embedding_grad.empty() &&
+                given.logits_grad.empty(),
+            Code::kInvalid, "engine: sequence ", s,
+            " has labels, weights or gradients of its own, "
+            "but ",
+            who, ", which scores it as a whole; leave them out");
+  }
 }
 
 const std::vector<Example>& TrainingOp::sequences() const {
@@ -197,13 +231,15 @@ void TrainingOp::check_finite(const std::vector<std::vector<float>>& rows, const
 }
 
 void TrainingOp::finish() {
-  result_.logps = spread(sequences(), logprobs_);
+  if (num_labels_ == 0) result_.logps = spread(sequences(), logprobs_);
+  for (size_t s = 0; num_labels_ > 0 && s < sequences().size(); ++s)
+    result_.label_logits.emplace_back(logprobs_.begin() + cu_[s], logprobs_.begin() + cu_[s + 1]);
   if (!entropies_.empty()) result_.entropies = spread(sequences(), entropies_);
   result_.num_tokens = static_cast<double>(logprobs_.size());
   for (const float logp : logprobs_) {
-    require(std::isfinite(logp), Code::kInvalid, "engine: a log-probability of tenant '",
-            tenant_->name(), "' is ", logp,
-            "; check the adapter's weights for NaN (diverged training?)");
+    require(std::isfinite(logp), Code::kInvalid, "engine: a ",
+            num_labels_ > 0 ? "label's logit" : "log-probability", " of tenant '", tenant_->name(),
+            "' is ", logp, "; check the adapter's weights for NaN (diverged training?)");
   }
   check_finite(embeddings_, "an embedding");
   check_finite(logits_, "a logit");

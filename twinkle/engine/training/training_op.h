@@ -24,6 +24,9 @@ class TrainingOp {
   const Forward* forward() const { return forward_; }  // or null: a ForwardBackward
   const std::vector<Example>& sequences() const;
   double temperature() const;
+  // Of the head that its sequences are scored by, in place of log-probabilities of labelled tokens;
+  // 0: it has none.
+  int64_t num_labels() const { return num_labels_; }
   int64_t num_scored(size_t first, size_t last) const { return cu_[last] - cu_[first]; }  // rows
 
   // True: the loss's derivative is known for any row. One that needs the whole operation's
@@ -80,6 +83,7 @@ class TrainingOp {
   bool keeps = true;         // all its forward passes so far, for their backward
 
  private:
+  void require_labels() const;
   void begin_again();
   void finish_loss();
   void check_finite(const std::vector<std::vector<float>>& rows, const char* what) const;
@@ -91,6 +95,7 @@ class TrainingOp {
   const Forward* forward_ = nullptr;
   const ForwardBackward* backward_ = nullptr;
   bool wants_embedding_ = false, wants_logits_ = false;
+  int64_t num_labels_ = 0;
 
   std::vector<int64_t> cu_{0};    // [S + 1] scored rows of each sequence
   std::vector<float> logprobs_;   // [N], in order, as far as it has got

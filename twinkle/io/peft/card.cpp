@@ -45,12 +45,23 @@ std::string peft_card(const PeftConfig& config, std::string_view about) {
   if (base == kRounded) out << kOfRounded;
   out << "- base model: " << base << "\n- rank: " << config.rank << ", alpha: " << config.alpha;
   if (!config.rank_pattern.empty()) out << " (other ranks of some modules: adapter_config.json)";
-  out << "\n- modules: " << module_names(config) << "\n\nWith Twinkle:\n\n```sh\ntwinkle sample "
-      << quoted(base) << " \"Who are you?\" --adapter THIS_FOLDER\n```\n\n";
+  const bool classifies = config.num_labels > 0;
+  if (classifies) out << "\n- labels of its head: " << config.num_labels;
+  out << "\n- modules: " << module_names(config) << "\n\nWith Twinkle:\n\n";
+  if (classifies)
+    out << "```python\nmodel.add_adapter_to_model(\"default\", \"THIS_FOLDER\")\n"
+           "logits = model.forward_only(inputs=chats)[\"logits\"]\n```\n\n";
+  else
+    out << "```sh\ntwinkle sample " << quoted(base)
+        << " \"Who are you?\" --adapter THIS_FOLDER\n```\n\n";
+  const std::string model =
+      classifies ? "AutoModelForSequenceClassification" : "AutoModelForCausalLM";
+  const std::string labels =
+      classifies ? ", num_labels=" + std::to_string(config.num_labels) : std::string();
   if (!config.share_expert_factors)
-    out << "With peft:\n\n```python\nfrom peft import PeftModel\nfrom transformers import "
-           "AutoModelForCausalLM\n\nbase = AutoModelForCausalLM.from_pretrained("
-        << (base == kRounded ? "FOLDER_OF_THE_BASE" : quoted(base))
+    out << "With peft:\n\n```python\nfrom peft import PeftModel\nfrom transformers import " << model
+        << "\n\nbase = " << model << ".from_pretrained("
+        << (base == kRounded ? "FOLDER_OF_THE_BASE" : quoted(base)) << labels
         << ")\nmodel = PeftModel.from_pretrained(base, \"THIS_FOLDER\")\n```\n\n";
   out << about;
   const std::string text = out.str();

@@ -22,6 +22,17 @@ TEST(Card, NamesTheBaseTheRankAndHowToLoadIt) {
   EXPECT_EQ(text.find("rounded"), text.npos);
 }
 
+TEST(Card, OfAHeadOfLabelsNamesTransformersClassOfSequences) {
+  PeftConfig config = kConfig;
+  config.num_labels = 3;
+  const std::string text = peft_card(config);
+  EXPECT_NE(text.find("AutoModelForSequenceClassification.from_pretrained(\"owner/name\", "
+                      "num_labels=3)"),
+            text.npos)
+      << text;
+  EXPECT_EQ(text.find("twinkle sample"), text.npos);
+}
+
 TEST(Card, OfTheBuiltInModelSaysThatItsWeightsAreNotTheHubs) {
   PeftConfig config = kConfig;
   config.base_model = "smollm2-q4_1";

@@ -14,6 +14,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "base_model.model.";
+constexpr std::string_view kScore = "base_model.model.score.weight";
 constexpr const char* kOwn = "twinkle_adapter";
 constexpr std::string_view kA = ".lora_A.weight", kB = ".lora_B.weight",
                            kMagnitude = ".lora_magnitude_vector";
@@ -74,10 +75,35 @@ std::string base_weight_of(std::string_view key) {
   return {};
 }
 
-std::map<std::string, Pair> pairs_of(const SafetensorsFile& file) {
+template <class Tensor>
+void check_score(const Tensor& score, int64_t num_labels, const std::string& where) {
+  require(is_float(score.dtype) && score.shape.size() == 2 && score.shape[0] > 0 &&
+              (num_labels == kLabelsOfFile || score.shape[0] == num_labels),
+          Code::kInvalid, where, kScore, " is ", name_of(score.dtype), " of shape ",
+          shape_text(score.shape), ", it must be F32, F16 or BF16 and [",
+          num_labels == kLabelsOfFile ? "num_labels" : std::to_string(num_labels),
+          ", the model's hidden_size]");
+}
+
+// The head of labels, whose number the config gets.
+std::optional<StoredTensor> score_of(const SafetensorsFile& file, PeftConfig& config) {
+  if (config.num_labels == 0) return std::nullopt;
+  const std::string where = "io: " + file.path().string() + ": ";
+  for (const StoredTensor& tensor : file.tensors()) {
+    if (tensor.name != kScore) continue;
+    check_score(tensor, config.num_labels, where);
+    config.num_labels = tensor.shape[0];
+    return tensor;
+  }
+  fail(Code::kInvalid, where, "it has no ", kScore,
+       ", the head of an adapter whose task_type is SEQ_CLS: save it again with peft, with "
+       "modules_to_save=[\"score\"]");
+}
+
+std::map<std::string, Pair> pairs_of(const SafetensorsFile& file, bool has_score) {
   std::map<std::string, Pair> pairs;
   for (const StoredTensor& tensor : file.tensors()) {
-    if (!base_weight_of(tensor.name).empty()) continue;
+    if (!base_weight_of(tensor.name).empty() || (has_score && tensor.name == kScore)) continue;
     const std::string_view of_a = module_of(tensor.name, kA), of_b = module_of(tensor.name, kB),
                            of_magnitude = module_of(tensor.name, kMagnitude);
     require(
@@ -128,7 +154,9 @@ PeftConfig read_peft_config(const fs::path& dir) {
   const fs::path file = dir / "adapter_config.json";
   require(is_there(file), Code::kNotFound, "io: ", dir.string(),
           " is no PEFT directory: adapter_config.json is missing");
-  return config_of_finished(read_json(file), file.string());
+  PeftConfig config = config_of_finished(read_json(file), file.string());
+  if (config.num_labels == kLabelsOfFile) score_of(open_weights(dir), config);
+  return config;
 }
 
 PeftAdapter read_peft(const fs::path& dir) {
@@ -143,7 +171,8 @@ PeftAdapter read_peft(const fs::path& dir) {
     const std::string what = name + ": " + kOwn + " of its metadata";
     adapter.own = peft_config(parse_json(own->second, what), what);
   }
-  for (auto& [module, pair] : pairs_of(file)) {
+  adapter.score = score_of(file, adapter.config);
+  for (auto& [module, pair] : pairs_of(file, adapter.score.has_value())) {
     const std::string where = std::string("io: ").append(name).append(": module '").append(module);
     require(pair.a && pair.b, Code::kInvalid, where, "' has no lora_", pair.a ? "B" : "A",
             ".weight");
@@ -162,12 +191,16 @@ PeftAdapter read_peft(const fs::path& dir) {
 }
 
 void write_peft(const fs::path& dir, const PeftConfig& config, std::span<const PeftEntry> entries,
-                const PeftConfig* own) {
+                const PeftConfig* own, const TensorView* score) {
   PeftConfig finished = config;
   finished.init.clear();
-  const Json document = json_of(finished);
+  Json document = json_of(finished);
   peft_config(document, "the adapter's config");  // factors that could not be read are not written
   require(!entries.empty(), Code::kInvalid, "io: an adapter needs at least one module");
+  require((config.num_labels > 0) == (score != nullptr), Code::kInvalid,
+          "io: the adapter's config has num_labels ", config.num_labels, ", but it comes with",
+          score ? "" : "out", " a head of labels");
+  document.as_object().erase("num_labels");  // peft has it from the base model's config
   std::vector<TensorView> views;
   for (const PeftEntry& entry : entries) {
     const std::string where = std::string("io: module '").append(entry.module);
@@ -182,6 +215,11 @@ void write_peft(const fs::path& dir, const PeftConfig& config, std::span<const P
     if (!entry.magnitude) continue;
     views.push_back(*entry.magnitude);
     views.back().name.assign(stem).append(kMagnitude);
+  }
+  if (score != nullptr) {
+    check_score(*score, config.num_labels, "io: ");
+    views.push_back(*score);
+    views.back().name = kScore;
   }
   std::map<std::string, std::string> metadata{{"format", "pt"}};
   if (own != nullptr) metadata[kOwn] = boost::json::serialize(json_of(*own));

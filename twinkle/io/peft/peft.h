@@ -18,6 +18,8 @@
 
 namespace twinkle {
 
+inline constexpr int64_t kLabelsOfFile = -1;
+
 struct PeftConfig {
   int64_t rank = 8;    // peft's `r`, at least 1
   double alpha = 8;    // the update is alpha / rank * B A x; with rsLoRA alpha / sqrt(rank)
@@ -47,6 +49,10 @@ struct PeftConfig {
   // Twinkle's own: the experts of a layer share lora_A of gate_proj, that of up_proj, and lora_B of
   // down_proj. Such an adapter is kept as Tinker keeps it.
   bool share_expert_factors = false;
+  // Twinkle's own: labels of the head beside the factors, peft's "score" with task_type SEQ_CLS; 0:
+  // there is none. peft has their number from the base model's config; kLabelsOfFile: as many as
+  // the tensor has rows.
+  int64_t num_labels = 0;
   std::string base_model;  // id or directory; may be empty
 
   // True if exclude_modules or layers_to_transform leaves modules out.
@@ -87,6 +93,7 @@ struct PeftAdapter {
   std::vector<std::pair<std::string, StoredTensor>> base_weights = {};
   // The config of the adapter that was saved, where write_peft had one besides.
   std::optional<PeftConfig> own = {};
+  std::optional<StoredTensor> score = {};  // [num_labels, D] where the config says so
 };
 
 // From and to the object of adapter_config.json. `what` names it in errors.
@@ -95,20 +102,23 @@ struct PeftAdapter {
 PeftConfig peft_config(const Json& object, const std::string& what);
 Json json_of(const PeftConfig& config);
 
-// The config of a folder, whose factors have values: init is empty. Error kNotFound: no
-// adapter_config.json; kInvalid: as peft_config, or no JSON.
+// The config of a folder, with the num_labels of its tensors; its factors have values: init is
+// empty. Error kNotFound: no adapter_config.json; kInvalid: as peft_config, or no JSON; of a head
+// of labels as read_peft.
 PeftConfig read_peft_config(const std::filesystem::path& dir);
 
 // Error kNotFound: no adapter_config.json or adapter_model.safetensors; kInvalid: as peft_config
 // and SafetensorsFile, a tensor that is no half of a LoRA pair, a half without the other, another
-// shape than the config's rank says.
+// shape than the config's rank says, a head of labels that is missing or of another number.
 PeftAdapter read_peft(const std::filesystem::path& dir);
 
 // Writes both files into `dir`, the staging folder of an AtomicDirectory, which syncs them. `own`:
 // the adapter's config where its factors are written in another form; it is kept in the tensors'
-// file's metadata, which peft does not read and does not keep.
+// file's metadata, which peft does not read and does not keep. `score`: the head of labels
+// [num_labels, D] where the config has one, else null; its name is ignored.
 // Error kInvalid: no entries, a module twice, shapes that do not fit the config; AtomicFile's.
 void write_peft(const std::filesystem::path& dir, const PeftConfig& config,
-                std::span<const PeftEntry> entries, const PeftConfig* own = nullptr);
+                std::span<const PeftEntry> entries, const PeftConfig* own = nullptr,
+                const TensorView* score = nullptr);
 
 }  // namespace twinkle

@@ -12,7 +12,7 @@ namespace twinkle {
 namespace {
 
 // Fields that say nothing about the arithmetic of a finished adapter, or are read below.
-constexpr std::array<std::string_view, 27> kKnown = {"alpha_pattern",
+constexpr std::array<std::string_view, 29> kKnown = {"alpha_pattern",
                                                      "auto_mapping",
                                                      "base_model_name_or_path",
                                                      "bias",
@@ -27,6 +27,8 @@ constexpr std::array<std::string_view, 27> kKnown = {"alpha_pattern",
                                                      "lora_alpha",
                                                      "lora_dropout",
                                                      "megatron_core",
+                                                     "modules_to_save",
+                                                     "num_labels",
                                                      "peft_type",
                                                      "peft_version",
                                                      "qalora_group_size",
@@ -69,7 +71,8 @@ void refuse_other_features(const Json& object, const std::string& what) {
   const Json* bias = find(object, "bias");
   refuse_unless(is_one_of(bias, {"none"}), object, "bias", "\"none\"", what);
   const Json* task = find(object, "task_type");
-  refuse_unless(is_one_of(task, {"CAUSAL_LM"}), object, "task_type", "\"CAUSAL_LM\" or null", what);
+  refuse_unless(is_one_of(task, {"CAUSAL_LM", "SEQ_CLS"}), object, "task_type",
+                "\"CAUSAL_LM\", \"SEQ_CLS\" or null", what);
   const Json* start = find(object, "init_lora_weights");
   const bool pissa = start != nullptr && start->is_string() &&
                      (*start == "pissa" || start->get_string().starts_with("pissa_niter_"));
@@ -130,6 +133,30 @@ void read_filters(const Json& object, PeftConfig& config, const std::string& wha
                 what);
   refuse_unless(config.layers_pattern.empty() || !config.layers_to_transform.empty(), object,
                 "layers_pattern", "null without layers_to_transform, which it belongs to", what);
+}
+
+// Labels of the head beside the factors. peft saves transformers' "score" with task_type SEQ_CLS,
+// and would save a "classifier", which the families here do not have.
+int64_t labels_of(const Json& object, const std::string& what) {
+  const Json* task = find(object, "task_type");
+  const bool is_of_sequences = task != nullptr && *task == "SEQ_CLS";
+  const Json* modules = find(object, "modules_to_save");
+  const auto is_head = [](const Json& name) { return name == "score" || name == "classifier"; };
+  const bool is_only_head = is_of_sequences && modules != nullptr && modules->is_array() &&
+                            std::ranges::all_of(modules->get_array(), is_head);
+  require(modules == nullptr || is_off(*modules) || is_only_head, Code::kInvalid, "io: ", what,
+          ": field 'modules_to_save' is ", modules ? boost::json::serialize(*modules) : "",
+          ", a feature of peft that Twinkle does not support",
+          is_of_sequences ? " but for [\"score\"]" : ", but for the head of task_type \"SEQ_CLS\"");
+  constexpr int64_t kMostLabels = 65536;
+  const Json* count = find(object, "num_labels");
+  if (count == nullptr) return is_of_sequences ? kLabelsOfFile : 0;
+  refuse_unless(
+      is_of_sequences && count->is_int64() && count->get_int64() >= 1 &&
+          count->get_int64() <= kMostLabels,
+      object, "num_labels",
+      is_of_sequences ? "an integer from 1 to 65536" : "null without task_type \"SEQ_CLS\"", what);
+  return count->get_int64();
 }
 
 std::variant<std::vector<std::string>, std::string> targets_of(const Json& object,
@@ -267,6 +294,7 @@ PeftConfig peft_config(const Json& object, const std::string& what) {
                 "share_expert_factors",
                 "false with target_parameters: name gate_proj, up_proj and down_proj as modules",
                 what);
+  config.num_labels = labels_of(object, what);
   const Json* base = find(object, "base_model_name_or_path");
   if (base != nullptr && base->is_string()) config.base_model = base->get_string();
   return config;
@@ -283,11 +311,11 @@ Json json_of(const PeftConfig& config) {
                          ? Json(static_cast<int64_t>(config.alpha))
                          : Json(config.alpha)},
       {"lora_dropout", config.dropout},
-      {"modules_to_save", nullptr},
+      {"modules_to_save", config.num_labels == 0 ? Json() : Json(JsonArray{"score"})},
       {"peft_type", "LORA"},
       {"r", config.rank},
       {"target_modules", json_of_names(config.target_modules)},
-      {"task_type", "CAUSAL_LM"},
+      {"task_type", Json(config.num_labels == 0 ? "CAUSAL_LM" : "SEQ_CLS")},
       {"use_dora", config.use_dora},
       {"use_rslora", config.use_rslora}};
   if (!config.target_parameters.empty())
@@ -303,6 +331,7 @@ Json json_of(const PeftConfig& config) {
     out["layers_pattern"] = JsonArray(config.layers_pattern.begin(), config.layers_pattern.end());
   const Json excluded = json_of_names(config.exclude_modules);
   if (!is_off(excluded)) out["exclude_modules"] = excluded;
+  if (config.num_labels > 0) out["num_labels"] = config.num_labels;
   return out;
 }
 

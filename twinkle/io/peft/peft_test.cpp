@@ -144,8 +144,12 @@ TEST(PeftConfig, AcceptsUnusedFeaturesAndRefusesUsedOnesByName) {
         error_of_fields("\"" + field + "\": true"),
         "io: F: field '" + field + "' is true, a feature of peft that Twinkle does not support");
   }
-  for (const std::string field : {"modules_to_save", "layer_replication", "trainable_token_indices",
-                                  "something_of_tomorrow"}) {
+  EXPECT_EQ(
+      error_of_fields(R"("modules_to_save": ["score"])"),
+      "io: F: field 'modules_to_save' is [\"score\"], a feature of peft that Twinkle does not "
+      "support, but for the head of task_type \"SEQ_CLS\"");
+  for (const std::string field :
+       {"layer_replication", "trainable_token_indices", "something_of_tomorrow"}) {
     EXPECT_EQ(
         error_of_fields("\"" + field + "\": [1]"),
         "io: F: field '" + field + "' is [1], a feature of peft that Twinkle does not support");
@@ -171,8 +175,9 @@ TEST(PeftConfig, AcceptsUnusedFeaturesAndRefusesUsedOnesByName) {
             "io: F: field 'alpha_pattern' is {\"q\":\"4\"}, it must be an object of numbers");
   EXPECT_EQ(error_of_fields(R"("bias": "all")"),
             "io: F: field 'bias' is \"all\", it must be \"none\"");
-  EXPECT_EQ(error_of_fields(R"("task_type": "SEQ_CLS")"),
-            "io: F: field 'task_type' is \"SEQ_CLS\", it must be \"CAUSAL_LM\" or null");
+  EXPECT_EQ(error_of_fields(R"("task_type": "TOKEN_CLS")"),
+            "io: F: field 'task_type' is \"TOKEN_CLS\", it must be \"CAUSAL_LM\", \"SEQ_CLS\" or "
+            "null");
   EXPECT_EQ(error_of_fields(R"("init_lora_weights": "olora")"),
             "io: F: field 'init_lora_weights' is \"olora\", it must be true, false, \"gaussian\", "
             "\"pissa\", \"pissa_niter_N\", \"orthogonal\" or \"eva\"");
@@ -243,6 +248,53 @@ TEST(Peft, KeepsTheAdaptersOwnConfigInTheMetadataOfItsTensors) {
   EXPECT_TRUE(error("{").find(what) != std::string::npos) << error("{");
   EXPECT_EQ(error(R"({"peft_type": "LORA", "r": 0, "target_modules": ["q"]})"),
             "io: " + what + ": field 'r' is 0, it must be an integer of at least 1");
+}
+
+TEST(Peft, AHeadOfLabelsIsPeftsScoreAndItsRowsAreTheLabels) {
+  const ScratchDir dir;
+  const std::string file = (dir / "adapter_model.safetensors").string();
+  const std::vector<PeftEntry> entries = {{"q_proj", view({2, 5}), view({3, 2})}};
+  const TensorView score = view({4, 5});
+  PeftConfig config = config_of_rank_two();
+  config.num_labels = 4;
+  EXPECT_EQ(peft_config(json_of(config), "F"), config);
+  write_peft(dir.path(), config, entries, nullptr, &score);
+  const std::string written = read_text(dir / "adapter_config.json");
+  for (const char* part : {"\"task_type\": \"SEQ_CLS\"", "\"score\""})
+    EXPECT_NE(written.find(part), written.npos) << written;
+  EXPECT_EQ(written.find("num_labels"), written.npos) << "peft does not know it";
+  EXPECT_EQ(read_peft_config(dir.path()), config);
+  const PeftAdapter read = read_peft(dir.path());
+  EXPECT_EQ(read.config, config);
+  EXPECT_EQ(read.score->shape, score.shape);
+  EXPECT_TRUE(std::ranges::equal(read.score->load().bytes, score.bytes));
+  EXPECT_EQ(error_of([&] { write_peft(dir.path(), config, entries); }),
+            "io: the adapter's config has num_labels 4, but it comes without a head of labels");
+  const auto error = [&](std::vector<TensorView> views) {
+    views.push_back(view({2, 5}, Dtype::kF32, "base_model.model.q_proj.lora_A.weight"));
+    views.push_back(view({3, 2}, Dtype::kF32, "base_model.model.q_proj.lora_B.weight"));
+    write_safetensors(file, views);
+    return error_of([&] { read_peft(dir.path()); });
+  };
+  EXPECT_EQ(error({}),
+            "io: " + file +
+                ": it has no base_model.model.score.weight, the head of an adapter whose task_type "
+                "is SEQ_CLS: save it again with peft, with modules_to_save=[\"score\"]");
+  EXPECT_EQ(error({view({5}, Dtype::kF32, "base_model.model.score.weight")}),
+            "io: " + file +
+                ": base_model.model.score.weight is F32 of shape [5], it must be F32, F16 or BF16 "
+                "and [num_labels, the model's hidden_size]");
+}
+
+TEST(PeftConfig, AHeadOfLabelsGoesWithSequencesAlone) {
+  EXPECT_EQ(error_of_fields(R"("task_type": "SEQ_CLS", "modules_to_save": ["score"])"), "no error");
+  EXPECT_EQ(error_of_fields(R"("task_type": "SEQ_CLS", "modules_to_save": ["score", "lm_head"])"),
+            "io: F: field 'modules_to_save' is [\"score\",\"lm_head\"], a feature of peft that "
+            "Twinkle does not support but for [\"score\"]");
+  EXPECT_EQ(error_of_fields(R"("task_type": "SEQ_CLS", "num_labels": 0)"),
+            "io: F: field 'num_labels' is 0, it must be an integer from 1 to 65536");
+  EXPECT_EQ(error_of_fields(R"("num_labels": 2)"),
+            "io: F: field 'num_labels' is 2, it must be null without task_type \"SEQ_CLS\"");
 }
 
 TEST(Peft, NamesWhatIsMissing) {

@@ -89,6 +89,9 @@ std::vector<StoredTensor> merged(const Checkpoint& base, const std::filesystem::
     return model::is_copy(copy, base.at(base.contains(name) ? name : kEmbeddingWeight));
   };
   const SavedAdapter saved = read_adapter(adapter, linears_of(base), {}, nullptr, is_base_weight);
+  require(!saved.score.defined(), Code::kInvalid, "lora: ", adapter.string(),
+          " has a head of labels (task_type SEQ_CLS), for which a causal model has no place; load "
+          "it with peft over AutoModelForSequenceClassification, and merge it there");
   const Sizes sizes(saved.config);
   std::map<std::string, StoredTensor> made;
   for (const SavedAdapter::Module& module : saved.modules) {

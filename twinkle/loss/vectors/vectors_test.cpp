@@ -4,8 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "twinkle/base/error_for_test.h"
 
 namespace twinkle::loss {
@@ -25,7 +23,6 @@ std::vector<VectorCase> cases() {
           {"GKDLoss", R"({"beta": 0, "temperature": 0.7})", full},
           {"GKDLoss", R"({"beta": 1, "topk": 3})", full},
           {"GKDLoss", "{}", {{"teacher_topk_logprobs", values}, {"teacher_topk_indices", indices}}},
-          {"RewardLoss", R"({"center_rewards_coefficient": 0.1})", {}},
           {"InfonceLoss", R"({"temperature": 0.5})", groups},
           {"InfonceLoss", R"({"use_batch": false, "hard_negatives": 3})", groups},
           {"InfonceLoss", R"({"include_qq": true, "include_dd": true})", groups}};
@@ -35,9 +32,7 @@ TEST(VectorLosses, HaveTheGradientsOfFiniteDifferences) {
   for (const VectorCase& c : cases()) {
     const VectorLoss& loss = find_vectors(c.name);
     const Json options = parse_json(c.options, "options");
-    const bool scores = loss.class_name == "RewardLoss";
-    const at::Tensor start =
-        scores ? at::randn({6, 1}, at::kDouble) : at::randn({7, 5}, at::kDouble);
+    const at::Tensor start = at::randn({7, 5}, at::kDouble);
     const at::Tensor grad = loss.run(start, c.extras, options).grad;
     ASSERT_EQ(grad.sizes(), start.sizes());
     for (int64_t i = 0; i < start.numel(); ++i) {
@@ -50,16 +45,6 @@ TEST(VectorLosses, HaveTheGradientsOfFiniteDifferences) {
           << c.name << c.options << " " << i;
     }
   }
-}
-
-TEST(VectorLosses, RewardsAreBradleyTerrysWithTheirCentre) {
-  const auto of = [](const char* options) {
-    const at::Tensor scores = at::tensor({0.5, -0.25, 1.0, 2.0}, at::kDouble);
-    return find_vectors("RewardLoss").run(scores, {}, parse_json(options, "options")).loss;
-  };
-  const double plain = (std::log1p(std::exp(-0.75)) + std::log1p(std::exp(1.0))) / 2;
-  EXPECT_NEAR(of("{}"), plain, 1e-12);
-  EXPECT_NEAR(of(R"({"center_rewards_coefficient": 0.1})"), plain + 0.1 * (0.0625 + 9) / 2, 1e-12);
 }
 
 TEST(VectorLosses, RefuseWhatTheyCannotTake) {
