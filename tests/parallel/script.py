@@ -1,8 +1,9 @@
 """The script of each process of tests/parallel: MODEL OUT STEPS [BEFORE FOLDER], from scratch or
 after so many steps that are saved in the folder. Writes losses and norms. FSDP: ranks that share a
-copy of the base. SAVE: steps between two saves. DO="RANK:WHAT": an act of one rank, or of "all", at
-the fourth step; the others go on, or end. WHAT of "at once" or "early", then "exit", "kill" or
-"raise": the rank ends before it calls initialize, or before its first model."""
+copy of the base. SAVE: steps between two saves. OPTIMIZER: its name and options, as JSON.
+DO="RANK:WHAT": an act of one rank, or of "all", at the fourth step; the others go on, or end. WHAT
+of "at once" or "early", then "exit", "kill" or "raise": the rank ends before it calls initialize,
+or before its first model."""
 
 import gc
 import json
@@ -146,7 +147,8 @@ model = TransformersModel(model_id=model_dir)
 # A scale of 3 is no power of two: products are rounded, as most users' are.
 config = LoraConfig(r=8, lora_alpha=24, target_modules="all-linear", lora_dropout=0.1)
 model.add_adapter_to_model("default", config, gradient_accumulation_steps=2)
-model.set_optimizer("AdamW", lr=1e-3)
+optimizer, options = json.loads(os.environ.get("OPTIMIZER", '["AdamW", {}]'))
+model.set_optimizer(optimizer, lr=1e-3, **options)
 if folder:
     model.load("last", output_dir=folder, load_optimizer=True)
 save_steps = int(os.environ.get("SAVE", "0"))

@@ -1,6 +1,7 @@
 """Several processes against one: the same bits; and how they end when one of them is gone."""
 
 import functools
+import json
 import os
 import re
 import signal
@@ -38,6 +39,24 @@ def test_every_process_has_the_bits_of_one(start, size, one, tiny_llama_dir, tmp
     one, told = one(STEPS)
     assert start(size, "script.py", tiny_llama_dir, several, STEPS) == [told] * size
     assert sha256(several / "last") == sha256(one / "last")
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        ("Muon", {"momentum": 0.9}),
+        ("Muon", {"adjust_lr_fn": "match_rms_adamw"}),
+        ("Lion", {"weight_decay": 0.1}),
+        ("AdamW", {"loraplus_lr_ratio": 16.0}),
+    ],
+    ids=["Muon", "Muon as AdamW", "Lion", "LoRA+"],
+)
+def test_every_optimizer_has_the_bits_of_one_process(optimizer, tiny_llama_dir, tmp_path):
+    more = {"OPTIMIZER": json.dumps(optimizer)}
+    one = alone("script.py", tiny_llama_dir, tmp_path / "one", 6, **more)
+    several = together(2, "script.py", tiny_llama_dir, tmp_path / "several", 6, **more)
+    assert several == [one] * 2
+    assert sha256(tmp_path / "several/last") == sha256(tmp_path / "one/last")
 
 
 @pytest.mark.parametrize(
