@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from service.clients import ADAM, datum, norm_of, tinker, trainer
+from service.clients import ADAM, datum, norm_of, steps, tinker, trainer, types
 
 CHOSEN, REJECTED = [1, 93, 198, 204, 75, 282], [1, 93, 198, 49, 14]
 REPLIES = [0, 0, 1, 1, 1], [0, 0, 1, 1]  # the reply's part of the targets
@@ -63,6 +63,34 @@ def test_a_number_of_a_whole_datum_has_the_shape_of_one(service):
     logprobs = [row[np.array(marks) != 0].sum() for row, marks in zip(rows, REPLIES, strict=True)]
     margin = 0.25 * ((logprobs[0] + 3) - (logprobs[1] + 4))
     assert value == pytest.approx(-log_sigmoid(margin), rel=1e-5)
+
+
+def test_dpo_as_clients_of_modelscopes_twinkle_ask_for_it(service):
+    """disable_lora of a forward, and importance_sampling of data with ref_logps."""
+    client, untrained = trainer(service), trainer(service)
+    steps(client, 3)
+    data = pair("weights")
+    _, of_base = told(untrained, data, "cross_entropy")  # its adapter adds zeros
+    _, reference = told(client, data, "cross_entropy", {"disable_lora": True})
+    _, own = told(client, data, "cross_entropy")
+    assert all((a == b).all() for a, b in zip(reference, of_base, strict=True))
+    assert not any((a == b).all() for a, b in zip(reference, own, strict=True))
+    for row, logps in zip(data, reference, strict=True):
+        row.loss_fn_inputs["ref_logps"] = types.TensorData.from_numpy(logps.astype(np.float32))
+    options = {"dpo_beta": 0.25, "dpo_sft_weight": 0.5}
+    result = client.forward_backward(data, "importance_sampling", options).result()
+    chosen, rejected = (
+        (a - b)[np.array(marks) != 0].sum()
+        for a, b, marks in zip(own, reference, REPLIES, strict=True)
+    )
+    of_chosen = own[0][np.array(REPLIES[0]) != 0].mean()
+    want = -log_sigmoid(0.25 * (chosen - rejected)) - 0.5 * of_chosen
+    assert result.metrics["loss:sum"] == pytest.approx(want, rel=1e-5)
+    assert norm_of(client.optim_step(ADAM)) > 0
+    with pytest.raises(tinker.UnprocessableEntityError, match="'disable_lora'; cross_entropy"):
+        client.forward_backward(pair(), "cross_entropy", {"disable_lora": True}).result()
+    with pytest.raises(tinker.UnprocessableEntityError, match="disable_lora must be true or"):
+        client.forward(pair(), "cross_entropy", {"disable_lora": 0.5}).result()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@
 #include "twinkle/server/handlers/optimizer.h"
 #include "twinkle/server/routes.h"
 #include "twinkle/server/tinker/forward_backward_request.h"
+#include "twinkle/server/tinker/modelscope.h"
 #include "twinkle/server/tinker/modules.h"
 #include "twinkle/server/tinker/results.h"
 
@@ -153,11 +154,17 @@ Response output(const engine::ForwardResult& result, const std::vector<int64_t>&
   return {.body = to_protobuf(out), .content_type = "application/x-protobuf"};
 }
 
+tinker::ForwardBackwardRequest read(std::string_view body) {
+  tinker::ForwardBackwardRequest out = tinker::read_forward_backward(body);
+  tinker::translate(out);
+  return out;
+}
+
 // One that cannot be read uses its number up, too: what follows it must not wait for it.
 tinker::ForwardBackwardRequest read(const Call& call, Run& run) {
   try {
     call.require_allowed();
-    return tinker::read_forward_backward(call.request.body);
+    return read(call.request.body);
   } catch (const Error& e) {
     const tinker::Address to = tinker::address_of(call.request.body);
     call.services.runs.refuse(run, to.seq_id, e.what(), !to.forward_only);
@@ -165,9 +172,10 @@ tinker::ForwardBackwardRequest read(const Call& call, Run& run) {
   }
 }
 
-engine::Operation forward_of(engine::ForwardBackward op) {
+engine::Operation forward_of(engine::ForwardBackward op, bool disable_lora) {
   return engine::Forward{.tenant = std::move(op.tenant),
                          .sequences = std::move(op.sequences),
+                         .disable_lora = disable_lora,
                          .loss = std::move(op.loss),
                          .loss_options = std::move(op.loss_options)};
 }
@@ -185,7 +193,7 @@ Ready ready_of(const tinker::ForwardBackwardRequest& request, const std::string&
   const auto answer = [widths = std::move(widths)](const engine::Result& result) {
     return output(std::get<engine::ForwardResult>(result), widths);
   };
-  if (request.forward_only) return {forward_of(std::move(op)), answer};
+  if (request.forward_only) return {forward_of(std::move(op), request.disable_lora), answer};
   return {std::move(op), answer};
 }
 
@@ -286,11 +294,10 @@ std::optional<Response> forward_backward(Call& call) {
       throw;
     }
   const int64_t bytes = engine::num_bytes(ready.operation);
-  const Source source{.sequence = call.sequence,
-                      .bytes = std::max<int64_t>(std::ssize(call.request.body), bytes),
-                      .make = [id = run.id](const Command& command) {
-                        return ready_of(tinker::read_forward_backward(command.body), id);
-                      }};
+  const Source source{
+      .sequence = call.sequence,
+      .bytes = std::max<int64_t>(std::ssize(call.request.body), bytes),
+      .make = [id = run.id](const Command& command) { return ready_of(read(command.body), id); }};
   return json(ack(run, s.runs.submit(run, {request.seq_id, call.key_id, call.time_ms},
                                      std::move(ready), source)));
 }

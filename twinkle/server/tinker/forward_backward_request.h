@@ -72,6 +72,7 @@ struct ForwardBackwardRequest {
   std::string loss_fn;
   LossConfig loss_fn_config;
   bool forward_only = false;
+  bool disable_lora = false;  // as modelscope.h finds it; read_forward_backward does not
 
   bool operator==(const ForwardBackwardRequest&) const = default;
 };
