@@ -70,6 +70,13 @@ def test_unknown_arguments_of_the_constructors_are_named_with_those_that_were_me
         make()
 
 
+def test_all_linear_may_stand_in_a_list():
+    peft = pytest.importorskip("peft")
+    for kind in (LoraConfig, peft.LoraConfig):
+        config = LoraConfig.from_any(kind(target_modules=["all-linear"]))
+        assert config.target_modules == "all-linear"
+
+
 def test_the_longer_names_are_taken_by_the_constructors():
     assert SamplingParams(max_new_tokens=4) == SamplingParams(max_tokens=4)
     assert LoraConfig(rank=4) == LoraConfig(r=4) == LoraConfig.from_any({"rank": 4})

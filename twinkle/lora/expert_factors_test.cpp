@@ -72,6 +72,18 @@ TEST(ExpertFactors, AllLinearIsEveryLinearOfEveryExpertOnceAndNotTheHead) {
   EXPECT_EQ(targets(named), all);
 }
 
+TEST(ExpertFactors, AllLinearWithTargetParametersLeavesExpertsToThese) {
+  PeftConfig config = config_of({}, {"mlp.experts.down_proj"});
+  config.target_modules = "all-linear";
+  const std::string layer = "model.layers.1.mlp.experts.";
+  const Paths all = targets(config);
+  EXPECT_EQ(all, (Paths{"model.layers.0.self_attn.q_proj", "model.layers.0.mlp.gate_proj",
+                        layer + "0.down_proj", layer + "1.down_proj"}));
+  const PeftConfig named = with_named_targets(config, some_linears());
+  EXPECT_EQ(std::get<Paths>(named.target_modules), (Paths{"q_proj", "mlp.gate_proj"}));
+  EXPECT_EQ(targets(named), all);
+}
+
 TEST(ExpertFactors, TargetParametersAreTheStacksOfAllExperts) {
   const std::string layer = "model.layers.1.mlp.experts.";
   EXPECT_EQ(targets(config_of({}, {"mlp.experts.gate_up_proj", "down_proj"})),

@@ -35,11 +35,12 @@ std::vector<std::string> endings(std::span<const LinearShape> linears) {
   return seen;
 }
 
-// True if "all-linear" stands for it, too: as peft has it, for all but the output layer.
-bool is_among_all(const LinearShape& linear) {
+// True if "all-linear" stands for it, too: as peft has it, for all but the output layer. Of experts
+// that target_parameters name some of, for none: peft knows these as parameters alone.
+bool is_among_all(const PeftConfig& config, const LinearShape& linear) {
   if (linear.path == model::kHead) return false;
   const auto expert = expert_path(linear.path);
-  return !expert || expert->name != "gate_up_proj";
+  return !expert || (expert->name != "gate_up_proj" && config.target_parameters.empty());
 }
 
 // For Mixtral, and for others whose experts have no dense neighbours: w1 is then every gate_proj.
@@ -307,7 +308,8 @@ std::vector<size_t> match_modules(const PeftConfig& config, std::span<const Line
   if (names) wanted.insert(names->begin(), names->end());
   for (size_t i = 0; i < linears.size(); ++i) {
     const std::string& path = linears[i].path;
-    bool hit = !names && (pattern ? matches_by_a_name(path, *pattern) : is_among_all(linears[i]));
+    bool hit =
+        !names && (pattern ? matches_by_a_name(path, *pattern) : is_among_all(config, linears[i]));
     const std::vector<std::string> theirs =
         names || is_filtered ? names_in_lists(path, by_mixtrals) : std::vector<std::string>();
     for (const std::string& name : theirs) {
@@ -450,9 +452,14 @@ PeftConfig with_named_targets(PeftConfig config, std::span<const LinearShape> li
   }
   const std::string text = std::get<std::string>(config.target_modules);
   if (text == "all-linear") {
-    std::vector<LinearShape> all;
-    std::ranges::copy_if(linears, std::back_inserter(all), is_among_all);
-    config.target_modules = endings(all);
+    std::vector<std::string> all, others;
+    for (const LinearShape& linear : linears) {
+      if (is_among_all(config, linear))
+        all.push_back(linear.path);
+      else if (expert_path(linear.path))
+        others.push_back(linear.path);
+    }
+    config.target_modules = shortest_names(all, others);
   } else if (auto matched = names_for(regex_of("target_modules", text, text), paths)) {
     config.target_modules = *std::move(matched);
   }

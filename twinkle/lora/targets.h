@@ -29,10 +29,10 @@ std::vector<LinearShape> shapes_of(const std::vector<model::NamedLinear>& linear
 
 // The indices of the linears that the config targets, by its modules or its parameters. An expert
 // has one linear for gate and up together, gate_up_proj, which "all-linear" leaves out: it stands
-// for gate_proj and up_proj, and no adapter has both. Names of a list of target_modules that match
-// nothing are added to `unused`, unless it is null. Error kInvalid: nothing matches, or a
-// parameter matches nothing, with what there is; exclude_modules and layers_to_transform leave
-// nothing.
+// for gate_proj and up_proj, and no adapter has both. With target_parameters "all-linear" leaves
+// out all experts. Names of a list of target_modules that match nothing are added to `unused`,
+// unless it is null. Error kInvalid: nothing matches, or a parameter matches nothing, with what
+// there is; exclude_modules and layers_to_transform leave nothing.
 std::vector<size_t> match_targets(const PeftConfig& config, std::span<const LinearShape> linears,
                                   std::vector<std::string>* unused = nullptr);
 

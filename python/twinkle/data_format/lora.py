@@ -49,7 +49,8 @@ class LoraConfig(_OfPeft):
 
     target_parameters: stacks of experts, by the end of their path, 'mlp.experts.gate_up_proj' or
     'mlp.experts.down_proj'; gate_up_proj has one factor A for gate and up, target_modules'
-    gate_proj and up_proj have one each. It takes no lora_dropout; with it target_modules may be [].
+    gate_proj and up_proj have one each. It takes no lora_dropout; with it target_modules may be [],
+    and 'all-linear' leaves out the experts.
     rank_pattern, alpha_pattern: {pattern: r or lora_alpha of the modules whose path, or its end
     behind a dot, the regular expression matches}; of several the first counts.
     exclude_modules: names or one regular expression of modules that are left out.
@@ -105,6 +106,8 @@ class LoraConfig(_OfPeft):
         for name in ("target_modules", "target_parameters", "exclude_modules"):
             if isinstance(getattr(self, name), (set, tuple)):
                 setattr(self, name, sorted(map(str, getattr(self, name))))
+        if self.target_modules == ["all-linear"]:  # as ModelScope's Twinkle takes it
+            self.target_modules = "all-linear"
         parameters = self.target_parameters or []
         if self.target_modules == [] and parameters:  # as peft's help has it
             self.target_modules = None
