@@ -418,3 +418,117 @@ def main():
 if __name__ == '__main__':
     main()
 """  # noqa: E501
+
+# The same document, section "Tinker Client".
+TINKER = """
+import os
+from tinker import types
+from tqdm import tqdm
+
+from twinkle import init_tinker_client
+from twinkle.dataloader import DataLoader
+from twinkle.dataset import Dataset, DatasetMeta
+from twinkle.preprocessor import SelfCognitionProcessor
+from twinkle.server.common import input_feature_to_datum
+
+# Initialize Tinker client (must be called before importing ServiceClient)
+init_tinker_client()
+
+from tinker import ServiceClient
+
+# Base model
+base_model = 'Qwen/Qwen3.5-4B'
+base_url = 'http://www.modelscope.cn/twinkle'
+
+
+def train():
+    # Prepare dataset
+    dataset = Dataset(dataset_meta=DatasetMeta('ms://swift/self-cognition', data_slice=range(500)))
+    dataset.set_template('Qwen3_5Template', model_id=f'ms://{base_model}', max_length=256)
+    dataset.map(SelfCognitionProcessor('Twinkle Model', 'ModelScope Team'), load_from_cache_file=False)
+    dataset.encode(batched=True, load_from_cache_file=False)
+    dataloader = DataLoader(dataset=dataset, batch_size=8)
+
+    # Initialize training client
+    service_client = ServiceClient(
+        base_url=base_url,
+        api_key=os.environ.get('MODELSCOPE_TOKEN')
+    )
+    training_client = service_client.create_lora_training_client(base_model=base_model, rank=16)
+
+    # Training loop
+    for epoch in range(3):
+        print(f'Epoch {epoch}')
+        for step, batch in tqdm(enumerate(dataloader)):
+            # Convert input format
+            input_datum = [input_feature_to_datum(input_feature) for input_feature in batch]
+
+            # Remote forward + backward
+            fwdbwd_future = training_client.forward_backward(input_datum, 'cross_entropy')
+            # Remote optimizer step
+            optim_future = training_client.optim_step(types.AdamParams(learning_rate=1e-4))
+
+            # Wait for results
+            fwdbwd_result = fwdbwd_future.result()
+            optim_result = optim_future.result()
+            print(f'Training Metrics: {optim_result}')
+
+        # Save checkpoint
+        save_future = training_client.save_state(f'twinkle-lora-{epoch}')
+        save_result = save_future.result()
+        print(f'Saved checkpoint to {save_result.path}')
+
+
+if __name__ == '__main__':
+    train()
+"""
+
+# The README's section "Using Tinker-Like API".
+TINKER_LIKE = """
+import os
+from tqdm import tqdm
+from tinker import types
+from twinkle_client import init_tinker_compat_client
+from twinkle.dataloader import DataLoader
+from twinkle.dataset import Dataset, DatasetMeta
+from twinkle.preprocessor import SelfCognitionProcessor
+from twinkle.server.tinker.common import input_feature_to_datum
+
+base_model = 'ms://Qwen/Qwen3-30B-A3B-Instruct-2507'
+base_url='http://www.modelscope.cn/twinkle'
+api_key=os.environ.get('MODELSCOPE_TOKEN')
+
+# Use twinkle dataset to load the data
+dataset = Dataset(dataset_meta=DatasetMeta('ms://swift/self-cognition', data_slice=range(500)))
+dataset.set_template('Template', model_id=base_model, max_length=256)
+dataset.map(SelfCognitionProcessor('twinkle Model', 'twinkle Team'), load_from_cache_file=False)
+dataset.encode(batched=True, load_from_cache_file=False)
+dataloader = DataLoader(dataset=dataset, batch_size=8)
+
+# Initialize tinker client
+service_client = init_tinker_compat_client(base_url, api_key)
+training_client = service_client.create_lora_training_client(base_model=base_model[len('ms://'):], rank=16)
+
+# Training loop: use input_feature_to_datum to transfer the input format
+for epoch in range(3):
+    for step, batch in tqdm(enumerate(dataloader)):
+        input_datum = [input_feature_to_datum(input_feature) for input_feature in batch]
+
+        fwdbwd_future = training_client.forward_backward(input_datum, "cross_entropy")
+        optim_future = training_client.optim_step(types.AdamParams(learning_rate=1e-4))
+
+        fwdbwd_result = fwdbwd_future.result()
+        optim_result = optim_future.result()
+
+    training_client.save_state(f"twinkle-lora-{epoch}").result()
+"""
+
+# "Why Open Source Matters", section "Full API Compatibility".
+COMPATIBILITY = """
+# Existing Tinker client code works with Twinkle
+from tinker import ServiceClient
+service_client = ServiceClient(
+    base_url="https://your-twinkle-endpoint",  # Just change the endpoint
+    api_key=api_key
+)
+"""

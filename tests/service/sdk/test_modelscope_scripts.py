@@ -1,11 +1,15 @@
 """The tinker SDK as scripts of ModelScope's Twinkle use it: init_tinker_client(), in a process of
-its own, since it changes the SDK, and its helpers."""
+its own, since it changes the SDK, and its helpers; the documents' scripts as they are."""
 
+import json
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import seed_scripts
+from seed_scripts import with_sizes
 from service.conftest import environment
 
 pytest.importorskip("tinker")
@@ -63,6 +67,64 @@ def test_a_script_with_any_key_and_paths_of_twinkle_runs(server):
         [sys.executable, "-c", SCRIPT], env=variables, capture_output=True, text=True, timeout=300
     )
     assert (run.returncode, run.stdout) == (0, "tiny\n"), run.stderr[-4000:]
+
+
+IDS = ("Qwen/Qwen3.5-4B", "Qwen/Qwen3-30B-A3B-Instruct-2507")
+
+
+@pytest.fixture(scope="module")
+def run(start, tiny_llama_dir, tmp_path_factory):
+    """run(script, sizes): a script of the documents against a server that has its models."""
+    folder = tmp_path_factory.mktemp("scripts")
+    named = [text for name in IDS for text in ("--name", name)]
+    server = start(tiny_llama_dir, tmp_path_factory.mktemp("state"), *named)
+    rows = [{"query": f"Who are you, {i}?", "response": "I am {{NAME}}."} for i in range(8)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    variables = {
+        **environment(),
+        "MODELSCOPE_TOKEN": "a-key",
+        "TWINKLE_MODEL_ID_ALIASES": ",".join(f"{name}={tiny_llama_dir}" for name in IDS),
+        "TWINKLE_DATASET_ID_ALIASES": "swift/self-cognition=rows.jsonl",
+    }
+
+    def script(text, sizes):
+        written = with_sizes(text, dict.fromkeys(sizes.pop("urls"), server.url) | sizes)
+        (folder / "script.py").write_text(written)
+        done = subprocess.run(
+            [sys.executable, "script.py"], cwd=folder, env=variables, capture_output=True,
+            text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return done.stdout
+
+    yield script
+    assert server.stop() == 0
+
+
+SIZES = {"urls": ["http://www.modelscope.cn/twinkle"], "range(500)": "range(8)"}
+
+
+def test_the_documents_script_of_the_tinker_client(run):
+    printed = run(seed_scripts.TINKER, dict(SIZES))
+    assert len(re.findall("^Training Metrics: ", printed, re.MULTILINE)) == 3
+    saved = re.findall(
+        r"^Saved checkpoint to tinker://\S+/twinkle-lora-(\d)$", printed, re.MULTILINE
+    )
+    assert saved == ["0", "1", "2"]
+
+
+def test_the_readmes_tinker_like_api(run):
+    told = "\nprint(fwdbwd_result.metrics['loss:sum'], optim_result.metrics['step'])\n"
+    loss, step = map(float, run(seed_scripts.TINKER_LIKE + told, dict(SIZES)).split())
+    assert loss > 0 and step == 3
+
+
+def test_the_documents_existing_tinker_code(run):
+    told = (
+        "print([m.model_name for m in service_client.get_server_capabilities().supported_models])"
+    )
+    text = "api_key = 'tml-key'\n" + seed_scripts.COMPATIBILITY + told
+    assert IDS[0] in run(text, {"urls": ["https://your-twinkle-endpoint"]})
 
 
 def test_a_row_becomes_a_datum_and_comes_back():
