@@ -98,9 +98,16 @@ def test_ranks_that_shard_nothing_refuse_a_strategy_of_shards(strategy):
         options(WHOLE, sharding_strategy=strategy)
 
 
-def test_experts_in_parallel_are_refused_on_any_mesh():
+def test_experts_in_parallel_are_refused_on_any_mesh_but_not_those_of_one_rank():
     with pytest.raises(NotAvailableError, match="as they share other weights"):
         options(SHARDED, expert_parallel={"ep_size": 2})
+    with pytest.raises(InvalidError, match="expert_parallel: ep_size is 0, it must be an integer"):
+        options(SHARDED, expert_parallel={"ep_size": 0})
+    with pytest.raises(InvalidError, match="expert_parallel is True, it must be a dict"):
+        options(SHARDED, expert_parallel=True)
+    plain = options(SHARDED)
+    for experts in ({"enabled": True, "router_dtype": "fp32"}, {"enabled": True, "ep_size": 1}):
+        assert options(SHARDED, expert_parallel=experts) == plain
 
 
 def test_what_only_tunes_other_engines_is_told(logged):

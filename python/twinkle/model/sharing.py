@@ -61,8 +61,10 @@ def sharing_options(mesh, strategy, ddp_config, fsdp_config):
 def _checked(name, config):
     config = checks.mapping(f"model: {name}", config, none=True)
     refuse_unknown(f"model: {name}", config, _FIELDS[name])
-    experts = config.get("expert_parallel")
-    if experts and (not isinstance(experts, dict) or experts.get("enabled", True)):
+    what = f"model: {name}: expert_parallel"
+    experts = checks.mapping(what, config.get("expert_parallel"), none=True)
+    ranks = checks.integer(f"{what}: ep_size", experts.get("ep_size"), least=1, none=True)
+    if experts.get("enabled", True) and (ranks or 1) > 1:  # one rank has all experts anyway
         raise NotAvailableError(
             f"model: {name}: expert_parallel is {experts!r}, but ranks share the experts of a "
             "mixture as they share other weights, by dp_size and fsdp_size: leave it out"
