@@ -30,7 +30,7 @@ TAKEN = {
 OTHERS = {
     "ddp_config", "fsdp_config", "vLLMSampler: engine_args", "DataLoader", "Template", "Dataset",
     "Dataset.map, filter, encode, check", "forward, forward_only, forward_backward",
-    "set_optimizer",
+    "forward, forward_only", "set_optimizer",
 }  # fmt: skip
 
 

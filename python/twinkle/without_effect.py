@@ -47,6 +47,9 @@ WITHOUT_EFFECT = {
         ("auto_wrap_policy", "backward_prefetch", "cpu_ram_efficient_loading", "forward_prefetch",
          "fsdp_version", "limit_all_gathers", "manual_prefetch", "sync_module_states",
          "transformer_layer_cls_to_wrap", "use_orig_params"), _ONE_WAY),
+    "forward, forward_only": {
+        "micro_batch_size": "a batch is split as memory allows, which changes no result",
+    },
     "forward, forward_only, forward_backward": {
         "return_logits": "with task='embedding' there are no logits: embeddings are returned",
     },

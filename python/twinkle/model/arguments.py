@@ -171,6 +171,8 @@ def forward_kwargs(method, kwargs, temperature):
     coef = 0.0 if method == "forward_only" else kwargs.pop("router_aux_loss_coef", 0.0)
     coef = checks.number("model: router_aux_loss_coef", coef, least=0)
     if method != "forward_backward":  # others of it are the loss's
+        size = kwargs.pop("micro_batch_size", None)  # the engine splits a batch as memory allows
+        checks.integer("model: micro_batch_size", size, least=1, none=True)
         refuse_unknown(f"model: {method}", kwargs)
     temperature = checks.number("model: temperature", temperature, above=0)
     out = Task(task == "embedding", logits, temperature, router_aux_loss_coef=coef, routes=routes)
