@@ -481,7 +481,7 @@ def train():
 
 if __name__ == '__main__':
     train()
-"""
+"""  # noqa: E501
 
 # The README's section "Using Tinker-Like API".
 TINKER_LIKE = """
@@ -521,7 +521,7 @@ for epoch in range(3):
         optim_result = optim_future.result()
 
     training_client.save_state(f"twinkle-lora-{epoch}").result()
-"""
+"""  # noqa: E501
 
 # "Why Open Source Matters", section "Full API Compatibility".
 COMPATIBILITY = """

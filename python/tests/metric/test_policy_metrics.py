@@ -49,6 +49,23 @@ def test_every_number_is_its_formula(cls):
     )
 
 
+def test_rows_with_logps_of_their_own_count_as_their_batch_does():
+    """As scripts of ModelScope's Twinkle pass them: rows are not padded, log-probabilities are."""
+    given = {"old_logps": ragged(OLD), "advantages": ADVANTAGES}
+    mask = batch()["attention_mask"].bool()
+    labels = [row[m] for row, m in zip(batch()["labels"], mask, strict=True)]
+    metric = GRPOMetric()
+    rows = [{"input_ids": [7] * len(row), "labels": row.tolist()} for row in labels]
+    metric.accumulate(rows, {"logps": [NEW[i : i + 1] for i in range(4)]}, **given)
+    assert metric.calculate() == pytest.approx(seen(GRPOMetric(), **given))
+    pairs = [{name: values[i : i + 2] for name, values in batch().items()} for i in (0, 2)]
+    metric.reset()
+    metric.accumulate(pairs, {"logps": [NEW[:2], NEW[2:]]}, **given)
+    assert metric.calculate() == pytest.approx(seen(GRPOMetric(), **given))
+    with pytest.raises(InvalidError, match="metric: 4 inputs and 2 logps"):
+        metric.accumulate(rows, {"logps": [NEW[:2], NEW[2:]]}, **given)
+
+
 def test_what_was_not_given_is_not_there():
     assert set(seen(GRPOMetric())) == {"train/policy_confidence", "train/mean_new_logp"}
     assert not any("clip" in name for name in seen(GRPOMetric(), old_logps=OLD))

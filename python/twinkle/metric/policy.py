@@ -3,6 +3,7 @@
 import math
 
 from twinkle import checks
+from twinkle.errors import require
 from twinkle.loss.labels import scored, spread
 from twinkle.metric.base import MeanMetric
 
@@ -51,8 +52,12 @@ class GRPOMetric(MeanMetric):
 
     def accumulate(self, inputs, outputs, *, old_logps=None, advantages=None, **kwargs):
         """inputs: labels [B, L]; outputs: logps and, if they are there, entropies [B, L];
-        old_logps and advantages as the loss got them."""
+        old_logps and advantages as the loss got them. Or inputs is a list of rows or micro-batches,
+        and so are the outputs. InvalidError: these have another number of entries."""
         del kwargs
+        if isinstance(inputs, list):
+            self._accumulate_each(inputs, outputs, old_logps, advantages)
+            return
         if not outputs or outputs.get("logps") is None:  # embeddings have none
             return
         mask, old, advantages = self._read(inputs, old_logps, advantages)
@@ -71,6 +76,29 @@ class GRPOMetric(MeanMetric):
             low, high = self._clipped((new - old).masked_fill(~mask, 0.0), advantages, mask)
             self._add("clip_ratio_low", low, None)
             self._add("clip_ratio_high", high, None)
+
+    def _accumulate_each(self, inputs, outputs, old_logps, advantages):
+        import torch
+
+        given = {n: outputs[n] for n in ("logps", "entropies") if outputs.get(n) is not None}
+        for name, values in given.items():
+            require(
+                len(values) == len(inputs),
+                f"metric: {len(inputs)} inputs and {len(values)} {name}: give one of them for each",
+            )
+        begin = 0
+        for i, row in enumerate(inputs):
+            fields = [n for n in ("labels", "attention_mask", "loss_scale") if n in row]
+            batch = {n: torch.atleast_2d(torch.as_tensor(row[n])) for n in fields}
+            count, length = batch["labels"].shape
+            part = slice(begin, begin + count)
+            self.accumulate(
+                batch,
+                {n: torch.atleast_2d(values[i])[:, :length] for n, values in given.items()},
+                old_logps=None if old_logps is None else old_logps[part],
+                advantages=None if advantages is None else advantages[part],
+            )
+            begin += count
 
     def _read(self, inputs, old_logps, advantages):
         """(mask, old log-probabilities or None, advantages or None), each [B, L]."""
