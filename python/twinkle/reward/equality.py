@@ -19,6 +19,7 @@ _SIGNS = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | str.maketrans
 )
 _DROPPED = re.compile(r"\\?[$%]|\^?\s*\{?\s*(?:\\circ|\\degree|°)(?![a-z])\s*\}?|\\[,!;]|\\\s*$")
 _MIXED = re.compile(r"(?<![\d./)}])(\d+) +(\d+) */ *(\d+)(?![\d.])")
+_POWER = re.compile(r"(?<![\w.\\/^])(\d+(?:\.\d+)?)[eE]\+?(-?\d+)(?!\w|\.\d)")
 _UNIT = re.compile(r"(?<=[\d})\s])\s*(?:\\(?:text|mathrm)\s*\{[^{}]*\}[\s/*^{}\d-]*)+$")
 _WORDS = re.compile(r"(?:\\text\w*\s*\{)?\(?([^\W\d_]{2,}(?: [^\W\d_]+)*|[A-Za-z])\)?\}?")
 
@@ -30,9 +31,9 @@ def compared(reply, truth):
     plain, judged by math-verify.
 
     Dollar, percent and degree signs and units in \\text at the end are left out first; 3 1/2 is
-    7/2. Words are equal in any case. Numbers with a relative error of 1e-5 or more differ. An
-    answer of more than 1000 characters is compared as it is; one that takes more than LIMIT_S is
-    not equal, with a warning once.
+    7/2, and 1e5 is 100000. Words are equal in any case. Numbers with a relative error of 1e-5 or
+    more differ. An answer of more than 1000 characters is compared as it is; one that takes more
+    than LIMIT_S is not equal, with a warning once.
     NotAvailableError: math-verify is not installed.
     """
     if max(len(reply), len(truth)) > _MOST:
@@ -56,7 +57,7 @@ def equal(reply, truth):
 def _plain(text):
     text = text.translate(_SIGNS).replace("**", "^").replace("{,}", ",")
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", _DROPPED.sub("", text))
-    text = _UNIT.sub("", text)
+    text = _POWER.sub(r"\1\\times 10^{\2}", _UNIT.sub("", text))
     text = re.sub(r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi ", text)
     text = re.sub(r"(?<![A-Za-z\\])sqrt\(([^()]*)\)", r"\\sqrt{\1}", text)
     return " ".join(text.split()).rstrip(".,;: ")
