@@ -47,6 +47,13 @@ def test_what_hooks_into_modules_is_refused_by_name(model):
         model.register_mm_forward_hook()
 
 
+def test_a_merge_in_memory_is_refused_with_the_remedy(model):
+    with pytest.raises(NotAvailableError, match="'twinkle merge MODEL FOLDER OUTPUT' writes a"):
+        model.merge_adapter(adapter_names=["default"])
+    with pytest.raises(NotAvailableError, match=r"forward_only\(disable_lora=True\) is the model"):
+        model.unmerge_adapter()
+
+
 def test_no_split_modules_is_accepted(model):
     model.model._no_split_modules = {"Qwen3_5DecoderLayer"}
     assert model.model.config.width == 3

@@ -54,6 +54,24 @@ class Settings(TwinkleModel):
             "have"
         )
 
+    def merge_adapter(self, *args, **kwargs):
+        """Raises NotAvailableError: all adapters share the base in memory. `twinkle export` and
+        `twinkle merge` write a merged copy."""
+        raise NotAvailableError(
+            "model: merge_adapter would change the base that all adapters share: save() the "
+            "adapter, then 'twinkle export FOLDER' or 'twinkle merge MODEL FOLDER OUTPUT' writes a "
+            "merged copy"
+        )
+
+    def unmerge_adapter(self, *args, **kwargs):
+        """Raises NotAvailableError: no adapter is merged in memory, so the base has its own
+        bits."""
+        raise NotAvailableError(
+            "model: unmerge_adapter has nothing to take off: no adapter is merged in memory, and "
+            "'twinkle merge' leaves the base's files as they are; forward_only(disable_lora=True) "
+            "is the model without its adapter"
+        )
+
     # ---- settings
 
     @at_once
