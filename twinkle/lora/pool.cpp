@@ -20,8 +20,8 @@ class Pool::LoraDelta : public nn::Delta {
     const auto parts = parts_of(x.scalar_type(), rows, false);
     if (parts.empty()) return {};
     std::vector<at::Tensor> saved{kernels::lora_forward(x.contiguous(), parts, y)};
-    each_dora(rows, [&](Factors& factors, int64_t begin, int64_t end) {
-      saved.push_back(dora_forward(y.slice(0, begin, end), linear().bias, dora_of(factors)));
+    each_dora(rows, [&](Factors& factors, size_t s) {
+      saved.push_back(dora_forward(rows_of(y, rows, s), linear().bias, dora_of(factors)));
     });
     return saved;
   }
@@ -30,11 +30,11 @@ class Pool::LoraDelta : public nn::Delta {
                          const nn::Rows& rows) override {
     at::Tensor out = dy;
     size_t next = 1;
-    each_dora(rows, [&](Factors& factors, int64_t begin, int64_t end) {
+    each_dora(rows, [&](Factors& factors, size_t s) {
       if (out.is_same(dy)) out = dy.clone();
-      const nn::Segment& segment = rows.segments[rows.segment_of(begin)];
+      const nn::Segment& segment = rows.segments[s];
       if (segment.learn && !factors.grads[2].defined()) pool_.at(segment.slot).make_grads();
-      dora_backward(out.slice(0, begin, end), saved.at(next++), dora_of(factors),
+      dora_backward(rows_of(out, rows, s), saved.at(next++), dora_of(factors),
                     segment.learn ? factors.grads[2] : at::Tensor());
     });
     return out;
@@ -48,9 +48,10 @@ class Pool::LoraDelta : public nn::Delta {
       const Factors* entry = pool_.at(segment.slot).at(index_);
       if (entry) bytes += entry->f.saved_bytes(rows.cu_seqlens[s + 1] - rows.cu_seqlens[s]);
     }
-    each_dora(rows, [&](Factors&, int64_t begin, int64_t end) {
-      bytes += (end - begin) * linear().weight.size(0) *
-               static_cast<int64_t>(linear().weight.element_size());
+    const int64_t row =
+        linear().weight.size(0) * static_cast<int64_t>(linear().weight.element_size());
+    each_dora(rows, [&](Factors&, size_t s) {
+      bytes += (rows.cu_seqlens[s + 1] - rows.cu_seqlens[s]) * row;
     });
     return bytes;
   }
@@ -63,6 +64,10 @@ class Pool::LoraDelta : public nn::Delta {
 
  private:
   const nn::Linear& linear() const { return *pool_.linears_[index_].linear; }
+
+  static at::Tensor rows_of(const at::Tensor& all, const nn::Rows& rows, size_t segment) {
+    return all.slice(0, rows.cu_seqlens[segment], rows.cu_seqlens[segment + 1]);
+  }
 
   Dora dora_of(Factors& factors) const {
     if (!factors.row_norms.defined()) factors.row_norms = row_norms(linear().weight, factors.f);
@@ -77,7 +82,7 @@ class Pool::LoraDelta : public nn::Delta {
       if (segment.slot < 0) continue;
       Adapter& adapter = pool_.at(segment.slot);
       Factors* entry = adapter.config().use_dora ? adapter.at(index_) : nullptr;
-      if (entry) visit(*entry, rows.cu_seqlens[s], rows.cu_seqlens[s + 1]);
+      if (entry) visit(*entry, s);
     }
   }
 

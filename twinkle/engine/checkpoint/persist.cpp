@@ -107,6 +107,7 @@ void check_tensors(const HeldSave& held) {
   for (const PeftEntry& e : held.entries) {
     check_weight(e.module + ".lora_A", e.a, held.as_is);
     check_weight(e.module + ".lora_B", e.b, held.as_is);
+    if (e.magnitude) check_weight(e.module + ".lora_magnitude_vector", *e.magnitude, held.as_is);
   }
   if (held.score) check_weight(held.score->name, *held.score, held.as_is);
   for (const TensorView& weight : held.weights) check_weight(weight.name, weight, held.as_is);
@@ -334,7 +335,8 @@ int64_t carried_bytes(const fs::path& base) {
 
 int64_t HeldSave::num_bytes() const {
   size_t out = 0;
-  for (const PeftEntry& e : entries) out += e.a.bytes.size() + e.b.bytes.size();
+  for (const PeftEntry& e : entries)
+    out += e.a.bytes.size() + e.b.bytes.size() + (e.magnitude ? e.magnitude->bytes.size() : 0);
   if (score) out += score->bytes.size();
   for (const TensorView& weight : weights) out += weight.bytes.size();
   for (const TensorView& t : tensors) out += t.bytes.size();
