@@ -20,7 +20,8 @@ TEST_F(Commands, TrainWritesAnAdapterThatSampleTakes) {
   EXPECT_EQ(printed, "saved " + adapter +
                          "\nnote: 4 steps in all: too few to learn new facts; try --epochs 10\n"
                          "try it:  twinkle sample " +
-                         model() + " a --adapter " + adapter + "\n");
+                         model() + " a --adapter " + adapter + "\n     or:  twinkle chat " +
+                         model() + " --adapter " + adapter + "\n");
   EXPECT_EQ(get<int64_t>(read_json(fs::path(adapter) / "adapter_config.json"), "r"), 2);
   const std::string card = read_text(fs::path(adapter) / "README.md");
   EXPECT_NE(card.find("- data: rows.jsonl, 2 rows\n"), card.npos) << card;
@@ -344,11 +345,13 @@ TEST_F(Commands, ARowThatTeachesNothingIsRefusedByItsLineAndRemedy) {
   EXPECT_EQ(refusal(chat + R"("rejected_response": "c"})"),
             "field 'rejected_response' is the worse one of a pair, which --loss dpo learns from; "
             "see docs/preferences.md, or leave the field out");
-  for (const std::string no : {"false", "0", "\"FALSE\""})
+  for (const std::string verdict : {"false", "0", "\"FALSE\"", "true", "1", "\"True\""})
     for (const std::string name : {"label", "kto_tag"})
-      EXPECT_TRUE(refusal(chat + '"' + name + "\": " + no + '}')
-                      .starts_with("field '" + name + "' is " + no +
-                                   ", so the reply is one to avoid, and "));
+      EXPECT_EQ(refusal(chat + '"' + name + "\": " + verdict + '}'),
+                "field '" + name + "' is " + verdict +
+                    ", a verdict on the reply, and here every reply is learnt alike; learn from "
+                    "verdicts with twinkle train --loss kto, or KTOLoss (docs/preferences.md), or "
+                    "leave the field out");
   const std::string longer = R"({"messages": [{"role": "user", "content": "aaaaaaaaaaaaaaaaaa"}, )"
                              R"({"role": "assistant", "content": "b"}]})";
   const std::string error = refusal(longer, "--max-length", "30");
@@ -357,9 +360,9 @@ TEST_F(Commands, ARowThatTeachesNothingIsRefusedByItsLineAndRemedy) {
       << error;
 }
 
-TEST_F(Commands, ARowIsTrainedWhereItsLabelIsNoFalse) {
+TEST_F(Commands, ARowIsTrainedWhereItsLabelIsNoVerdict) {
   std::string rows;
-  for (const char* label : {"true", "1", "0.5", "null", "\"news\"", "\"\"", "[]"})
+  for (const char* label : {"0.5", "null", "\"news\"", "\"\"", "[]"})
     rows += R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", )"
             R"("content": "b"}], "label": )" +
             std::string(label) + "}\n";

@@ -10,7 +10,7 @@
 #include "twinkle/cli/options/flags.h"
 #include "twinkle/cli/options/yaml.h"
 #include "twinkle/cli/run/run_folder.h"
-#include "twinkle/cli/train/objective.h"
+#include "twinkle/cli/train/losses.h"
 #include "twinkle/cli/train/rows.h"
 #include "twinkle/cli/train/training.h"
 #include "twinkle/data/rows/renames.h"
@@ -26,6 +26,7 @@ constexpr const char* kForms =
     "  {\"prompt\": \"...\", \"completion\": \"...\"}, and the other forms of docs/training.md\n"
     "  {\"prompt\": \"...\", \"chosen\": \"...\", \"rejected\": \"...\"}   --loss dpo, orpo, "
     "simpo\n"
+    "  {\"prompt\": \"...\", \"completion\": \"...\", \"label\": true}   --loss kto\n"
     "  {\"prompt\": \"...\"}   --loss grpo\n"
     "  {\"text\": \"...\"}   --loss pretrain\n"
     "Columns of other names: --columns Question=prompt,Answer=completion.\n"
@@ -40,15 +41,17 @@ constexpr std::array kOfFolder = {"--output", "--overwrite", "--resume"};
 
 void say_what_is_next(const Trained& trained, const TrainingOptions& o,
                       const std::string& program) {
-  const std::string weights = quoted(trained.weights);
+  const std::string weights = quoted(trained.weights), typed = quoted(program),
+                    model = o.recipe.full ? weights : quoted(o.model),
+                    prompt = quoted(trained.prompt.empty() ? "Hello" : trained.prompt);
   std::string more = o.recipe.full ? "" : " --adapter " + weights;
   if (!trained.system.empty()) more += " --system " + quoted(trained.system);
-  if (trained.plain) more += " --plain";
   std::printf("saved %s\n", trained.weights.c_str());
   if (!trained.advice.empty()) std::printf("note: %s\n", trained.advice.c_str());
-  std::printf("try it:  %s sample %s %s%s\n", quoted(program).c_str(),
-              (o.recipe.full ? weights : quoted(o.model)).c_str(),
-              quoted(trained.prompt.empty() ? "Hello" : trained.prompt).c_str(), more.c_str());
+  std::printf("try it:  %s sample %s %s%s%s\n", typed.c_str(), model.c_str(), prompt.c_str(),
+              more.c_str(), trained.plain ? " --plain" : "");
+  if (trained.plain) return;  // it may have no chat template
+  std::printf("     or:  %s chat %s%s\n", typed.c_str(), model.c_str(), more.c_str());
 }
 
 class Arguments {
@@ -69,7 +72,7 @@ class Arguments {
     for (const char* name : kOfGrpo)
       require(o_.goal.loss == "grpo" || command_.count(name) == 0, Code::kInvalid, "cli: ", name,
               " is of --loss grpo, and --loss is ", o_.goal.loss, "; leave it out");
-    check_goal(o_.goal, o_.loss_options, o_.recipe.full);
+    check_goal(o_);
   }
 
   // Options that this run leaves out of its config.yaml: those without a value, of another
@@ -106,10 +109,20 @@ void settle(CLI::App& command, const char* name, T& value, const T& otherwise) {
   option->default_str(told(Json(value)));
 }
 
+// Rows are trained as a preprocessor's messages.
+bool makes_chats(RowKind rows) { return rows == RowKind::kChats || rows == RowKind::kJudged; }
+
 double default_lr(const TrainingOptions& o) {
   if (o.recipe.full) return 1e-5;
-  if (is_of_pairs(o.goal.loss)) return 5e-5;
-  return o.goal.loss == "grpo" ? 2e-5 : 1e-4;
+  switch (rows_of(o.goal.loss)) {
+    case RowKind::kPairs:
+    case RowKind::kJudged:
+      return 5e-5;
+    case RowKind::kPrompts:
+      return 2e-5;
+    default:
+      return 1e-4;
+  }
 }
 
 // A resumed run has its own options; those that are given anew win.
@@ -131,7 +144,7 @@ void complete(CLI::App& command, TrainingOptions& o, const std::string& config) 
   const Arguments arguments(command, o);
   arguments.relate();
   if (!o.files.preprocessor.empty() || command.count("--preprocessor") > 0)
-    check_preprocessor(o.files.preprocessor, o.goal.loss == "sft");
+    check_preprocessor(o.files.preprocessor, makes_chats(rows_of(o.goal.loss)));
   data::renames_of(o.files.columns);
   optim::make("AdamW", JsonObject{{"lr", o.recipe.lr}});  // throws what the first step would
   o.config = as_yaml(command, arguments.unsaid());

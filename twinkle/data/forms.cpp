@@ -132,15 +132,26 @@ bool is_read(std::string_view column) {
   return std::ranges::find(kColumns, column) != kColumns.end();
 }
 
+std::optional<bool> verdict_of(const Row& row) {
+  std::optional<bool> out;
+  for (const char* name : kVerdicts) {
+    const Json* column = row.if_contains(name);
+    const std::optional<bool> said = column ? text::truth(*column) : std::nullopt;
+    require(!out || !said || out == said, Code::kInvalid,
+            "data: fields 'label' and 'kto_tag' say the opposite of each other; leave one out");
+    if (said) out = said;
+  }
+  return out;
+}
+
 void refuse_verdict(const Row& row) {
-  for (const char* name : {"label", "kto_tag"}) {
+  for (const char* name : kVerdicts) {
     const Json* verdict = row.if_contains(name);
-    if (!verdict) continue;
-    require(text::truth(*verdict) != false, Code::kInvalid, "data: field '", name, "' is ",
-            *verdict,
-            ", so the reply is one to avoid, and here every reply is learnt; such rows are for "
-            "KTOLoss, in Python and after a preprocessor that you name; leave the row out, or the "
-            "field if it is no verdict on the reply");
+    require(!verdict || !text::truth(*verdict), Code::kInvalid, "data: field '", name, "' is ",
+            verdict ? *verdict : Json(),
+            ", a verdict on the reply, and here every reply is learnt alike; learn from verdicts "
+            "with twinkle train --loss kto, or KTOLoss (docs/preferences.md), or leave the field "
+            "out");
   }
 }
 

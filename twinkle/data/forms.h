@@ -2,6 +2,8 @@
 // without anybody naming it. Rows that have messages are taken as they are, unless those are turns
 // of ShareGPT.
 #pragma once
+#include <array>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,7 +19,7 @@ namespace twinkle::data {
 std::vector<text::Form> forms_of(const Row& row);
 
 // The fields that the preprocessor of the row's form sets on it; none where forms_of gives none.
-// Error kInvalid: two forms; a reply to avoid (refuse_verdict); what the preprocessor refuses.
+// Error kInvalid: two forms; a verdict (refuse_verdict); what the preprocessor refuses.
 Row read_form(const Row& row);
 
 // For a chat template that writes no tool calls: those of a message that has nothing else become
@@ -27,7 +29,11 @@ void write_calls(JsonArray& messages);
 // False for a column whose value changes nothing of read_form. Others may be large.
 bool is_read(std::string_view column);
 
-// Error kInvalid: the columns label or kto_tag say that the row's reply is one to avoid.
+// The columns that say whether the row's reply is desirable, where they are true or false.
+inline constexpr std::array kVerdicts = {"label", "kto_tag"};
+// The verdict; none: neither column has one. Error kInvalid: they have two.
+std::optional<bool> verdict_of(const Row& row);
+// Error kInvalid: the row has a verdict, and every reply would be learnt alike.
 void refuse_verdict(const Row& row);
 
 // "prompt, completion: read as PromptCompletionProcessor".

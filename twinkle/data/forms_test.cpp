@@ -48,18 +48,19 @@ TEST(Forms, RowsAreReadByWhatTheyHold) {
   EXPECT_EQ(read_as(R"({"text": "a", "id": 1})"), "");
 }
 
-TEST(Forms, TwoReadingsOrAReplyToAvoidAreRefusedByName) {
+TEST(Forms, TwoReadingsOrAVerdictAreRefusedByName) {
   EXPECT_EQ(refusal(R"({"prompt": "a", "completion": "b", "instruction": "c", "output": "d"})"),
             "data: the row can be instruction, output: read as AlpacaProcessor, or prompt, "
             "completion: read as PromptCompletionProcessor; name one, dataset.map(NAME) or twinkle "
             "train --preprocessor NAME, or leave the other's columns out");
   EXPECT_NE(refusal(R"({"prompt": "a", "completion": "b", "response": "c"})"), "no error");
   EXPECT_EQ(refusal(R"({"prompt": "a", "completion": "b", "label": false})"),
-            "data: field 'label' is false, so the reply is one to avoid, and here every reply is "
-            "learnt; such rows are for KTOLoss, in Python and after a preprocessor that you name; "
-            "leave the row out, or the field if it is no verdict on the reply");
+            "data: field 'label' is false, a verdict on the reply, and here every reply is learnt "
+            "alike; learn from verdicts with twinkle train --loss kto, or KTOLoss "
+            "(docs/preferences.md), or leave the field out");
   EXPECT_NE(refusal(R"({"instruction": "a", "output": "b", "kto_tag": "False"})"), "no error");
-  EXPECT_EQ(refusal(R"({"prompt": "a", "completion": "b", "label": true})"), "no error");
+  EXPECT_NE(refusal(R"({"prompt": "a", "completion": "b", "label": true})"), "no error");
+  EXPECT_EQ(refusal(R"({"prompt": "a", "completion": "b", "label": "news"})"), "no error");
 }
 
 // The tokens and labels of rows of a form are those after its preprocessor.
@@ -192,13 +193,16 @@ TEST_F(RealRows, AllOfATextIsTrainedOnce) {
   }
 }
 
-TEST_F(RealRows, RepliesToAvoidAreRefused) {
+TEST_F(RealRows, RowsWithAVerdictAreRefused) {
   if (!is_there("kto_en_demo.json")) GTEST_SKIP() << "no kto_en_demo.json in TWINKLE_TEST_DATA";
   const Dataset rows = read("kto_en_demo.json");
-  int64_t refused = 0;
-  for (const Row& row : rows.rows())
+  int64_t refused = 0, desirable = 0;
+  for (const Row& row : rows.rows()) {
     refused += twinkle::error_of([&] { refuse_verdict(row); }) != "no error";
-  EXPECT_EQ(refused, 150);
+    desirable += verdict_of(row).value() ? 1 : 0;
+  }
+  EXPECT_EQ(refused, 300);
+  EXPECT_EQ(desirable, 150);
 }
 
 }  // namespace

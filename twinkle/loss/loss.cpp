@@ -172,6 +172,7 @@ Json described(std::span<const AnyOption> options) {
       if (!text.empty()) texts.emplace_back(text);
     const Json value = one.get();
     out.push_back(JsonObject{{"name", one.name},
+                             {"help", one.help},
                              {"kind", kKinds[static_cast<size_t>(one.kind)]},
                              {"default", one.allows(value) ? value : Json()},
                              {"least", limit(one.limits.least)},

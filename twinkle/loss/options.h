@@ -21,7 +21,7 @@ T parsed(const Json& json, std::string_view loss) {
   return out;
 }
 
-// As Loss::options: a list of {name, kind, default, least, most, open, one_of}. A default
+// As Loss::options: a list of {name, help, kind, default, least, most, open, one_of}. A default
 // that is out of range is null: another one stands in for it.
 Json described(std::span<const AnyOption> options);
 template <HasFields T>

@@ -221,6 +221,44 @@ def test_preferences_have_the_numbers_of_the_loop(train, tmp_path, loop, loss, n
     assert_same(log_of(tmp_path / "outputs/rows-1"), expected, "loss", "grad_norm", *more)
 
 
+def test_kto_has_the_numbers_of_the_loop(train, tmp_path, loop):
+    talks = [
+        ("Who are you?", "I am a helpful assistant.", True), ("Who are you?", "Who?", False),
+        ("What is your name?", "Hello!", True),
+    ]  # fmt: skip
+    rows = [{"prompt": q, "completion": a, "label": good} for q, a, good in talks]
+    flags = ("--beta", 0.2, "--undesirable-weight", 0.5, "--epochs", 2, "--seed", SEED)
+    status, _, err = train(rows, "--loss", "kto", *flags)
+    assert status == 0, err
+    assert "prompt, completion: read as PromptCompletionProcessor" in err
+    # Each prompt with the reply of the row before it that has another prompt, the first's the last.
+    replies = [(q, a) for q, a, _ in talks]
+    replies += [(talks[0][0], "Hello!"), (talks[1][0], "Hello!"), (talks[2][0], "Who?")]
+    chats = [
+        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]}
+        for q, a in replies
+    ]
+    model = loop("KTOLoss", 5e-5, beta=0.2, undesirable_weight=0.5)
+    desirable = [good for _, _, good in talks] + [None] * 3
+    expected = []
+    for _ in range(2):
+        reference = model.forward_only(inputs=chats, disable_lora=True)
+        now = model.forward_only(inputs=chats)
+        gains = [
+            0.2 * sum(x - y for x, y in zip(a, b, strict=True))
+            for a, b in zip(now["logps"], reference["logps"], strict=True)
+        ]
+        model.forward_backward(inputs=chats, ref_outputs=reference, desirable=desirable)
+        model.clip_grad_and_step(max_grad_norm=1.0)
+        metric = model.calculate_metric(is_training=True)
+        metric["rewards/chosen"] = float(gains[0] + gains[2]) / 2
+        metric["rewards/rejected"] = float(gains[1])
+        expected.append(metric)
+    lines = log_of(tmp_path / "outputs/rows-1")
+    assert_same(lines, expected, "loss", "grad_norm", "rewards/chosen", "rewards/rejected")
+    assert lines[0]["loss"] != lines[1]["loss"]
+
+
 def test_grpo_has_the_numbers_of_the_loop(train, tmp_path, loop, tiny_llama_dir):
     (tmp_path / "run.yaml").write_text(
         "loss: grpo\nreward: reward.py:near\nbeta: 0.04\nepsilon: 0.3\nnum_generations: 4\n"

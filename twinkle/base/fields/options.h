@@ -36,7 +36,7 @@ struct Limits {
   static constexpr double kNone = std::numeric_limits<double>::infinity();
   double least = -kNone, most = kNone;          // numbers, which are finite
   bool open = false;                            // least and most themselves are out
-  std::array<std::string_view, 6> one_of = {};  // texts, none: any; "inf", a number
+  std::array<std::string_view, 8> one_of = {};  // texts, none: any; "inf", a number
 };
 constexpr Limits any() { return {}; }
 constexpr Limits at_least(double least) { return {.least = least}; }

@@ -6,7 +6,7 @@
 
 #include "twinkle/base/fields/options.h"
 #include "twinkle/cli/serve/options.h"
-#include "twinkle/cli/train/objective.h"
+#include "twinkle/cli/train/losses.h"
 #include "twinkle/cli/train/training.h"
 
 namespace twinkle::cli {

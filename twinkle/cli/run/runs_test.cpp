@@ -67,8 +67,15 @@ TEST_F(Commands, AnOptionOfAnotherObjectiveIsRefusedByName) {
   EXPECT_EQ(with({"--loss", "dpo", "--full"}),
             "cli: --loss dpo compares with the base model, which --full changes; leave --full out, "
             "or give --reference-free");
-  EXPECT_EQ(with({"--loss", "kto"}),
-            "--loss is 'kto', it must be 'sft', 'pretrain', 'dpo', 'orpo', 'simpo' or 'grpo'");
+  EXPECT_EQ(with({"--loss", "kto", "--full"}),
+            "cli: --loss kto compares with the base model, which --full changes; leave --full out");
+  EXPECT_EQ(with({"--loss", "kto", "--baseline", "mean"}),
+            "loss: baseline is 'mean', it must be 'mismatched' or 'zero'");
+  EXPECT_EQ(with({"--loss", "simpo", "--desirable-weight", "2"}),
+            "loss: SimPOLoss has no option 'desirable_weight', it has beta, gamma");
+  EXPECT_EQ(with({"--loss", "cpo"}),
+            "--loss is 'cpo', it must be 'sft', 'pretrain', 'dpo', 'orpo', 'simpo', 'kto' or "
+            "'grpo'");
 }
 
 }  // namespace

@@ -6,22 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "twinkle/base/fields/options.h"
 #include "twinkle/cli/train/training.h"
 #include "twinkle/data/dataset.h"
 #include "twinkle/engine/engine.h"
 #include "twinkle/text/template.h"
 
 namespace twinkle::cli {
-
-// Options of the losses that can be asked for, by the losses' own names. They set those of `into`,
-// which outlives them and holds what was given.
-std::vector<AnyOption> loss_options(JsonObject& into);
-// "DPOLoss" of "dpo".
-std::string loss_class(const std::string& loss);
-bool is_of_pairs(const std::string& loss);
-// Error kInvalid: options of another loss, or what the loss refuses.
-void check_goal(const Goal& goal, const JsonObject& loss_options, bool full);
 
 struct Work {
   engine::ForwardBackward pass;
@@ -57,9 +47,6 @@ class Objective {
 // has no such reward.
 std::unique_ptr<Objective> make_objective(const TrainingOptions& options,
                                           const text::Template& tmpl);
-// False: the template of `loss` renders plain text.
-bool is_of_chats(const std::string& loss);
-
 // A number of all tokens and labels.
 std::string fingerprint(const data::Dataset& rows);
 

@@ -14,6 +14,7 @@
 #include "twinkle/cli/run/run_folder.h"
 #include "twinkle/cli/run/run_log.h"
 #include "twinkle/cli/train/interrupts.h"
+#include "twinkle/cli/train/losses.h"
 #include "twinkle/cli/train/objective.h"
 #include "twinkle/cli/train/recipe.h"
 #include "twinkle/data/loader.h"
@@ -60,7 +61,8 @@ int64_t began(const TrainingOptions& o) {
 }
 
 text::TemplateOptions template_of(const TrainingOptions& o, int64_t now) {
-  if (is_of_chats(o.goal.loss)) return {.max_length = 0, .now = now};  // rows name --max-length
+  if (rows_of(o.goal.loss) != RowKind::kTexts)
+    return {.max_length = 0, .now = now};  // rows name --max-length
   return {.use_chat_template = false,
           .max_length = o.recipe.max_length,
           .truncation = text::Truncation::kSplit};
@@ -290,7 +292,7 @@ class Training {
             .weights = folder_.weights(o_.recipe.full).string(),
             .prompt = prompt.user,
             .system = prompt.system,
-            .plain = !is_of_chats(o_.goal.loss),
+            .plain = rows_of(o_.goal.loss) == RowKind::kTexts,
             .advice = advice_on(o_, step_)};
   }
 

@@ -10,8 +10,9 @@ struct Options {
   double beta = 0.1, bc_coef = 1;
 
   static constexpr auto fields() {
-    return std::tuple{option("beta", &Options::beta, above(0), "of the margin"),
-                      option("bc_coef", &Options::bc_coef, at_least(0), "of the chosen -log p")};
+    return std::tuple{
+        option("beta", &Options::beta, above(0), "factor of the margin"),
+        option("bc_coef", &Options::bc_coef, at_least(0), "weight of the chosen replies' -log p")};
   }
 };
 

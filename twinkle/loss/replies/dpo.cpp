@@ -17,8 +17,9 @@ struct Options {
   static constexpr auto fields() {
     return std::tuple{
         group("pair", &Options::pair),
-        option("reference_free", &Options::reference_free, any(), "rw and rl are 0"),
-        option("sft_weight", &Options::sft_weight, at_least(0), "of the chosen -log p")};
+        option("reference_free", &Options::reference_free, any(), "no reference model"),
+        option("sft_weight", &Options::sft_weight, at_least(0),
+               "weight of the chosen replies' -log p")};
   }
 };
 

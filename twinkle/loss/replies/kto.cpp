@@ -20,11 +20,13 @@ struct Options {
   std::string baseline = "mismatched";
 
   static constexpr auto fields() {
-    return std::tuple{
-        option("beta", &Options::beta, above(0), "of the rewards"),
-        option("desirable_weight", &Options::desirable_weight, at_least(0), "of desirable replies"),
-        option("undesirable_weight", &Options::undesirable_weight, at_least(0), "of the others"),
-        option("baseline", &Options::baseline, one_of("mismatched", "zero"), "what z is")};
+    return std::tuple{option("beta", &Options::beta, above(0), "factor of the rewards"),
+                      option("desirable_weight", &Options::desirable_weight, at_least(0),
+                             "weight of desirable replies"),
+                      option("undesirable_weight", &Options::undesirable_weight, at_least(0),
+                             "weight of the other replies"),
+                      option("baseline", &Options::baseline, one_of("mismatched", "zero"),
+                             "z, of replies to other prompts or none")};
   }
 };
 

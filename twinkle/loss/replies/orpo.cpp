@@ -14,7 +14,8 @@ struct Options {
   double lambda_orpo = 0.1;
 
   static constexpr auto fields() {
-    return std::tuple{option("lambda_orpo", &Options::lambda_orpo, at_least(0), "of the odds")};
+    return std::tuple{
+        option("lambda_orpo", &Options::lambda_orpo, at_least(0), "weight of the odds ratio")};
   }
 };
 

@@ -45,9 +45,9 @@ struct PairOptions {
   std::string type = "sigmoid";
 
   static constexpr auto fields() {
-    return std::tuple{option("beta", &PairOptions::beta, above(0), "of the rewards"),
+    return std::tuple{option("beta", &PairOptions::beta, above(0), "factor of the rewards"),
                       option("label_smoothing", &PairOptions::smooth, between(0, 0.5),
-                             "the share of pairs that are labelled the other way round"),
+                             "share of pairs labelled the other way round"),
                       option("loss_type", &PairOptions::type,
                              one_of("sigmoid", "hinge", "ipo", "kto_pair"), "a pair's loss")};
   }

@@ -21,9 +21,10 @@ struct PolicyOptions {
   static constexpr auto fields() {
     return std::tuple{
         option("epsilon", &PolicyOptions::epsilon, at_least(0), "the ratio's clip below 1"),
-        option("epsilon_high", &PolicyOptions::epsilon_high, at_least(0), "above 1 [epsilon]"),
-        option("beta", &PolicyOptions::beta, at_least(0), "coefficient of the KL divergence"),
-        option("entropy_coef", &PolicyOptions::entropy_coef, at_least(0), "of the bonus")};
+        option("epsilon_high", &PolicyOptions::epsilon_high, at_least(0),
+               "its clip above 1 [epsilon]"),
+        option("beta", &PolicyOptions::beta, at_least(0), "weight of the KL divergence"),
+        option("entropy_coef", &PolicyOptions::entropy_coef, at_least(0), "weight of the entropy")};
   }
 };
 

@@ -9,8 +9,8 @@ struct Options {
   double beta = 2.5, gamma = 0.5;
 
   static constexpr auto fields() {
-    return std::tuple{option("beta", &Options::beta, above(0), "of the margin"),
-                      option("gamma", &Options::gamma, any(), "what the margin is to exceed")};
+    return std::tuple{option("beta", &Options::beta, above(0), "factor of the margin"),
+                      option("gamma", &Options::gamma, any(), "margin to exceed")};
   }
 };
 
