@@ -10,7 +10,6 @@
 #include <cctype>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
@@ -103,11 +102,15 @@ std::string data_path(const std::string& id) {
   return ask("data", "twinkle.dataset.fetch", id);
 }
 
+bool is_adapter(const fs::path& folder) { return is_there(folder / "adapter_config.json"); }
+
 void check_adapter(const std::string& folder, const std::string& field) {
-  if (is_there(fs::path(folder) / "adapter_config.json")) return;
+  const fs::path path(folder);
+  if (is_adapter(path)) return;
+  std::string remedy = "name a directory that 'twinkle train' or peft saved an adapter to";
+  if (is_adapter(path / "adapter")) remedy = "give the run's, " + (path / "adapter").string();
   fail(Code::kNotFound, "cli: ", field, " ", folder,
-       is_there(folder) ? " holds no adapter_config.json" : " does not exist",
-       "; name a directory that 'twinkle train' or peft saved an adapter to");
+       is_there(folder) ? " holds no adapter_config.json" : " does not exist", "; ", remedy);
 }
 
 std::string model_name(const std::string& id) {

@@ -1,6 +1,7 @@
 // Where the weights of a model id and the rows of a data set's are: a directory or file as it
 // stands, else what the hub tools print.
 #pragma once
+#include <filesystem>
 #include <string>
 
 namespace twinkle::cli {
@@ -12,6 +13,7 @@ enum class Download { kAll, kWithoutWeights };
 // kNotFound with what it said; kInvalid: a directory that holds an adapter.
 std::string model_path(const std::string& id, Download download = Download::kAll);
 
+bool is_adapter(const std::filesystem::path& folder);
 // For before the model is read, which may take long. Error kNotFound: `field`, as --adapter,
 // names no directory of an adapter.
 void check_adapter(const std::string& folder, const std::string& field = "--adapter");

@@ -75,6 +75,21 @@ TEST(ModelPath, TheDirectoryOfAnAdapterIsToldFromAModels) {
   EXPECT_EQ(model_path(path), path);
 }
 
+TEST(ModelPath, TheFolderOfARunIsNoAdapterButHoldsOne) {
+  const ScratchDir dir;
+  const std::string path = dir.path().string();
+  EXPECT_EQ(
+      error_of([&] { check_adapter(path); }),
+      "cli: --adapter " + path +
+          " holds no adapter_config.json; name a directory that 'twinkle train' or peft saved "
+          "an adapter to");
+  std::filesystem::create_directory(dir / "adapter");
+  write_text(dir / "adapter/adapter_config.json", "{}");
+  EXPECT_EQ(error_of([&] { check_adapter(path); }),
+            "cli: --adapter " + path + " holds no adapter_config.json; give the run's, " + path +
+                "/adapter");
+}
+
 TEST(ModelPath, AModelIsNamedAsOthersKnowIt) {
   const ScratchDir dir;
   EXPECT_EQ(model_name(dir.path().string()), dir.path().string());

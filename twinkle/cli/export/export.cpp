@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kShardBytes = int64_t{5} << 30;
 
-// A base that is open, and what its config says.
+// A base, or a whole model, that is open, and what its config says.
 struct Base {
   Checkpoint checkpoint;
   model::DecoderSpec spec;
@@ -44,10 +44,10 @@ struct Base {
         config(checkpoint.config()),
         eos_ids(read_eos(path, config, spec.vocab_size)) {
     const std::vector<std::string> known{"llama", "qwen2", "qwen3"};
-    require(std::ranges::count(known, spec.family) > 0, Code::kInvalid, "cli: the base model ",
-            path, " is of the family ", spec.family,
+    require(std::ranges::count(known, spec.family) > 0, Code::kInvalid, "cli: the model ", path,
+            " is of the family ", spec.family,
             "; merge and export know llama, qwen2 and qwen3: merge others with peft "
-            "(docs/training.md)");
+            "(docs/training.md), and make GGUF files of them with llama.cpp's converter");
   }
 
   // The tokenizer's files are here.
@@ -56,6 +56,22 @@ struct Base {
     return fs::is_directory(path) ? path : path.parent_path();
   }
 };
+
+// A folder as `twinkle train --full` saves one.
+bool is_model(const fs::path& folder) {
+  return is_there(folder / "config.json") && !is_adapter(folder);
+}
+
+void check_source(const std::string& source, const ExportFiles& files) {
+  if (!is_model(source)) return check_adapter(source, "ADAPTER");
+  require(
+      files.to == "gguf", Code::kInvalid, "cli: ", source,
+      " holds a whole model, so there is nothing to merge: use it as it is, or make a GGUF file "
+      "of it, twinkle export ",
+      source, " --to gguf");
+  require(files.model.empty(), Code::kInvalid, "cli: --model is the base of an adapter, and ",
+          source, " holds a whole model; leave it out");
+}
 
 std::string base_of(const std::string& adapter, const PeftConfig& config,
                     const std::string& given) {
@@ -151,16 +167,21 @@ void say_exported(const ExportFiles& files, const std::string& program) {
 
 }  // namespace
 
-void run_export(const std::string& adapter, const ExportFiles& files) {
-  check_adapter(adapter, "ADAPTER");
+void run_export(const std::string& source, const ExportFiles& files) {
+  check_source(source, files);
   const std::string output = output_of(files);
-  const PeftConfig config = read_peft(adapter).config;
-  const Base base(base_of(adapter, config, files.model));
+  const bool gguf = files.to == "gguf", whole = is_model(source);
+  const PeftConfig config = whole ? PeftConfig() : read_peft(source).config;
+  const Base base(whole ? source : base_of(source, config, files.model));
   check_output_folder(output, files, base.checkpoint.path());
-  const bool gguf = files.to == "gguf";
-  std::vector<StoredTensor> tensors = lora::merged(
-      base.checkpoint, adapter, gguf ? lora::MergedType::kFloat32 : lora::MergedType::kStored);
-  const bool tied = base.spec.tied_head && !lora::targets_head(config);
+  std::vector<StoredTensor> tensors;
+  if (whole)
+    for (const std::string& name : base.checkpoint.names())
+      tensors.push_back(base.checkpoint.at(name));
+  else
+    tensors = lora::merged(base.checkpoint, source,
+                           gguf ? lora::MergedType::kFloat32 : lora::MergedType::kStored);
+  const bool tied = base.spec.tied_head && (whole || !lora::targets_head(config));
   if (tied)
     std::erase_if(tensors, [](const StoredTensor& t) { return t.name == "lm_head.weight"; });
   AtomicDirectory target(output);
@@ -179,7 +200,9 @@ void export_model(CLI::App& app, Action& action) {
       "export", "Merge an adapter into its base: for transformers, or llama.cpp and ollama");
   auto adapter = std::make_shared<std::string>();
   auto files = std::make_shared<ExportFiles>();
-  command->add_option("adapter", *adapter, "PEFT directory, of a llama, qwen2 or qwen3")
+  command
+      ->add_option("adapter", *adapter,
+                   "PEFT directory, or for --to gguf a whole model's, of a llama, qwen2 or qwen3")
       ->required();
   add_options(*command, *files);
   command->callback([adapter, files, command, &action] {

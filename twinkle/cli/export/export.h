@@ -1,5 +1,5 @@
 // A model for other programs: an adapter merged into its base, as a folder of Hugging Face's or as
-// a GGUF file. Knows no command line.
+// a GGUF file, or a whole model as the latter. Knows no command line.
 #pragma once
 #include <string>
 
@@ -28,10 +28,10 @@ struct ExportFiles {
   }
 };
 
-// Writes the folder as a whole, progress goes to standard error. Error
-// kInvalid, kNotFound: no adapter, no base, a base that is no llama, qwen2 or qwen3 or that the
-// adapter does not fit, a model that GGUF cannot say; kConflict: the output holds something. They
-// change nothing.
-void run_export(const std::string& adapter, const ExportFiles& files);
+// `source` is an adapter's folder, or a model's. Writes the output as a whole, progress goes to
+// standard error. Error kInvalid, kNotFound: no adapter and no model, no base, one that is no
+// llama, qwen2 or qwen3 or that the adapter does not fit, a whole model that is to be merged, one
+// that GGUF cannot say; kConflict: the output holds something. They change nothing.
+void run_export(const std::string& source, const ExportFiles& files);
 
 }  // namespace twinkle::cli

@@ -140,6 +140,29 @@ TEST(ExportFiles, Llama3sRopeScalingIsReadBack) {
             "");
 }
 
+TEST(ExportFiles, AWholeModelBecomesAGgufFileAndHasNothingToMerge) {
+  const TinyChat tiny({{"hidden_size", 64}, {"head_dim", 16}, {"intermediate_size", 96}});
+  const std::vector<std::string> words{"export", tiny.model(), "--output", tiny.path("out")};
+  const auto with = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = words;
+    all.insert(all.end(), more.begin(), more.end());
+    return ran(all);
+  };
+  EXPECT_EQ(with({}).error, "twinkle: cli: " + tiny.model() +
+                                " holds a whole model, so there is nothing to merge: use it as it "
+                                "is, or make a GGUF file of it, twinkle export " +
+                                tiny.model() + " --to gguf\n");
+  EXPECT_EQ(with({"--to", "gguf", "--model", "smollm2"}).error,
+            "twinkle: cli: --model is the base of an adapter, and " + tiny.model() +
+                " holds a whole model; leave it out\n");
+  EXPECT_FALSE(is_there(tiny.path("out")));
+  const Ran got = with({"--to", "gguf"});
+  ASSERT_EQ(got.status, 0) << got.error;
+  EXPECT_LT(mean_difference(logps_of(tiny.path("out/model-f16.gguf")), logps_of(tiny.model())),
+            0.01);
+  EXPECT_TRUE(is_there(tiny.path("out/Modelfile")));
+}
+
 TEST(ExportFiles, WhatCannotBeExportedIsNamedAndNothingIsWritten) {
   const TinyChat tiny;
   const std::string adapter = tiny.adapter("one", {"q_proj"});
@@ -161,9 +184,10 @@ TEST(ExportFiles, WhatCannotBeExportedIsNamedAndNothingIsWritten) {
             "twinkle: cli: --type is of a GGUF file; leave it out, or give --to gguf\n");
   const TinyChat other({}, "mistral");
   EXPECT_EQ(error({adapter, "--model", other.model(), "--output", tiny.path("out")}),
-            "twinkle: cli: the base model " + other.model() +
+            "twinkle: cli: the model " + other.model() +
                 " is of the family mistral; merge and export know llama, qwen2 and qwen3: merge "
-                "others with peft (docs/training.md)\n");
+                "others with peft (docs/training.md), and make GGUF files of them with llama.cpp's "
+                "converter\n");
   const TinyChat wide({{"hidden_size", 64}});
   EXPECT_NE(error({adapter, "--model", wide.model(), "--output", tiny.path("out")})
                 .find("lora_A of model.layers.0.self_attn.q_proj has shape [4, 48], this model's "
