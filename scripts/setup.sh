@@ -15,7 +15,7 @@ fuzzer=(clang-19 libclang-rt-19-dev)
 boost_is_new="BOOST_VERSION >= 108100"
 # The most that a profile downloads, with all that it depends on.
 declare -A downloads=([base]="torch with CUDA's libraries, about 2.5 GB: 2 to 10 minutes"
-  [demo]="a model of 90 MB, and peft: a minute" [test]="transformers and peft, 150 MB"
+  [demo]="a model of 90 MB, and peft: a minute" [test]="transformers, peft and llama.cpp, 190 MB"
   [lint]="30 MB" [bench]="llama.cpp, which is compiled: several minutes"
   [cuda]="NVIDIA's compiler, 120 MB" [ray]="80 MB")
 

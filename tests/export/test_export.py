@@ -1,86 +1,17 @@
 """`twinkle export`: a merged folder against peft's merge_and_unload, a GGUF file against the `gguf`
-package, the file that the built-in model came from, and llama.cpp where it is installed."""
+package and the file that the built-in model came from; perplexity against transformers'."""
 
 import json
 import math
-import os
-import re
-import shlex
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from exported import draw_adapter, draw_model, peft, torch, transformers, twinkle
+from parity import models
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
-pytest.importorskip("twinkle._core", reason="the extension is not built: make build")
-
-from parity import models  # noqa: E402
-
-from twinkle import program  # noqa: E402
-from twinkle.hub.models import _smollm2_gguf  # noqa: E402
+from twinkle.hub.models import _smollm2_gguf
 
 FAMILIES = ("llama", "qwen2", "qwen3")
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-PROMPTS = [
-    "What is the capital of France?", "Name three primary colours.", "Why is the sky blue?",
-    "Add 17 and 25.", "Write a line about the sea.", "Who wrote Hamlet?", "What is a prime number?",
-    "Translate 'good morning' into French.", "How many legs has a spider?", "What do bees make?",
-]  # fmt: skip
-
-
-def twinkle(*words):
-    """The program's standard output."""
-    if program.path() is None:
-        pytest.skip("bin/twinkle is not built")
-    done = subprocess.run(
-        [sys.executable, "-c", "from twinkle.program import main; main()", *map(str, words)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def draw_model(family, tokenizer, folder, dtype=torch.float32, **more):
-    """A small model with a tokenizer, whose heads, width and MLP differ."""
-    torch.manual_seed(3)
-    tokenizer.save_pretrained(folder)
-    config = models.CONFIGS[family](
-        vocab_size=len(tokenizer) + 5, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32 if family == "qwen3" else 16,
-        max_position_embeddings=256, eos_token_id=tokenizer.eos_token_id, **more,
-    )  # fmt: skip
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    for name, weight in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(weight, std=0.1)
-    model.save_pretrained(folder)
-    return folder
-
-
-def draw_adapter(base, folder, targets=TARGETS, std=0.05):
-    """peft's own adapter with random factors; its merged model in float32."""
-    torch.manual_seed(4)
-    model = peft.get_peft_model(
-        models.load_reference(str(base)),
-        peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, use_rslora=True),
-    )
-    for name, weight in model.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(weight, std=std)
-    model.save_pretrained(folder)
-    return folder, model.merge_and_unload()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_llama_dir):
-    return transformers.AutoTokenizer.from_pretrained(tiny_llama_dir)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -206,16 +137,6 @@ def test_tensors_and_keys_are_as_the_gguf_package_reads_them(drawn, tokenizer, t
     assert len(words) == config.vocab_size
 
 
-@pytest.fixture(scope="module")
-def real(smollm2_dir, tmp_path_factory):
-    """An adapter of the built-in model, its merged model in transformers, folder of exports."""
-    folder = tmp_path_factory.mktemp("real")
-    adapter, merged = draw_adapter(smollm2_dir, folder / "adapter", ["q_proj", "v_proj"], 0.01)
-    for kind in ("f16", "q8_0"):
-        twinkle("export", adapter, "--to", "gguf", "--type", kind, "--output", folder / kind)
-    return folder, merged
-
-
 def test_the_built_in_models_tokenizer_is_that_of_the_file_that_it_came_from(real):
     gguf = pytest.importorskip("gguf")
     folder, _ = real
@@ -230,44 +151,6 @@ def test_the_built_in_models_tokenizer_is_that_of_the_file_that_it_came_from(rea
             assert math.isclose(ours[name], theirs[name], rel_tol=1e-6), name
         else:
             assert ours[name] == theirs[name], name
-
-
-def logprob(llama, ids):
-    """Mean log-probability of ids[1:]."""
-    llama.reset()
-    llama.eval(ids)
-    logits = torch.tensor(np.array(llama.scores[: len(ids)]))
-    logps = torch.log_softmax(logits.double(), dim=-1)
-    return logps[torch.arange(len(ids) - 1), torch.tensor(ids[1:])].mean().item()
-
-
-def test_llama_cpp_gives_the_greedy_text_of_transformers(real, smollm2_dir):
-    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-    folder, merged = real
-    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2_dir)
-    exact, small = (
-        llama_cpp.Llama(str(folder / kind / f"model-{kind}.gguf"), n_ctx=256, logits_all=True,
-                        verbose=False)
-        for kind in ("f16", "q8_0")
-    )  # fmt: skip
-    losses = []
-    for prompt in PROMPTS:
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-        )
-        ids = tokenizer(text).input_ids
-        assert exact.tokenize(text.encode(), add_bos=True, special=True) == ids
-        with torch.no_grad():
-            reply = merged.generate(torch.tensor([ids]), max_new_tokens=32, do_sample=False)
-        wanted = reply[0, len(ids) :].tolist()
-        if wanted[-1] == tokenizer.eos_token_id:
-            wanted.pop()
-        tokens = exact.generate(ids, temp=0.0, top_k=1, repeat_penalty=1.0)
-        assert [next(tokens) for _ in wanted] == wanted, prompt
-        whole = ids + wanted
-        losses.append((logprob(exact, whole), logprob(small, whole)))
-    f16, q8 = np.mean(losses, axis=0)
-    assert abs(f16 - q8) < 0.02
 
 
 @pytest.mark.parametrize("form", ["text", "chat"])
@@ -301,18 +184,3 @@ def test_perplexity_is_that_of_transformers(tiny_llama_dir, tokenizer, tmp_path,
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["num_tokens"] == count
     assert math.isclose(result["perplexity"], math.exp(total / count), rel_tol=1e-4)
-
-
-def test_the_commands_of_the_page_run(tokenizer, tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs/use-it-elsewhere.md").read_text()
-    blocks = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
-    commands = [line for block in blocks for line in block.splitlines()]
-    base = draw_model("llama", tokenizer, tmp_path / "base")
-    draw_adapter(base, tmp_path / "outputs/latest/adapter")
-    monkeypatch.chdir(tmp_path)
-    ours = [shlex.split(line)[1:] for line in commands if line.startswith("twinkle ")]
-    assert [words[0] for words in ours] == ["export", "chat", "export"]
-    for words in ours:
-        twinkle(*words)
-    named = {word for line in commands for word in line.split() if word.startswith("outputs/")}
-    assert not [name for name in sorted(named) if not Path(name).exists()]
