@@ -156,8 +156,7 @@ class Engine:
         checks.flag("engine: full_parameters", full_parameters)
         require(
             lora_config is None or not full_parameters,
-            "engine: lora_config and full_parameters=True exclude each other: an adapter is "
-            "trained, or all weights",
+            "engine: lora_config and full_parameters=True exclude each other: give one of them",
         )
         seed = checks.integer("engine: seed", seed, 0, 2**64 - 1)
         weight = checks.number("engine: weight", weight, least=0.001)

@@ -15,7 +15,6 @@ from twinkle.errors import InvalidError, NotAvailableError, TwinkleError, requir
 from twinkle.platform import Platform, find_node_ip, timeout_seconds
 
 _ENGINE = ("door", "control", "data", "saves")  # one for each thread of an engine that talks
-_BASE = "base"  # the group of ranks along fsdp, which share the base's weights
 _numbers = itertools.count(1)
 # A watch sees that a rank has gone; one that lives may take as long as it likes.
 FOREVER = timedelta(days=20)
@@ -56,35 +55,25 @@ def engine_group(mesh, watch):
     if mesh is None or mesh.world_size == 1:
         yield None
         return
-    number = next(_numbers)
-    names = [f"{number}/{what}" for what in _ENGINE]
-    with open_groups(mesh, names, watch) as names, _base_group(mesh, number, watch) as base:
-        yield (*names, watch, base)
+    number, shared = next(_numbers), mesh.fsdp_world_size or 1
+    places = {f"{number}/{what}": None for what in _ENGINE}
+    if shared > 1:  # by the ranks along fsdp, which have the base's weights together
+        places[f"{number}/base-{mesh.dp_rank or 0}"] = (mesh.fsdp_rank, shared)
+    with open_groups(mesh, places, watch) as names:
+        door, control, data, saves, *base = names
+        yield door, control, data, saves, watch, base[0] if base else None
 
 
 @contextmanager
-def _base_group(mesh, number, watch):
-    """In its block: the name of a group of the ranks along fsdp, all of which have met; None: each
-    rank has all of the base."""
-    size = mesh.fsdp_world_size or 1
-    if size == 1:
-        yield None
-        return
-    place, name = _Place(mesh), f"{number}/{_BASE}-{mesh.dp_rank or 0}"
-    held = [place.group(name, (mesh.fsdp_rank, size), watch)]
-    yield place.name(name)
-    held.clear()
-
-
-@contextmanager
-def open_groups(mesh, names, watch):
-    """In its block: the names by which C++ finds one group for each of `names`, made of the data
-    ranks of a mesh of several. Who takes them over is their holder from then on. Waits and raises
-    as engine_group does. watch: of the ranks."""
+def open_groups(mesh, places, watch):
+    """In its block: the names by which C++ finds one group for each of `places`, {name: (index,
+    size) of this rank in it, or None: of all data ranks of a mesh of several}. Who takes them over
+    is their holder from then on. Waits and raises as engine_group does. watch: of the ranks."""
     place = _Place(mesh)
-    place.meet(names[0], watch)
-    held = [place.group(name, (place.index, place.size), watch) for name in names]
-    yield [place.name(name) for name in names]
+    place.meet(next(iter(places)), watch)
+    whole = (place.index, place.size)
+    held = [place.group(name, its or whole, watch) for name, its in places.items()]
+    yield [place.name(name) for name in places]
     held.clear()  # a group ends, and the other ranks hear of it, with its last holder
 
 
@@ -230,8 +219,7 @@ def _store(timeout):
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         require(
             os.environ.get(name),
-            f"infra: {name} is not set, but the mesh has several ranks: start the script with "
-            "torchrun --nproc_per_node=N",
+            f"infra: {name} is not set, but the mesh has several ranks: start it with torchrun",
         )
     return _store_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], timeout)
 
@@ -255,8 +243,7 @@ def _store_at(host, port, timeout):
         return store
     except (RuntimeError, ValueError) as error:
         raise InvalidError(
-            f"infra: MASTER_ADDR and MASTER_PORT say {host}:{port}, where no store of ranks "
-            f"answers: {error}"
+            f"infra: MASTER_ADDR and MASTER_PORT say {host}:{port}, no store answers: {error}"
         ) from error
 
 

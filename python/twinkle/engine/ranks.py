@@ -68,7 +68,7 @@ class _Several(Ranks):
         self.rank, self.size = mesh.data_rank, mesh.data_world_size
         name = f"ranks/{'_'.join(map(str, _in_order(mesh)))}"
         self.watch = watch_of(mesh, f"{name}/watch")
-        with open_groups(mesh, [f"{name}/told"], self.watch) as (told,):
+        with open_groups(mesh, {f"{name}/told": None}, self.watch) as (told,):
             self._meeting = core().Meeting(told, self.watch)
         self._lock, self._count = threading.Lock(), 0
         atexit.register(tell_end, self.watch, self.rank)

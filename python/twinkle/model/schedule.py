@@ -62,8 +62,7 @@ class TorchSchedule:
         (group,) = self._optimizer.param_groups
         if group["momentum"] != _MOMENTUM:
             raise InvalidError(
-                f"model: {self._class.__name__} changes the momentum, which the engine keeps: pass "
-                "cycle_momentum=False"
+                f"model: {self._class.__name__} changes the momentum: pass cycle_momentum=False"
             )
         self._rates.append(float(group["lr"]))
 

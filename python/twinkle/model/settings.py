@@ -50,8 +50,7 @@ class Settings(TwinkleModel):
     def register_mm_forward_hook(self, *args, **kwargs):
         """Raises NotAvailableError: there is no multimodal model to hook into."""
         raise NotAvailableError(
-            "model: register_mm_forward_hook needs multimodal models, which this version does not "
-            "have"
+            "model: register_mm_forward_hook needs multimodal models, which are not there yet"
         )
 
     def merge_adapter(self, *args, **kwargs):

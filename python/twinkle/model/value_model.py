@@ -44,8 +44,7 @@ class TransformersValueModel(TransformersModel):
     def _accumulate(self, together, *args):
         require(
             together.whole.num_labels > 0,
-            "model: the batch has no label to learn from, all are -100 (ignored) or missing; check "
-            "the template and max_length",
+            "model: the batch has no label to learn from: check the template and max_length",
         )
         return super()._accumulate(together, *args)
 

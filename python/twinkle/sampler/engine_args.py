@@ -170,8 +170,7 @@ def _check_weights(args, model_id):
     )
     require(
         args.get("load_format", "auto") == "auto" or not str(model_id).endswith(".gguf"),
-        f"sampler: load_format is 'safetensors', but model_id is {model_id!r}, a .gguf file: leave "
-        "load_format out",
+        f"sampler: load_format is 'safetensors', but model_id is {model_id!r}: leave it out",
     )
 
 

@@ -104,8 +104,7 @@ class TorchSampler(ReceivesWeights, Sampler):
         self.max_model_len = limit if args.max_model_len is None else args.max_model_len
         require(
             self.max_model_len <= limit,
-            f"sampler: max_model_len is {self.max_model_len}, it must be from 1 to {limit}, the "
-            "model's",
+            f"sampler: max_model_len is {self.max_model_len}, it must be from 1 to {limit}",
         )
         self._tenants = _no_tenants()
         self._lock = threading.RLock()  # guards _tenants and _calls
