@@ -106,7 +106,7 @@ class GlooCheckpointEngine(CheckpointEngine):
                 yield self._link
         except InternalError as error:
             is_told = re.match(r"sync: rank \d+( \(the \w+\))?: ", str(error))
-            why = "" if is_told else watch.why_after("", "")  # which hears of it soon after
+            why = "" if is_told else watch.why_after("", "")  # it hears of it soon after
             if not why:
                 raise
             what = f"checkpoint_engine: {what} of rank {self._rank} of {self._size}"
