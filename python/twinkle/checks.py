@@ -44,13 +44,16 @@ def _is_integer(value):
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def _check_range(what, value, number, noun, least, most, above=None):
-    """Refuses a value that is no such number, None, or one outside of the bounds."""
+def _within(number, least, most, above=None):
+    """True: a number, and no bound that is not None refuses it."""
     right = number is not None and (least is None or number >= least)
-    if not right or (above is not None and number <= above) or (most is not None and number > most):
-        bound = "" if least is None else f" of at least {least}"
-        bound = bound if above is None else f" above {above}"
-        refuse(what, value, noun + bound + ("" if most is None else f", at most {most}"))
+    return right and (above is None or number > above) and (most is None or number <= most)
+
+
+def _bounded(noun, least, most, above=None):
+    bound = "" if least is None else f" of at least {least}"
+    bound = bound if above is None else f" above {above}"
+    return noun + bound + ("" if most is None else f", at most {most}")
 
 
 def integer(what, value, least=None, most=None, none=False):
@@ -58,7 +61,8 @@ def integer(what, value, least=None, most=None, none=False):
     if value is None and none:
         return None
     out = int(value) if _is_integer(value) else None
-    _check_range(what, value, out, "an integer", least, most)
+    if not _within(out, least, most):
+        refuse(what, value, _bounded("an integer", least, most))
     return out
 
 
@@ -70,7 +74,8 @@ def number(what, value, least=None, above=None, most=None, infinite=False):
             out = float(value)
     if math.isnan(out) or (math.isinf(out) and not infinite):
         out = None
-    _check_range(what, value, out, "a number", least, most, above)
+    if not _within(out, least, most, above):
+        refuse(what, value, _bounded("a number", least, most, above))
     return out
 
 
