@@ -16,10 +16,10 @@ namespace {
 
 // Another name of loss_scale. Rows may have a column of that name, if not one number per token.
 constexpr std::string_view kWeights = "weights", kScale = "loss_scale";
-constexpr std::string_view kFields[] = {
-    "input_ids",  "attention_mask", "position_ids",   "labels", "completion_mask",
-    "loss_scale", "length",         "routed_experts", kWeights};
-// Of the row that it was made of.
+constexpr std::string_view kFields[] = {"input_ids", "attention_mask",  "position_ids",
+                                        "labels",    "completion_mask", "loss_scale",
+                                        "length",    "routed_experts",  kWeights};
+// Fields of the row that it was made of.
 constexpr std::string_view kOthers[] = {"messages", "tools",  "user_data", "images",
                                         "videos",   "audios", "prompt"};
 
@@ -80,8 +80,8 @@ void refuse_misspelt(const std::string& where, const py::dict& feature) {
     const bool missing = !feature.contains(field) || feature[field].is_none();
     if ((is_other || !missing) && (tokens < 0 || length(value) != tokens)) continue;
     fail(Code::kInvalid, where, ": ", std::string(py::str(py::repr(key))),
-                  " is not a field, did you mean ", std::string(py::str(py::repr(field))),
-                  is_other || name == kScale ? ", the weights of the labels?" : "?");
+         " is not a field, did you mean ", std::string(py::str(py::repr(field))),
+         is_other || name == kScale ? ", the weights of the labels?" : "?");
   }
 }
 

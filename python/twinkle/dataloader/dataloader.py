@@ -5,7 +5,7 @@ import reprlib
 from twinkle import checks, processor
 from twinkle.core import core
 from twinkle.dataloader.stream import EMPTY, StreamLoader
-from twinkle.errors import InvalidError, refuse_unknown, require
+from twinkle.errors import refuse_unknown, require
 from twinkle.infra import check_world, current_run, group_of
 from twinkle.logger import get_logger
 from twinkle.plugin import construct_class
@@ -127,11 +127,11 @@ class DataLoader:
 
     def _batches(self, loop):
         while True:
-            if loop is not self._loop:
-                raise InvalidError(
-                    "dataloader: this epoch ended when another one was started, or by "
-                    "skip_consumed_samples"
-                )
+            require(
+                loop is self._loop,
+                "dataloader: this epoch ended when another one was started, or by "
+                "skip_consumed_samples",
+            )
             batch = self._loader.next()
             if not batch:
                 require(self._indexed or not self._loader.empty, f"dataloader: {EMPTY}")

@@ -50,11 +50,8 @@ class NotedDataset(Dataset):
 
     def _check(self, chosen):
         can_encode = rowwise.checker(chosen)
-
-        def check(row):
-            return [row] if can_encode(row) else []
-
-        self._note(_ALL, check, "the template cannot encode the row")
+        nothing = "the template cannot encode the row"
+        self._note(_ALL, lambda row: [row] if can_encode(row) else [], nothing, "check")
         self.do_check = True
 
     def _done(self, key, where, row):

@@ -218,11 +218,8 @@ class Template:
 
 
 def _row(value, what="trajectory"):
-    if (
-        isinstance(value, (list, tuple))
-        and value
-        and "role" in (value[0] if isinstance(value[0], dict) else ())
-    ):
+    first = next(iter(value), None) if isinstance(value, (list, tuple)) else None
+    if isinstance(first, dict) and "role" in first:
         raise InvalidError(
             f"template: {what} is a list: this is one chat's list of messages: pass "
             '{"messages": [...]}, or of batch_encode [{"messages": [...]}]'
