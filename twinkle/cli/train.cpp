@@ -25,7 +25,7 @@ constexpr const char* kForms =
     "...}]}\n"
     "  {\"prompt\": \"...\", \"completion\": \"...\"}, and the other forms of docs/training.md\n"
     "  {\"prompt\": \"...\", \"chosen\": \"...\", \"rejected\": \"...\"}   --loss dpo, orpo, "
-    "simpo\n"
+    "simpo, reward\n"
     "  {\"prompt\": \"...\", \"completion\": \"...\", \"label\": true}   --loss kto\n"
     "  {\"prompt\": \"...\"}   --loss grpo\n"
     "  {\"text\": \"...\"}   --loss pretrain\n"
@@ -48,6 +48,13 @@ void say_what_is_next(const Trained& trained, const TrainingOptions& o,
   if (!trained.system.empty()) more += " --system " + quoted(trained.system);
   std::printf("saved %s\n", trained.weights.c_str());
   if (!trained.advice.empty()) std::printf("note: %s\n", trained.advice.c_str());
+  if (o.goal.loss == "reward") {
+    std::printf(
+        "it scores replies: model.add_adapter_to_model(\"default\", %s) and "
+        "model.forward_only(inputs=chats)[\"logits\"], see docs/preferences.md\n",
+        weights.c_str());
+    return;
+  }
   std::printf("try it:  %s sample %s %s%s%s\n", typed.c_str(), model.c_str(), prompt.c_str(),
               more.c_str(), trained.plain ? " --plain" : "");
   if (trained.plain) return;  // it may have no chat template

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from twinkle import LoraConfig, TransformersModel, program
 from twinkle.advantage import GRPOAdvantage
@@ -166,9 +167,9 @@ def test_the_smoothed_line_is_a_weighted_mean_of_what_was_before():
 def loop(tiny_llama_dir):
     """make(loss, lr, **options): the model of a loop, and the seed of its adapter."""
 
-    def make(loss, lr, **options):
+    def make(loss, lr, head=None, **options):
         model = TransformersModel(model_id=tiny_llama_dir)
-        config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear")
+        config = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", **head or {})
         model.add_adapter_to_model("default", config)
         model.set_loss(loss, **options)
         model.set_optimizer("AdamW", lr=lr)
@@ -186,6 +187,36 @@ def assert_same(lines, expected, *names):
             assert line[name] == pytest.approx(metric[name], rel=1e-5, abs=1e-6), (name, lines)
 
 
+def chats_of_pairs():
+    turns = [(row["prompt"], row[side]) for row in PAIRS for side in ("chosen", "rejected")]
+    roles = ("user", "assistant")
+    return [
+        {"messages": [{"role": r, "content": c} for r, c in zip(roles, turn, strict=True)]}
+        for turn in turns
+    ]
+
+
+def test_a_reward_model_has_the_numbers_of_the_loop(train, tmp_path, loop):
+    flags = ("--center-rewards-coefficient", 0.1, "--epochs", 2, "--seed", SEED)
+    status, out, err = train(PAIRS, "--loss", "reward", *flags)
+    assert status == 0, err
+    assert "it scores replies" in out and "twinkle sample" not in out
+    head = {"task_type": "SEQ_CLS", "num_labels": 1}
+    model = loop("RewardLoss", 5e-5, head, center_rewards_coefficient=0.1)
+    model.add_metric("RewardMetric", is_training=True)
+    expected, chats = [], chats_of_pairs()
+    for _ in range(2):
+        model.forward_backward(inputs=chats)
+        model.clip_grad_and_step(max_grad_norm=1.0)
+        expected.append(model.calculate_metric(is_training=True))
+    names = ("loss", "grad_norm", "rewards/margins", "rewards/accuracies")
+    assert_same(log_of(tmp_path / "outputs/rows-1"), expected, *names)
+    model.add_adapter_to_model("saved", tmp_path / "outputs/rows-1/adapter")
+    ours = model.forward_only(inputs=chats, adapter_name="default")["logits"]
+    saved = model.forward_only(inputs=chats, adapter_name="saved")["logits"]
+    torch.testing.assert_close(saved, ours, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "loss, name, options",
     [
@@ -201,17 +232,7 @@ def test_preferences_have_the_numbers_of_the_loop(train, tmp_path, loop, loss, n
     model = loop(name, 5e-5, **options)
     if loss == "dpo":
         model.add_metric("DPOMetric", is_training=True, beta=options["beta"])
-    chats = [
-        {
-            "messages": [
-                {"role": "user", "content": row["prompt"]},
-                {"role": "assistant", "content": row[side]},
-            ]
-        }
-        for row in PAIRS
-        for side in ("chosen", "rejected")
-    ]
-    expected = []
+    expected, chats = [], chats_of_pairs()
     for _ in range(2):
         reference = model.forward_only(inputs=chats, disable_lora=True)
         model.forward_backward(inputs=chats, ref_outputs=reference)

@@ -74,8 +74,8 @@ TEST_F(Commands, AnOptionOfAnotherObjectiveIsRefusedByName) {
   EXPECT_EQ(with({"--loss", "simpo", "--desirable-weight", "2"}),
             "loss: SimPOLoss has no option 'desirable_weight', it has beta, gamma");
   EXPECT_EQ(with({"--loss", "cpo"}),
-            "--loss is 'cpo', it must be 'sft', 'pretrain', 'dpo', 'orpo', 'simpo', 'kto' or "
-            "'grpo'");
+            "--loss is 'cpo', it must be 'sft', 'pretrain', 'dpo', 'orpo', 'simpo', 'kto', "
+            "'reward' or 'grpo'");
 }
 
 }  // namespace

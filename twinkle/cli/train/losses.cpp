@@ -21,6 +21,7 @@ constexpr std::array kKinds = {
     Kind{"orpo", "orpo", RowKind::kPairs},
     Kind{"simpo", "simpo", RowKind::kPairs},
     Kind{"kto", "kto", RowKind::kJudged},
+    Kind{"reward", "reward", RowKind::kPairs},
     Kind{"grpo", "grpo", RowKind::kPrompts},
 };
 
@@ -48,8 +49,12 @@ struct Shared {
 
   void add(std::string_view loss, const Json& option) {
     Meaning meaning{std::string(loss), get<std::string>(option, "help"), ""};
-    const std::string must = get<std::string>(option, "must");
-    if (!option.at("one_of").as_array().empty()) meaning.help += ": " + must;
+    const JsonArray& texts = option.at("one_of").as_array();
+    for (size_t i = 0; i < texts.size(); ++i)
+      meaning.help += (i == 0                 ? ": '"
+                       : i + 1 < texts.size() ? ", '"
+                                              : " or '") +
+                      std::string(texts[i].get_string()) + "'";
     const size_t open = meaning.help.rfind(" [");
     if (open != meaning.help.npos && meaning.help.ends_with(']')) {
       meaning.otherwise = meaning.help.substr(open + 2, meaning.help.size() - open - 3);
@@ -148,6 +153,8 @@ void check_goal(const TrainingOptions& o) {
           is_dpo    ? ", or give --reference-free"
           : is_grpo ? ", or --beta"
                     : "");
+  require(!o.recipe.full || loss != "reward", Code::kInvalid,
+          "cli: --loss reward trains a head of one label beside an adapter; leave --full out");
   require(is_grpo == !o.goal.reward.empty(), Code::kInvalid, "cli: --loss is ", loss,
           is_grpo ? ", which needs --reward FILE.py:NAME"
                   : ", which has no --reward; leave it out, or give --loss grpo");

@@ -85,10 +85,11 @@ class Texts : public Objective {
   const text::Template& tmpl_;
 };
 
-// dpo, orpo and simpo: each row is a chosen and a rejected chat.
+// dpo, orpo, simpo and reward: each row is a chosen and a rejected chat.
 class Pairs : public Objective {
  public:
-  Pairs(const TrainingOptions& o, const text::Template& tmpl) : o_(o), tmpl_(tmpl) {}
+  Pairs(const TrainingOptions& o, const text::Template& tmpl)
+      : o_(o), tmpl_(tmpl), has_scores_(o.goal.loss == "reward") {}
 
   data::Dataset read(const std::string& file) const override {
     return preference_rows(file, o_.files, tmpl_, o_.recipe.max_length);
@@ -101,17 +102,22 @@ class Pairs : public Objective {
     for (const int64_t i : batch)
       for (const char* side : {kChosen, kRejected})
         out.pass.sequences.push_back(example(rows.row(i).at(side).as_object()));
+    for (engine::Example& one : out.pass.sequences)
+      if (has_scores_) one.labels.clear();  // a reply is scored as a whole
     if (needs_base(o_)) add_reference(engine, out.pass);
     return out;
   }
 
   void note(Work& work, const engine::ForwardResult& result) const override {
-    if (!needs_base(o_)) return;
-    const double beta = loss_number(o_, "beta");
+    if (!needs_base(o_) && !has_scores_) return;
+    const double beta = has_scores_ ? 1 : loss_number(o_, "beta");
+    const auto score = [&](size_t s) {
+      return has_scores_ ? double{result.label_logits[s].at(0)} : gain(work, result, s);
+    };
     double margins = 0, above = 0;
     const size_t pairs = work.pass.sequences.size() / 2;
     for (size_t p = 0; p < pairs; ++p) {
-      const double margin = beta * (gain(work, result, 2 * p) - gain(work, result, 2 * p + 1));
+      const double margin = beta * (score(2 * p) - score(2 * p + 1));
       margins += margin;
       above += margin > 0 ? 1 : 0;
     }
@@ -122,6 +128,7 @@ class Pairs : public Objective {
  private:
   const TrainingOptions& o_;
   const text::Template& tmpl_;
+  const bool has_scores_;
 };
 
 // kto: each row is a chat whose reply is desirable or not, and that chat with another reply.

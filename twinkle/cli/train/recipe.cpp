@@ -23,11 +23,16 @@ Json targets(const std::string& names) {
 
 std::string lora_json(const TrainingOptions& o) {
   if (o.recipe.full) return "";
-  return boost::json::serialize(JsonObject{{"r", o.recipe.rank},
-                                           {"lora_alpha", o.recipe.alpha},
-                                           {"target_modules", targets(o.recipe.target_modules)},
-                                           {"base_model_name_or_path", model_name(o.model)},
-                                           {"peft_type", "LORA"}});
+  JsonObject out{{"r", o.recipe.rank},
+                 {"lora_alpha", o.recipe.alpha},
+                 {"target_modules", targets(o.recipe.target_modules)},
+                 {"base_model_name_or_path", model_name(o.model)},
+                 {"peft_type", "LORA"}};
+  if (o.goal.loss == "reward") {
+    out["task_type"] = "SEQ_CLS";
+    out["num_labels"] = 1;
+  }
+  return boost::json::serialize(out);
 }
 
 optim::Schedule schedule_of(const Recipe& recipe, int64_t steps) {

@@ -54,9 +54,11 @@ struct Goal {
   static constexpr auto fields() {
     using G = Goal;
     return std::tuple{
-        option("loss", &G::loss, one_of("sft", "pretrain", "dpo", "orpo", "simpo", "kto", "grpo"),
+        option("loss", &G::loss,
+               one_of("sft", "pretrain", "dpo", "orpo", "simpo", "kto", "reward", "grpo"),
                "sft: the replies of chats; pretrain: texts; dpo, orpo, simpo: pairs of replies; "
-               "kto: replies with a label; grpo: sampled replies, by their --reward"),
+               "kto: replies with a label; reward: a model that scores pairs; "
+               "grpo: sampled replies, by their --reward"),
         option("reward", &G::reward, any(),
                "of grpo: FILE.py:NAME, a function of trajectories or a class of rewards, or the "
                "name of one in twinkle.reward"),
