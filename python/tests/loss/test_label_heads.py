@@ -124,7 +124,7 @@ def test_what_a_head_of_labels_cannot_do_is_named(tiny_llama_dir):
         model.forward_only(inputs=PAIRS, adapter_name="default", disable_lora=True)
     with pytest.raises(InvalidError, match="embeddings are asked for"):
         model.forward_only(inputs=PAIRS, adapter_name="default", task="embedding")
-    sampler = TorchSampler(model)
+    sampler = TorchSampler(model=model)
     with pytest.raises(InvalidError, match="has a head of labels, which gives no tokens"):
         sampler.sample(inputs=PAIRS[:1], adapter_name="default")
     model.set_loss("ClassificationLoss", adapter_name="default")

@@ -165,8 +165,8 @@ class LoraConfig(_OfPeft):
         if not _passes(checks.integer, labels, 1, 65536):
             must = "1 for rewards, or the number of classes, at most 65536, with task_type"
             checks.refuse("lora: num_labels", labels, f"{must} 'SEQ_CLS'")
-        named = set(saved) if isinstance(saved, (list, tuple, set)) else saved
-        if saved and not (isinstance(named, set) and named <= {"score", "classifier"}):
+        is_list = isinstance(saved, (list, tuple, set))
+        if saved and not (is_list and all(name in ("score", "classifier") for name in saved)):
             checks.refuse("lora: modules_to_save", saved, "['score']")
         self.modules_to_save = ["score"]
 

@@ -79,7 +79,7 @@ class ClassificationLoss(_LabelLoss):
     def engine_inputs(self, inputs, label=None):
         import torch
 
-        count, values = len(inputs["input_ids"]), None
+        count = len(inputs["input_ids"])
         try:
             values = torch.as_tensor(label, dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError):
