@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+
 from twinkle import checks
 from twinkle.errors import require
 from twinkle.loss.labels import scored, spread
@@ -89,7 +91,7 @@ class GRPOMetric(MeanMetric):
         begin = 0
         for i, row in enumerate(inputs):
             fields = [n for n in ("labels", "attention_mask", "loss_scale") if n in row]
-            batch = {n: torch.atleast_2d(torch.as_tensor(row[n])) for n in fields}
+            batch = {n: torch.atleast_2d(torch.from_numpy(np.array(row[n]))) for n in fields}
             count, length = batch["labels"].shape
             part = slice(begin, begin + count)
             self.accumulate(
