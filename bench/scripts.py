@@ -13,7 +13,7 @@ from worker import with_model
 
 RANK, LEARNING_RATE = 8, 1e-4
 QUESTIONS, GROUP, NUM_TOKENS = 4, 8, 128
-STEPS = 3  # of one sample: a step takes about a second
+STEPS = 3  # a sample has so many, of about a second each
 
 
 def rates(rounds, system):
