@@ -57,7 +57,10 @@ data::Row as_judged(const data::Row& row) {
           "cli: the row is no chat with a reply; such a row has prompt, completion and label, or "
           "messages and label (docs/preferences.md)");
   JsonArray& all = messages->as_array();
-  JsonArray prompt(all.begin(), all.begin() + begin_of_reply(all));
+  const int64_t begin = begin_of_reply(all);
+  require(begin < std::ssize(all), Code::kInvalid,
+          "cli: the row has no reply after the user's last message; add it, or leave the row out");
+  JsonArray prompt(all.begin(), all.begin() + begin);
   data::leave_untrained(prompt);
   std::ranges::move(prompt, all.begin());
   return {{kDesirable, *desirable}, {kReply, JsonObject{{"messages", std::move(all)}}}};

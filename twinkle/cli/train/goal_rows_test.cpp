@@ -13,7 +13,10 @@ class JudgedRows : public testing::Test {
   data::Dataset read(const std::vector<std::string>& rows, bool others = true,
                      const TrainingFiles& files = {}) const {
     std::string text;
-    for (const std::string& row : rows) text += row + "\n";
+    for (std::string row : rows) {
+      std::ranges::replace(row, '\n', ' ');
+      text += row + "\n";
+    }
     write_text(scratch_ / "rows.jsonl", text);
     return judged_rows((scratch_ / "rows.jsonl").string(), files, template_, 64, others);
   }
@@ -77,17 +80,17 @@ TEST_F(JudgedRows, OnlyTheRepliesAfterTheUsersLastMessageAreLearnt) {
 
 TEST_F(JudgedRows, OtherRowsAreRefusedByTheirLine) {
   EXPECT_EQ(refusal(R"({"prompt": "a", "completion": "b"})"),
-            "cli: the row has no verdict on its reply: --loss kto learns from a column label or "
+            "the row has no verdict on its reply: --loss kto learns from a column label or "
             "kto_tag, true or false (docs/preferences.md); add it, or leave --loss out");
   EXPECT_EQ(refusal(judged("a", "b", "\"news\"")),
             refusal(R"({"prompt": "a", "completion": "b"})"));
   EXPECT_EQ(refusal(R"({"prompt": "a", "chosen": "b", "rejected": "c", "label": true})"),
-            "cli: the row is no chat with a reply; such a row has prompt, completion and label, or "
+            "the row is no chat with a reply; such a row has prompt, completion and label, or "
             "messages and label (docs/preferences.md)");
   EXPECT_EQ(refusal(R"({"prompt": "a", "completion": "b", "label": true, "kto_tag": false})"),
-            "data: fields 'label' and 'kto_tag' say the opposite of each other; leave one out");
+            "fields 'label' and 'kto_tag' say the opposite of each other; leave one out");
   EXPECT_EQ(refusal(R"({"messages": [{"role": "user", "content": "a"}], "label": true})"),
-            "cli: the chat 'reply' has no reply to learn from");
+            "the row has no reply after the user's last message; add it, or leave the row out");
   EXPECT_NE(refusal(judged(std::string(60, 'x'), "b", "true")).find(" --max-length is 64"),
             std::string::npos);
   EXPECT_EQ(error_of([&] { read({judged("a", "b", "true"), judged("a", "c", "false")}); }),
