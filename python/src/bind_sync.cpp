@@ -1,18 +1,12 @@
 // twinkle._core.SyncLink: one rank's end of the way from a model's ranks to a sampler's.
 #include <pybind11/pybind11.h>
 
-#include <exception>
-#include <future>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "python/src/future.h"
 #include "python/src/interruptible.h"
-#include "twinkle/base/error.h"
-#include "twinkle/mesh/thread_comm.h"
 #include "twinkle/mesh/watched_comm.h"
 #include "twinkle/sync/link.h"
 
@@ -24,6 +18,7 @@ namespace {
 using twinkle::python::EnginePointer;
 using twinkle::sync::Link;
 using twinkle::sync::Options;
+using twinkle::sync::Pair;
 using twinkle::sync::Synced;
 
 py::dict as_dict(const Synced& s) {
@@ -35,37 +30,6 @@ template <class Call>
 py::dict waited(const Call& call) {
   return as_dict(twinkle::python::interruptible(call));
 }
-
-// Both ends for two engines of this process.
-struct Pair {
-  Pair(int64_t bucket_bytes, double timeout_s)
-      : Pair(twinkle::mesh::thread_comms(2, timeout_s), Options{1, bucket_bytes}) {}
-  Pair(std::vector<std::unique_ptr<twinkle::mesh::Comm>> comms, const Options& options)
-      : sender(std::move(comms[0]), options), receiver(std::move(comms[1]), options) {}
-
-  // One end waits for the other, so the sender has a thread of its own. Its error is raised before
-  // the receiver's, which was told of it.
-  Synced sync(const EnginePointer& from, const std::string& tenant, const std::string& name,
-              const EnginePointer& to, const std::string& frozen) {
-    auto sent = std::async(std::launch::async, [&] { sender.send(*from, tenant, name); });
-    Synced out;
-    std::exception_ptr failed;
-    try {
-      out = receiver.receive(*to, frozen);
-    } catch (...) {
-      failed = std::current_exception();
-    }
-    try {
-      sent.get();
-    } catch (const twinkle::Error& error) {
-      if (!failed || !std::string_view(error.what()).starts_with("sync: rank ")) throw;
-    }
-    if (failed) std::rethrow_exception(failed);
-    return out;
-  }
-
-  Link sender, receiver;
-};
 
 }  // namespace
 
@@ -100,7 +64,7 @@ void bind_sync(py::module_& m) {
           "sync",
           [](Pair& pair, const EnginePointer& from, const std::string& tenant,
              const std::string& name, const EnginePointer& to, const std::string& frozen) {
-            return waited([&] { return pair.sync(from, tenant, name, to, frozen); });
+            return waited([&] { return pair.sync(*from, tenant, name, *to, frozen); });
           },
           "from_engine"_a, "tenant"_a, "name"_a, "to_engine"_a, "frozen"_a,
           "SyncLink's send and receive, at once.");

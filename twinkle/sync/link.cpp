@@ -15,6 +15,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/parallel.h"
 #include "twinkle/engine/memory/text_of_error.h"
+#include "twinkle/mesh/thread_comm.h"
 #include "twinkle/model/weights/weight_memory.h"
 #include "twinkle/sync/checksum.h"
 #include "twinkle/sync/transfer.h"
@@ -369,6 +370,23 @@ const std::string& Link::adapter_tenant(Engine& engine, const Hello& sender) {
   if (!known.tenant.empty()) replaced_.push_back(known.tenant);
   known = {tenant.str(), sender.lora_json};
   return known.tenant;
+}
+
+Pair::Pair(int64_t bucket_bytes, double timeout_s)
+    : Pair(mesh::thread_comms(2, timeout_s), Options{1, bucket_bytes}) {}
+
+Pair::Pair(std::vector<std::unique_ptr<mesh::Comm>> comms, const Options& options)
+    : sender_(std::move(comms[0]), options), receiver_(std::move(comms[1]), options) {}
+
+Synced Pair::sync(Engine& from, const std::string& tenant, const std::string& name, Engine& to,
+                  const std::string& frozen) {
+  auto sent = std::async(std::launch::async, [&] { sender_.send(from, tenant, name); });
+  Synced out;
+  const std::exception_ptr here = error_of([&] { out = receiver_.receive(to, frozen); });
+  const std::exception_ptr there = error_of([&] { sent.get(); });
+  if (there && !(here && text_of(there).starts_with("sync: rank "))) std::rethrow_exception(there);
+  if (here) std::rethrow_exception(here);
+  return out;
 }
 
 }  // namespace twinkle::sync

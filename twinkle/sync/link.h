@@ -94,4 +94,20 @@ class Link {
   int64_t num_tenants_ = 0;                  // that it has named
 };
 
+// Both ends for two engines of this process.
+class Pair {
+ public:
+  Pair(int64_t bucket_bytes, double timeout_s);
+
+  // Link's send of the first engine and receive of the second, at once. Throws the sender's error
+  // rather than the receiver's, unless the sender was told of that.
+  Synced sync(engine::Engine& from, const std::string& tenant, const std::string& name,
+              engine::Engine& to, const std::string& frozen);
+
+ private:
+  Pair(std::vector<std::unique_ptr<mesh::Comm>> comms, const Options& options);
+
+  Link sender_, receiver_;
+};
+
 }  // namespace twinkle::sync
