@@ -418,7 +418,9 @@ TEST_F(Commands, FullTrainingWritesAModelThatSampleTakes) {
   const std::string printed = run(
       {"train", model(), path("rows.jsonl"), "--full", "--output", path("run"), "--lr", "0.01"});
   EXPECT_TRUE(printed.starts_with("saved " + path("run/model") + "\n")) << printed;
-  EXPECT_TRUE(printed.ends_with("twinkle sample " + path("run/model") + " a\n")) << printed;
+  EXPECT_TRUE(printed.ends_with("twinkle sample " + path("run/model") +
+                                " a\n     or:  twinkle chat " + path("run/model") + "\n"))
+      << printed;
   EXPECT_FALSE(fs::exists(scratch_ / "run" / "state")) << "several times the model";
   EXPECT_TRUE(run({"sample", path("run/model"), "a", "--max-tokens", "2"}).starts_with("> a\n"));
   EXPECT_THROW(run({"train", model(), path("rows.jsonl"), "--full", "--rank", "2"}),

@@ -47,6 +47,7 @@ TEST(Loss, AnUnknownNameIsToldTheOneThatWasProbablyMeant) {
 
 TEST(Loss, WhatAStepDividesByDoesNotDependOnLogProbabilities) {
   for (const Loss& loss : all()) {
+    if (loss.of_labels) continue;  // it reads no log-probabilities
     SCOPED_TRACE(loss.class_name);
     Inputs in = two_sequences();
     in.entropies = at::ones({3});

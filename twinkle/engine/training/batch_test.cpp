@@ -120,6 +120,7 @@ ForwardBackward read_by(const loss::Loss& loss) {
 
 TEST_F(BatchOnEngine, AForwardTellsTheValueOfEveryLossBitForBitAndLearnsNothing) {
   for (const loss::Loss& loss : loss::all()) {
+    if (loss.of_labels) continue;  // the adapter has no head of labels
     SCOPED_TRACE(loss.class_name);
     const ForwardBackward op = read_by(loss);
     const State before = state_of(engine_, "me");

@@ -39,13 +39,13 @@ struct Batch {
     dy = at::randn({kTokens, widths.outputs}, wide).to(type);
     dx = at::randn({kTokens, widths.inputs}, wide).to(type);
     for (const int64_t rank : {3, 16, 37}) {
-      Adapter made{.factors = {.a = at::randn({rank, widths.inputs}, wide) / 8,
-                               .b = at::randn({widths.outputs, rank}, wide) / 8,
-                               .scale = 0.5 + 0.1 * static_cast<double>(rank)},
-                   .grad_a = at::ones({rank, widths.inputs}, wide),
-                   .grad_b = at::ones({widths.outputs, rank}, wide)};
+      Adapter& made = adapters.emplace_back();
+      made.factors.a = at::randn({rank, widths.inputs}, wide) / 8;
+      made.factors.b = at::randn({widths.outputs, rank}, wide) / 8;
+      made.factors.scale = 0.5 + 0.1 * static_cast<double>(rank);
+      made.grad_a = at::ones({rank, widths.inputs}, wide);
+      made.grad_b = at::ones({widths.outputs, rank}, wide);
       made.factors.repack(type);
-      adapters.push_back(std::move(made));
     }
   }
 

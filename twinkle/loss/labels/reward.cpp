@@ -15,7 +15,7 @@ struct Options {
 
   static constexpr auto fields() {
     return std::tuple{option("center_rewards_coefficient", &Options::center, at_least(0),
-                             "of the squared sum of a pair's scores")};
+                             "weight of the squared sum of a pair's scores")};
   }
 };
 
