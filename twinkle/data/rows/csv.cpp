@@ -159,7 +159,6 @@ Kind kind_of(const std::string& cell) {
 Kind column_kind(const std::vector<Record>& records, size_t column) {
   std::optional<Kind> kind;
   for (const Record& record : records) {
-    if (column >= record.cells.size()) continue;
     if (record.cells[column].quoted) return Kind::kString;
     const Kind cell = kind_of(record.cells[column].text);
     const bool numbers = kind && *kind <= Kind::kNumber && cell <= Kind::kNumber;
@@ -206,8 +205,12 @@ Table parse_csv(std::string_view text, const std::string& name, const Renames& r
   const auto columns = renamed(column_names(*header, name), renames, name);
   std::vector<Record> records;
   while (auto record = scanner.next()) {
-    require(record->cells.size() <= columns.size(), Code::kInvalid, "data: ", name, " line ",
-            record->line, ": ", record->cells.size(), " cells, the header names ", columns.size());
+    const size_t count = record->cells.size();
+    require(count == columns.size(), Code::kInvalid, "data: ", name, " line ", record->line, ": ",
+            count, count == 1 ? " cell" : " cells", ", the header names ", columns.size(),
+            count > columns.size() ? "; quote the cell that has a separator in it: \"a, b\""
+                                   : "; quote a cell that has a line's end in it, and separate "
+                                     "empty cells, too");
     records.push_back(std::move(*record));
   }
   std::vector<Kind> kinds(columns.size());

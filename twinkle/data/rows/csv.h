@@ -17,8 +17,8 @@ namespace twinkle::data {
 // true/false becomes int64, double or bool; any other column is strings, as written, where an empty
 // cell is the empty string. So is a column with a quoted cell, and one whose name is that of a
 // chat's text (prompt, completion, ...), whatever its cells hold. Blank lines are skipped. `name`
-// is for errors. Error kInvalid: file, line (from 1) and cause: a record of more cells than
-// columns (one of fewer lacks the last fields), text around quotes, a quote that never closes, two
+// is for errors. Error kInvalid: file, line (from 1) and cause: a record of more or fewer
+// cells than columns, text around quotes, a quote that never closes, two
 // columns of one name, invalid UTF-8.
 Table parse_csv(std::string_view text, const std::string& name, const Renames& renames = {});
 Table read_csv_rows(const std::filesystem::path& file, const Renames& renames = {});  // kNotFound

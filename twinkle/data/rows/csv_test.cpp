@@ -47,14 +47,13 @@ TEST(Csv, ColumnsOfTextTakeTheCellAsWritten) {
             (Row{{"prompt", "007"}, {"completion", "1e5"}, {"n", 5}, {"quoted", "2"}}));
 }
 
-TEST(Csv, ARowOfFewerCellsLacksTheLastFields) {
-  const Table table = parse_csv("a,n\nx,1\ny\nz,2\n", "f");
-  EXPECT_EQ(table.rows[1], (Row{{"a", "y"}}));
-  EXPECT_EQ(table.rows[2], (Row{{"a", "z"}, {"n", 2}}));
-}
-
 TEST(Csv, ErrorsNameTheLineAndTheCause) {
-  EXPECT_EQ(csv_error("a\n\"x\ny\"\nz,1\n"), "data: f.csv line 4: 2 cells, the header names 1");
+  EXPECT_EQ(csv_error("a\n\"x\ny\"\nz,1\n"),
+            "data: f.csv line 4: 2 cells, the header names 1; quote the cell that has a separator "
+            "in it: \"a, b\"");
+  EXPECT_EQ(csv_error("a,n\nx,1\ny\nz,2\n"),
+            "data: f.csv line 3: 1 cell, the header names 2; quote a cell that has a line's end "
+            "in it, and separate empty cells, too");
   EXPECT_EQ(csv_error("a\nx\"y\n"),
             "data: f.csv line 2: a quote inside a cell that is not quoted; quote the "
             "cell and write the quote twice");
