@@ -15,6 +15,12 @@ std::string listed(const std::vector<std::string>& columns) {
   return out.empty() ? "none" : out;
 }
 
+std::string_view trimmed(std::string_view text) {
+  const size_t begin = text.find_first_not_of(' ');
+  if (begin == text.npos) return {};
+  return text.substr(begin, text.find_last_not_of(' ') - begin + 1);
+}
+
 const std::string* new_name(const Renames& renames, std::string_view column) {
   for (const auto& [from, to] : renames)
     if (from == column) return &to;
@@ -28,11 +34,12 @@ Renames renames_of(std::string_view text) {
   std::set<std::string> from, to;
   for (std::string_view rest = text; !text.empty();) {
     const std::string_view pair = rest.substr(0, rest.find(','));
-    const size_t mark = pair.find('=');
-    require(mark != pair.npos && mark > 0 && mark + 1 < pair.size(), Code::kInvalid,
-            "data: columns is '", text, "', it must be COLUMN=NAME,COLUMN=NAME, such as ",
-            "question=prompt,answer=completion");
-    out.emplace_back(pair.substr(0, mark), pair.substr(mark + 1));
+    const size_t mark = std::min(pair.find('='), pair.size());
+    const std::string_view column = trimmed(pair.substr(0, mark)),
+                           name = trimmed(pair.substr(std::min(mark + 1, pair.size())));
+    require(!column.empty() && !name.empty(), Code::kInvalid, "data: columns is '", text,
+            "', it must be COLUMN=NAME,COLUMN=NAME, such as ", "question=prompt,answer=completion");
+    out.emplace_back(column, name);
     require(from.insert(out.back().first).second, Code::kInvalid, "data: columns is '", text,
             "', which gives '", out.back().first, "' two names; give it one");
     require(to.insert(out.back().second).second, Code::kInvalid, "data: columns is '", text,

@@ -11,8 +11,8 @@ namespace twinkle::data {
 
 using Renames = std::vector<std::pair<std::string, std::string>>;  // a column, its new name
 
-// "question=prompt,answer=completion". Error kInvalid: another form; a column named twice, or two
-// with one new name.
+// "question=prompt, answer=completion", without the spaces around names. Error kInvalid: another
+// form; a column named twice, or two with one new name.
 Renames renames_of(std::string_view text);
 
 // The columns of `file` under their new names. Error kInvalid: a column that is not there, or a new

@@ -11,8 +11,9 @@ namespace {
 TEST(Renames, ReadAsTheyAreTyped) {
   EXPECT_EQ(renames_of("a b=prompt,c=completion"),
             (Renames{{"a b", "prompt"}, {"c", "completion"}}));
+  EXPECT_EQ(renames_of("a b = prompt, c=completion "), renames_of("a b=prompt,c=completion"));
   EXPECT_EQ(renames_of(""), Renames());
-  for (const char* wrong : {"a", "a=", "=b", "a=b,", "a=b,,c=d"})
+  for (const char* wrong : {"a", "a=", "=b", "a= ", "a=b,", "a=b,,c=d"})
     EXPECT_EQ(twinkle::error_of([&] { renames_of(wrong); }),
               "data: columns is '" + std::string(wrong) +
                   "', it must be COLUMN=NAME,COLUMN=NAME, such as "
