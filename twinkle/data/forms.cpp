@@ -19,6 +19,11 @@ bool has(const Row& row, std::string_view column) {
   return value && !value->is_null();
 }
 
+bool holds_trajectories(const Row& row) {
+  return std::ranges::any_of(
+      row, [](const auto& field) { return find(field.value(), "messages") != nullptr; });
+}
+
 // Turns with 'from', or with roles such as human and gpt.
 bool are_turns(const Json& messages) {
   if (!messages.is_array()) return false;
@@ -39,6 +44,15 @@ const Preprocessor& preprocessor_of(std::string_view name) {
     return made;
   }();
   return kMade.find(name)->second;
+}
+
+// A null is why the row, which has neither messages nor trajectories, has no form.
+void refuse_null(const Row& row) {
+  const auto is_column = [&row](std::string_view column) { return row.contains(column); };
+  for (const text::Form& form : text::forms_of(is_column))
+    for (const std::string_view column : form.columns)
+      require(has(row, column), Code::kInvalid, "data: field '", column,
+              "' is null; give it a value, or leave the row out");
 }
 
 // Lines about files, in the order of their first rows.
@@ -93,14 +107,16 @@ struct ReplyCounts {
 std::vector<text::Form> forms_of(const Row& row) {
   if (const Json* messages = row.if_contains("messages"); messages && !messages->is_null())
     return are_turns(*messages) ? std::vector{kTurns} : std::vector<text::Form>();
-  for (const auto& field : row)
-    if (find(field.value(), "messages")) return {};  // a trajectory
+  if (holds_trajectories(row)) return {};
   return text::forms_of([&row](std::string_view column) { return has(row, column); });
 }
 
 Row read_form(const Row& row) {
   const std::vector<text::Form> forms = forms_of(row);
-  if (forms.empty()) return {};
+  if (forms.empty()) {
+    if (!has(row, "messages") && !holds_trajectories(row)) refuse_null(row);
+    return {};
+  }
   require(
       forms.size() == 1, Code::kInvalid, "data: the row can be ", reading(forms.front()), ", or ",
       reading(forms.back()),

@@ -48,6 +48,24 @@ TEST(Forms, RowsAreReadByWhatTheyHold) {
   EXPECT_EQ(read_as(R"({"text": "a", "id": 1})"), "");
 }
 
+TEST(Forms, ANullInTheOnlyFormOfARowIsNamedWithItsLine) {
+  const text::TinyModel model;
+  const Template tmpl(model.directory());
+  const Dataset rows(Table{.name = "f.jsonl",
+                           .unit = "line",
+                           .rows = {row_of(R"({"prompt": "q", "completion": null})")},
+                           .places = {3}});
+  EXPECT_EQ(twinkle::error_of([&] { rows.encode(encoder(tmpl)); }),
+            "data: f.jsonl line 3: field 'completion' is null; give it a value, or leave the row "
+            "out");
+  EXPECT_EQ(refusal(R"({"prompt": "q", "chosen": "a", "rejected": null})"),
+            "data: field 'rejected' is null; give it a value, or leave the row out");
+  for (const char* taken : {R"({"messages": [], "prompt": "q", "completion": null})",
+                            R"({"positive": {"messages": []}, "chosen": null, "rejected": 1})",
+                            R"({"prompt": "q", "label": null})"})
+    EXPECT_EQ(refusal(taken), "no error") << taken;
+}
+
 TEST(Forms, TwoReadingsOrAVerdictAreRefusedByName) {
   EXPECT_EQ(refusal(R"({"prompt": "a", "completion": "b", "instruction": "c", "output": "d"})"),
             "data: the row can be instruction, output: read as AlpacaProcessor, or prompt, "

@@ -54,8 +54,10 @@ Preprocessor make_preprocessor(std::string_view name, const JsonObject& argument
 
 std::string text_field(const Row& row, std::string_view field) {
   const Json* value = row.if_contains(field);
-  require(value && !value->is_null(), Code::kInvalid, "data: field '", field,
-          "' is missing; the row has ", listed(row, [](const auto& item) { return item.key(); }));
+  require(value, Code::kInvalid, "data: field '", field, "' is missing; the row has ",
+          listed(row, [](const auto& item) { return item.key(); }));
+  require(!value->is_null(), Code::kInvalid, "data: field '", field,
+          "' is null; give it a value, or leave the row out");
   require(value->is_string(), Code::kInvalid, "data: field '", field, "' is ",
           boost::json::serialize(*value).substr(0, 80), ", expected a string",
           value->is_number() || value->is_bool() ? "; in a CSV file, quote its cells" : "");
