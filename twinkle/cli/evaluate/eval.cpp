@@ -9,6 +9,7 @@
 #include "twinkle/cli/evaluate/evaluation.h"
 #include "twinkle/cli/model_path.h"
 #include "twinkle/cli/options/flags.h"
+#include "twinkle/data/rows/renames.h"
 #include "twinkle/io/atomic.h"
 
 namespace twinkle::cli {
@@ -18,21 +19,24 @@ constexpr const char* kTasks =
     "gsm8k: rows {\"question\": \"...\", \"answer\": \"... #### 42\"}; greedy answers, of which "
     "the number after '####' or in\n  \\boxed{} must be the row's. --system replaces the order to "
     "end so.\nperplexity: a .txt file, rows {\"text\": \"...\"} of which every token is scored, or "
-    "rows of messages of which the\n  assistant's replies are.";
+    "rows of chats, in any form that\n  'twinkle train' reads, of which the assistant's replies "
+    "are.";
 
 struct EvalFlags {
-  std::string data, task, adapter, json, system;
+  std::string data, task, adapter, json, system, columns;
   int64_t limit = 0, max_tokens = 512, max_length = 0;
 
   static constexpr auto fields() {
     using O = EvalFlags;
     constexpr Limits kCount = between(0, INT32_MAX);
     return std::tuple{
-        option("data", &O::data, any(), "rows: .json, .jsonl, .csv, or a text: .txt"),
+        option("data", &O::data, any(), "rows: .jsonl, .json, .csv, .tsv, or a text: .txt"),
         option("task", &O::task, one_of("gsm8k", "perplexity"), "what is measured"),
         option("adapter", &O::adapter, any(), "PEFT directory [none: the model alone]"),
         option("json", &O::json, any(), "file for the result, with each reply [none]"),
         option("system", &O::system, any(), "system message [the task's own, or none]"),
+        option("columns", &O::columns, any(),
+               "new names of columns: question=prompt,answer=completion"),
         option("limit", &O::limit, kCount, "measure the first rows only; 0: all"),
         option("max_tokens", &O::max_tokens, between(1, INT32_MAX), "longest answer, tokens"),
         option("max_length", &O::max_length, kCount,
@@ -74,7 +78,8 @@ void evaluate(const EvalOptions& o) {
   engine::Engine engine(engine_for(o, path));
   engine.run<engine::Done>(
       engine::Create{.tenant = kMeasured, .directory = f.adapter, .frozen = f.adapter.empty()});
-  const EvaluationInput input{path, f.data, f.system, f.limit, f.max_tokens, f.max_length};
+  const EvaluationInput input{path,         f.data,       f.system, f.limit,
+                              f.max_tokens, f.max_length, f.columns};
   const bool gsm8k = f.task == "gsm8k";
   const auto begin = std::chrono::steady_clock::now();
   JsonObject result = gsm8k ? measure_gsm8k(engine, input) : measure_perplexity(engine, input);
@@ -111,6 +116,7 @@ void eval(CLI::App& app, Action& action) {
     require(o->flags.max_length != 1, Code::kInvalid,
             "cli: --max-length is 1, it must be at least 2, since a piece's first token is not "
             "scored");
+    data::renames_of(o->flags.columns);
     action = [o](const std::string&) { evaluate(*o); };
   });
 }

@@ -18,6 +18,7 @@ struct EvaluationInput {
   int64_t limit = 0;       // rows; 0: all
   int64_t max_tokens = 0;  // longest answer
   int64_t max_length = 0;  // longest row or piece of a text, tokens; 0: the model's positions
+  std::string columns;     // new names of columns, "question=prompt"
 };
 
 // The number of a reply to a GSM8K question: after its last "####", else in its last \boxed{},
@@ -34,9 +35,10 @@ JsonObject measure_gsm8k(engine::Engine& engine, const EvaluationInput& input);
 
 // exp of the mean negative log-probability: of every token but the first of a text (a .txt file,
 // rows with "text"), each given at most max_length - 1 tokens before it in pieces that follow each
-// other; of the trained labels of chats (rows with "messages"). The result has perplexity, logprob
-// (the mean, nats), num_tokens (scored) and num_rows. Error kInvalid: a row of neither kind, or a
-// chat that is too long or has nothing to score, with its place; nothing to score at all.
+// other; of the trained labels of chats (rows that `twinkle train` reads as such, and says as
+// what). The result has perplexity, logprob (the mean, nats), num_tokens (scored) and num_rows.
+// Error kInvalid: a row of neither kind, a pair of replies, or a chat that is too long or has
+// nothing to score, with its place; nothing to score at all.
 JsonObject measure_perplexity(engine::Engine& engine, const EvaluationInput& input);
 
 }  // namespace twinkle::cli

@@ -87,6 +87,27 @@ TEST_F(Evaluations, OfAChatTheTrainedLabelsAreScored) {
   EXPECT_EQ(get<int64_t>(result, "num_tokens"), 4);  // b, b, </s>, the line's end
 }
 
+TEST_F(Evaluations, RowsOfAKnownFormAreReadAndSaidAsInATraining) {
+  const auto chat = input("chat.jsonl", R"({"messages": [{"role": "user", "content": "q"}, )"
+                                        R"({"role": "assistant", "content": "bb"}]})");
+  const double expected = get<double>(measure_perplexity(engine_, chat), "logprob");
+  const std::string read = "prompt, completion: read as PromptCompletionProcessor\n";
+  for (const auto& [file, text, said] :
+       std::vector<std::tuple<const char*, const char*, std::string>>{
+           {"p.jsonl", R"({"Q": "q", "completion": "bb"})", read},
+           {"p.csv", "Q;completion\nq;bb\n", "separated by ';'; " + read},
+           {"a.jsonl", R"({"instruction": "q", "output": "bb", "Q": 1})",
+            "instruction, output: read as AlpacaProcessor\n"}}) {
+    EvaluationInput of_form = input(file, text);
+    of_form.columns = "Q=prompt";
+    testing::internal::CaptureStderr();
+    const JsonObject result = measure_perplexity(engine_, of_form);
+    const std::string printed = testing::internal::GetCapturedStderr();
+    EXPECT_TRUE(printed.starts_with(of_form.data + ": " + said)) << printed;
+    EXPECT_EQ(get<double>(result, "logprob"), expected) << file;
+  }
+}
+
 TEST_F(Evaluations, BadRowsAreNamedWithTheirPlace) {
   const auto error = [&](const std::string& row, auto measure, int64_t max_length = 0) {
     const EvaluationInput bad = input("rows.jsonl", row + "\n", max_length);
@@ -99,6 +120,10 @@ TEST_F(Evaluations, BadRowsAreNamedWithTheirPlace) {
             "...}, or of texts, {\"text\": ...}");
   EXPECT_EQ(error(R"({"messages": [{"role": "user", "content": "q"}]})", measure_perplexity),
             " line 1: the chat has no reply of the assistant, whose tokens are scored; add one");
+  EXPECT_EQ(error(R"({"prompt": "q", "completion": null})", measure_perplexity),
+            " line 1: field 'completion' is null; give it a value, or leave the row out");
+  EXPECT_TRUE(error(R"({"prompt": "q", "chosen": "a", "rejected": "b"})", measure_perplexity)
+                  .starts_with(" line 1: field 'rejected' is the worse one of a pair"));
   EXPECT_EQ(error(R"({"text": "a"})", measure_perplexity),
             " has no token to score; a text needs at least 2");
   EXPECT_EQ(error(R"({"text": "a"})", measure_perplexity, 1000),

@@ -91,7 +91,7 @@ bool same_number(const std::string& a, const std::string& b) {
 JsonObject measure_gsm8k(engine::Engine& engine, const EvaluationInput& input) {
   const text::Template tmpl(input.model, {.max_length = 0});
   const std::vector<Question> questions =
-      questions_of(data::Dataset::read(input.data), tmpl, input);
+      questions_of(data::Dataset::read(input.data, data::renames_of(input.columns)), tmpl, input);
   const auto total = std::ssize(questions);
   Bar bar("gsm8k", static_cast<double>(total), "questions");
   std::deque<engine::Future> waiting;

@@ -1,12 +1,15 @@
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
 #include "twinkle/cli/evaluate/evaluation.h"
 #include "twinkle/cli/progress/bar.h"
-#include "twinkle/data/dataset.h"
+#include "twinkle/cli/train/rows.h"
+#include "twinkle/data/encode.h"
+#include "twinkle/data/forms.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
 
 namespace twinkle::cli {
@@ -39,43 +42,53 @@ class Scored {
       num_rows = 1;
       return;
     }
-    const data::Dataset rows = data::Dataset::read(file);
-    num_rows = input.limit > 0 ? std::min(input.limit, rows.size()) : rows.size();
-    for (int64_t i = 0; i < num_rows; ++i) add(rows.row(i), rows.where(i));
+    const data::Dataset rows = read_rows(input.data, {.columns = input.columns});
+    std::vector<int64_t> first(input.limit > 0 ? std::min(input.limit, rows.size()) : rows.size());
+    std::iota(first.begin(), first.end(), 0);
+    num_rows = std::ssize(first);
+    if (std::ranges::any_of(rows.rows(), [](const data::Row& row) { return !is_text(row); }))
+      template_.emplace(input.model,
+                        text::TemplateOptions{.max_length = 0, .default_system = input.system});
+    const data::Dataset read =
+        rows.slice(first).encode([this](const data::Row& row) { return checked(row); });
+    for (const data::Row& row : read.rows()) add(row);
   }
 
   std::vector<engine::Example> examples;
   int64_t num_rows = 0;
 
  private:
-  void add(const data::Row& row, const std::string& where) {
-    const Json* text = row.if_contains("text");
-    if (row.contains("messages")) {
-      add_chat(row, where);
-    } else {
-      require(text && text->is_string(), Code::kInvalid, "cli: ", where,
-              ": the row has neither messages nor a text; give rows of chats, {\"messages\": ...}, "
-              "or of texts, {\"text\": ...}");
-      add_text(tokenizer_->encode(text->get_string(), true), max_length_, examples);
-    }
+  static bool is_text(const data::Row& row) {
+    const Json *text = row.if_contains("text"), *messages = row.if_contains("messages");
+    return text && text->is_string() && (!messages || messages->is_null()) &&
+           data::forms_of(row).empty();
   }
 
-  void add_chat(const data::Row& row, const std::string& where) {
-    if (!template_)
-      template_.emplace(input_.model,
-                        text::TemplateOptions{.max_length = 0, .default_system = input_.system});
-    const text::InputFeature feature = template_->encode(row).at(0);
-    require(feature.length() <= max_length_, Code::kInvalid, "cli: ", where, ": the chat has ",
-            feature.length(), " tokens, ",
-            input_.max_length > 0 ? "--max-length is " : "the model's context is ", max_length_,
-            "; shorten the row or leave it out");
-    engine::Example example;
-    example.input_ids.assign(feature.input_ids.begin(), feature.input_ids.end());
-    example.labels.assign(feature.labels.begin(), feature.labels.end());
-    require(std::ranges::any_of(example.labels, [](int32_t l) { return l != kUnscored; }),
-            Code::kInvalid, "cli: ", where,
-            ": the chat has no reply of the assistant, whose tokens are scored; add one");
-    examples.push_back(std::move(example));
+  // A text as it is, a chat encoded.
+  data::Rows checked(const data::Row& row) const {
+    if (is_text(row)) return {row};
+    require(row.contains("messages") || !data::read_form(row).empty(), Code::kInvalid,
+            "cli: the row has neither messages nor a text; give rows of chats, {\"messages\": "
+            "...}, or of texts, {\"text\": ...}");
+    refuse_preferences(row);
+    data::Rows made = data::encoder(*template_)(row);
+    for (const data::Row& chat : made) check(data::integers(chat, "labels"));
+    return made;
+  }
+
+  void check(const std::vector<int32_t>& labels) const {
+    require(std::ssize(labels) <= max_length_, Code::kInvalid, "cli: the chat has ", labels.size(),
+            " tokens, ", input_.max_length > 0 ? "--max-length is " : "the model's context is ",
+            max_length_, "; shorten the row or leave it out");
+    require(std::ranges::any_of(labels, [](int32_t l) { return l != kUnscored; }), Code::kInvalid,
+            "cli: the chat has no reply of the assistant, whose tokens are scored; add one");
+  }
+
+  void add(const data::Row& row) {
+    if (is_text(row))
+      return add_text(tokenizer_->encode(row.at("text").as_string(), true), max_length_, examples);
+    examples.push_back(
+        {.input_ids = data::integers(row, "input_ids"), .labels = data::integers(row, "labels")});
   }
 
   const EvaluationInput& input_;

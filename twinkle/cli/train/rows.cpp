@@ -30,17 +30,6 @@ std::string listed(const std::vector<std::string>& roles) {
   return out;
 }
 
-// A pair of a chat and a worse one, or one of these two, teaches by its preference only.
-void refuse_preferences(const data::Row& row) {
-  for (const char* name : {"rejected", "rejected_response", "rejected_messages"}) {
-    const Json* value = row.if_contains(name);
-    require(!value || value->is_null(), Code::kInvalid, "cli: field '", name,
-            "' is the worse one of a pair, which --loss dpo learns from; see docs/preferences.md, "
-            "or leave the field out");
-  }
-  data::refuse_verdict(row);
-}
-
 void check_encoded(const data::Row& row, int64_t max_length) {
   require(row.contains("input_ids"), Code::kInvalid,
           "cli: the row holds several chats and no messages; pairs are for --loss dpo, see "
@@ -65,6 +54,16 @@ data::Dataset read_rows(const std::string& file, const TrainingFiles& files) {
   if (!files.preprocessor.empty()) rows = rows.map(data::make_preprocessor(files.preprocessor));
   say(data::readings(rows));
   return rows;
+}
+
+void refuse_preferences(const data::Row& row) {
+  for (const char* name : {"rejected", "rejected_response", "rejected_messages"}) {
+    const Json* value = row.if_contains(name);
+    require(!value || value->is_null(), Code::kInvalid, "cli: field '", name,
+            "' is the worse one of a pair, which --loss dpo learns from; see docs/preferences.md, "
+            "or leave the field out");
+  }
+  data::refuse_verdict(row);
 }
 
 data::Dataset trainable_rows(const std::string& file, const TrainingFiles& files,

@@ -14,6 +14,9 @@ namespace twinkle::cli {
 // kNotFound; kInvalid, with file and line.
 data::Dataset read_rows(const std::string& file, const TrainingFiles& files);
 
+// Error kInvalid: the row is of a pair of replies, or one to avoid, and teaches by that alone.
+void refuse_preferences(const data::Row& row);
+
 // The same, encoded; a line about what may be meant otherwise goes to standard error. `tmpl` has no
 // limit of its own. Error kInvalid, with file and line: a row that cannot be encoded, of more than
 // max_length tokens, or without a label to learn from.
