@@ -102,6 +102,15 @@ fs::path latest_run() {
   return fs::path(kOutputs) / target;
 }
 
+void remove_if_unused(const RunFolder& folder) {
+  std::error_code error;
+  const std::vector<std::string> names = names_in(folder.path, error);
+  const auto is_of_the_start = [&folder](const std::string& name) {
+    return name == folder.config().filename() || name == folder.log().filename();
+  };
+  if (!error && std::ranges::all_of(names, is_of_the_start)) remove_tree(folder.path);
+}
+
 void clear(const RunFolder& folder) {
   for (const char* name : kNames) remove_tree(folder.path / name);
 }

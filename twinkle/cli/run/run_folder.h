@@ -38,6 +38,8 @@ void check_run_folder(const RunFolder& folder, const std::filesystem::path& base
 RunFolder new_run_folder(std::string_view data);
 // outputs/latest leads to it from now on.
 void link_latest(const RunFolder& folder);
+// Removes a folder that holds no more than config.yaml and log.jsonl.
+void remove_if_unused(const RunFolder& folder);
 // The folder that outputs/latest leads to. Error kNotFound: there is none.
 std::filesystem::path latest_run();
 

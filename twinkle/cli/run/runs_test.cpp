@@ -52,6 +52,70 @@ TEST_F(Commands, ARunHasANewFolderNamedByItsDataAndItsOwnConfig) {
   fs::current_path(before);
 }
 
+// Stands in for Python. Rewards are 0 and 1; in the step that the file `fails` names they fail.
+void write_rewards(const fs::path& folder) {
+  const std::string tool = (folder / "python").string();
+  write_text(tool, "#!/bin/sh\ncd " + folder.string() + R"sh(
+[ "$3" = twinkle.reward.worker ] || exec cat > /dev/null
+echo ok
+n=0
+while read -r line; do
+  n=$((n + 1))
+  if [ "$n" = "$(cat fails)" ]; then echo '{"error": "boom", "index": 0}'
+  else echo '{"rewards": [0, 1]}'; fi
+done
+)sh");
+  fs::permissions(tool, fs::perms::owner_all);
+  ::setenv("TWINKLE_PYTHON", tool.c_str(), 1);
+}
+
+TEST_F(Commands, AnErrorAfterAStepSavesTheRunAndOneBeforeLeavesNone) {
+  const fs::path before = fs::current_path();
+  fs::current_path(scratch_.path());
+  write_rewards(scratch_.path());
+  write_text("prompts.jsonl", "{\"prompt\": \"a\"}\n{\"prompt\": \"c\"}\n");
+  std::vector<std::string> train{"train",
+                                 model(),
+                                 "prompts.jsonl",
+                                 "--loss",
+                                 "grpo",
+                                 "--reward",
+                                 "r.py:f",
+                                 "--lr",
+                                 "0.01",
+                                 "--epochs",
+                                 "2",
+                                 "--batch-size",
+                                 "1",
+                                 "--max-tokens",
+                                 "3",
+                                 "--num-generations",
+                                 "2"};
+  const auto failure = [&](const char* step) {
+    write_text("fails", step);
+    testing::internal::CaptureStderr();
+    const std::string error = error_of([&] { parse(train); });
+    return testing::internal::GetCapturedStderr() + error;
+  };
+  const std::string third = failure("3");
+  EXPECT_NE(third.find("\noutputs/prompts-1 holds the state; to resume, type\ntwinkle train "
+                       "--output outputs/prompts-1 --resume\n"
+                       "cli: after step 2 of 4: --reward r.py:f: prompts.jsonl line "),
+            third.npos)
+      << third;
+  EXPECT_TRUE(third.ends_with(": boom")) << third;
+  const std::string first = failure("1");
+  EXPECT_NE(first.find("cli: --reward r.py:f: prompts.jsonl line "), first.npos) << first;
+  EXPECT_FALSE(fs::exists("outputs/prompts-2"));
+  EXPECT_EQ(fs::read_symlink("outputs/latest"), "prompts-1");
+  write_text("fails", "");
+  run({"train", "--resume"});
+  train.insert(train.end(), {"--output", "whole"});
+  run(train);
+  expect_same_adapter("outputs/prompts-1", "whole");
+  fs::current_path(before);
+}
+
 TEST_F(Commands, AnOptionOfAnotherObjectiveIsRefusedByName) {
   const auto with = [](std::vector<std::string> more) {
     more.insert(more.begin(), {"train", "model", "rows.jsonl"});

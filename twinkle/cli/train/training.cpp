@@ -22,6 +22,7 @@
 #include "twinkle/engine/memory/text_of_error.h"
 #include "twinkle/io/atomic.h"
 #include "twinkle/io/peft/card.h"
+#include "twinkle/text/rows.h"
 #include "twinkle/text/template.h"
 
 namespace twinkle::cli {
@@ -110,20 +111,24 @@ class Training {
     finish_on_interrupt();
     Progress progress(step_, steps_);
     RunLog log(folder_, step_, o_.files.report_to);
-    while (step_ < steps_) {
-      batches_.start(epoch_++);
-      for (auto batch = batches_.next(); !batch.empty(); batch = batches_.next()) {
-        take_step(batch, progress, log);
-        if (interrupted() && step_ < steps_) stop(progress, log);
-        if (due(o_.recipe.save_steps)) save_state();
-        if (due(o_.recipe.validation_steps)) validate(progress, log);
-      }
+    bool is_done = false;
+    try {
+      is_done = take_steps(progress, log);
+      progress.end();
+      is_done ? save() : save_state();
+    } catch (const std::exception& e) {  // the steps that were taken are not lost with it
+      if (step_ == 0) throw;
+      end_with(e, progress, log);
     }
-    if (!validation_.rows().empty()) validate(progress, log);
-    progress.end();
-    save();
     log.finish(progress);
+    require(is_done, Code::kConflict, "cli: interrupted after step ", step_, " of ", steps_, "; ",
+            how_to_resume());
     return result();
+  }
+
+  // A run that failed before its first step leaves nothing that would be taken for a run.
+  void remove_unused_folder() const {
+    if (is_new_ && step_ == 0) remove_if_unused(folder_);
   }
 
  private:
@@ -147,19 +152,32 @@ class Training {
   // From here on there is a folder. Finds problems that only a save can find, such as a full disk,
   // by saving the weights next to their place.
   void make_folder() {
-    const bool is_new = o_.files.output.empty() || !is_there(folder_.path);
+    is_new_ = o_.files.output.empty() || !is_there(folder_.path);
     if (o_.files.output.empty()) folder_ = new_run_folder(o_.data);
     try {
       const AtomicDirectory beside(folder_.state());
       engine_.run<engine::SaveResult>(engine::Save{kTenant, beside.staging() / "trial", true});
     } catch (const std::exception& e) {
-      if (is_new) remove_tree(folder_.path);
+      if (is_new_) remove_tree(folder_.path);
       fail(Code::kInvalid, "cli: --output ", folder_.path.string(),
            " cannot be saved to: ", e.what(), "; name a new folder");
     }
     if (!o_.files.resume) clear(folder_);
     write_file_atomically(folder_.config(), o_.config);
-    if (o_.files.output.empty()) link_latest(folder_);
+  }
+
+  // False: an interrupt came before the end.
+  bool take_steps(Progress& progress, RunLog& log) {
+    while (step_ < steps_) {
+      batches_.start(epoch_++);
+      for (auto batch = batches_.next(); !batch.empty(); batch = batches_.next()) {
+        take_step(batch, progress, log);
+        if (interrupted() && step_ < steps_) return false;
+        if (due(o_.recipe.save_steps)) save_state();
+        if (due(o_.recipe.validation_steps) && !validate(progress, log)) return false;
+      }
+    }
+    return validation_.rows().empty() || validate(progress, log);
   }
 
   bool due(int64_t interval) const {
@@ -183,6 +201,7 @@ class Training {
     std::string what = shown("loss %.4f", loss_);
     if (const Json* reward = work.noted.if_contains("reward"))
       what = shown("reward %.3f  ", reward->to_number<double>()) + what;
+    consumed_ = batches_.consumed();
     progress.show(++step_, what, num_tokens);
     JsonObject line{
         {"step", step_},
@@ -203,12 +222,12 @@ class Training {
           "use easier prompts (docs/grpo.md); further ones are in log.jsonl alone");
   }
 
-  // The mean loss of the validation rows; an interrupt ends it early, without a word.
-  void validate(Progress& progress, RunLog& log) {
+  // The mean loss of the validation rows. False: an interrupt ended it early.
+  bool validate(Progress& progress, RunLog& log) {
     double loss = 0, weights = 0;
     data::Loader batches(validation_.size(), {.batch_size = o_.recipe.batch_size});
     for (auto batch = batches.next(); !batch.empty(); batch = batches.next()) {
-      if (interrupted() && step_ < steps_) return stop(progress, log);
+      if (interrupted() && step_ < steps_) return false;
       const Work work = objective_->work(engine_, validation_, batch, 0);
       const auto result = engine_.run<engine::ForwardResult>(
           engine::Forward{.tenant = kTenant,
@@ -224,18 +243,27 @@ class Training {
     progress.say(shown("validation loss %.4f", *validation_loss_) + " after step " +
                  std::to_string(step_));
     log.write({{"step", step_}, {"validation_loss", *validation_loss_}}, progress);
+    return true;
   }
 
-  // Under the names that Python's checkpoints have, too.
+  // After the last step that was taken, without what a failed one has left. Under the names that
+  // Python's checkpoints have, too.
   void save_state() {
     const JsonObject state{{"cur_step", step_},
-                           {"consumed_train_samples", batches_.consumed()},
+                           {"consumed_train_samples", consumed_},
                            {"began", began_},
                            {"twinkle_train", settings_}};
     engine_.run<engine::SaveResult>(engine::Save{.tenant = kTenant,
                                                  .directory = folder_.state(),
                                                  .optimizer = true,
-                                                 .extra_json = boost::json::serialize(state)});
+                                                 .extra_json = boost::json::serialize(state),
+                                                 .gradients = false});
+    note_saved();
+  }
+
+  // outputs/latest leads to runs with something to use or to resume.
+  void note_saved() const {
+    if (o_.files.output.empty()) link_latest(folder_);
   }
 
   // The result; and the state, from which more epochs can go on. That of all weights would be
@@ -243,6 +271,7 @@ class Training {
   void save() {
     const fs::path weights = folder_.weights(o_.recipe.full);
     engine_.run<engine::SaveResult>(engine::Save{.tenant = kTenant, .directory = weights});
+    note_saved();
     if (o_.recipe.full) return remove_tree(folder_.state());
     write_file_atomically(weights / kPeftCard,
                           peft_card(read_peft(weights).config, about_the_run()));
@@ -261,13 +290,26 @@ class Training {
     return out + "\n";
   }
 
-  [[noreturn]] void stop(Progress& progress, RunLog& log) {
-    progress.end();
-    save_state();
+  std::string how_to_resume() const {
+    const std::string folder = folder_.path.string();
+    return folder + " holds the state; to resume, type\n" + quoted(program_) + " train --output " +
+           quoted(folder) + " --resume";
+  }
+
+  // Saves what there is, says where, and throws the error with its step.
+  [[noreturn]] void end_with(const std::exception& e, Progress& progress, RunLog& log) {
+    const bool is_whole = step_ == steps_;
+    try {
+      is_whole ? save() : save_state();
+      progress.say(is_whole ? "saved " + folder_.weights(o_.recipe.full).string()
+                            : how_to_resume());
+    } catch (const std::exception& of_save) {
+      progress.say("the steps so far could not be saved: " + std::string(engine::text_of(of_save)));
+    }
     log.finish(progress);
-    fail(Code::kConflict, "cli: interrupted after step ", step_, " of ", steps_, "; ",
-         folder_.path.string(), " holds the state; to resume, type\n", quoted(program_),
-         " train --output ", quoted(folder_.path.string()), " --resume");
+    const auto* error = dynamic_cast<const Error*>(&e);
+    fail(error ? error->code : Code::kInternal, "cli: after step ", step_, " of ", steps_, ": ",
+         text::without_folder(engine::text_of(e)));
   }
 
   void resume() {
@@ -283,7 +325,8 @@ class Training {
     require(step_ < steps_, Code::kConflict, "cli: --resume: the run in ", folder_.path.string(),
             " has taken ", step_, " steps, and --epochs ", o_.recipe.epochs, " are ", steps_,
             "; give more --epochs to train it longer");
-    batches_.skip(get<int64_t>(*state, "consumed_train_samples"));
+    consumed_ = get<int64_t>(*state, "consumed_train_samples");
+    batches_.skip(consumed_);
   }
 
   Trained result() const {
@@ -309,10 +352,12 @@ class Training {
   const optim::Schedule learning_rate_;
   const data::Dataset validation_;
   RunFolder folder_;
+  bool is_new_ = false;  // this run made the folder
   engine::Engine engine_;
-  int64_t step_ = 0;   // optimizer steps taken, earlier runs' too
-  int64_t epoch_ = 0;  // to start next; of a resumed run, as its Loader counts them
-  double loss_ = 0;    // the last step's
+  int64_t step_ = 0;      // optimizer steps taken, earlier runs' too
+  int64_t consumed_ = 0;  // rows of these steps
+  int64_t epoch_ = 0;     // to start next; of a resumed run, as its Loader counts them
+  double loss_ = 0;       // the last step's
   std::optional<double> validation_loss_;
   bool said_equal_ = false;
 };
@@ -326,6 +371,7 @@ Trained run_training(const TrainingOptions& options, const std::string& program)
     trained = training.run();
   } catch (const std::exception& e) {  // closing the engine takes a while, and hides no error
     end_on_interrupt(engine::text_of(e));
+    training.remove_unused_folder();
     throw;
   }
   end_on_interrupt("interrupted after the run was finished and saved");

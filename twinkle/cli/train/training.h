@@ -138,9 +138,10 @@ struct Trained {
 // Trains and saves; progress goes to standard error. Error kInvalid: data, model or output that
 // cannot be used; kConflict: the output holds an earlier run, and neither overwrite nor resume is
 // given, or resume is and that run was another; or an interrupt, after which the state was saved:
-// the text ends with what resumes it. `program` is what the user typed to start the program. From
-// the first step on it decides what signals do (interrupts.h); once it ends with an error, that
-// error's text is their last words, so that its catcher calls end_on_interrupt() anew.
+// the text ends with what resumes it. An error after a step names that; what was trained is saved
+// then, too, if it can be, and a line says where. `program` is what the user typed to start the
+// program. From the first step on it decides what signals do (interrupts.h); once it ends with an
+// error, that error's text is their last words, so that its catcher calls end_on_interrupt() anew.
 Trained run_training(const TrainingOptions& options, const std::string& program);
 
 // For a shell, which reads it as one word.
