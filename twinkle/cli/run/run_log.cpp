@@ -1,5 +1,8 @@
 #include "twinkle/cli/run/run_log.h"
 
+#include <cmath>
+
+#include "twinkle/base/fields/options.h"
 #include "twinkle/io/atomic.h"
 
 namespace twinkle::cli {
@@ -8,6 +11,17 @@ namespace {
 using std::chrono::seconds;
 
 constexpr seconds kReads{10}, kEnds{120}, kChecks{60};
+
+// As JSON, with numbers as people write them, 0.5 and not 5E-1.
+std::string as_line(const JsonObject& line) {
+  std::string out;
+  for (const auto& [name, value] : line) {
+    const bool is_plain = value.is_double() && std::isfinite(value.get_double());
+    out += (out.empty() ? "{" : ",") + boost::json::serialize(Json(name)) + ":" +
+           (is_plain ? told(value) : boost::json::serialize(value));
+  }
+  return out + "}\n";
+}
 
 }  // namespace
 
@@ -48,7 +62,7 @@ void RunLog::give_up_reports(const std::string& why, Progress& progress) {
 }
 
 void RunLog::write(const JsonObject& line, Progress& progress) {
-  const std::string text = boost::json::serialize(line) + '\n';
+  const std::string text = as_line(line);
   if (!is_broken_ && !(out_ << text << std::flush)) {
     is_broken_ = true;
     progress.say("twinkle: " + file_ +

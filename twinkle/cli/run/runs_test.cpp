@@ -113,6 +113,10 @@ TEST_F(Commands, AnErrorAfterAStepSavesTheRunAndOneBeforeLeavesNone) {
   train.insert(train.end(), {"--output", "whole"});
   run(train);
   expect_same_adapter("outputs/prompts-1", "whole");
+  const std::string log = read_text("whole/log.jsonl");
+  EXPECT_TRUE(log.starts_with("{\"step\":1,\"epoch\":0.5,\"loss\":")) << log;
+  EXPECT_EQ(log.find('E'), log.npos) << log;
+  EXPECT_NE(log.find(",\"lr\":0.01,"), log.npos) << log;
   fs::current_path(before);
 }
 
