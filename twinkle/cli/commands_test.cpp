@@ -65,7 +65,9 @@ TEST_F(Commands, NumbersOutOfRangeAreRefusedByTheirOptionsNames) {
               refused(option, value,
                       "an integer of at least " + std::to_string(least) + ", at most 2147483647"));
   };
-  for (const char* option : {"--rank", "--epochs", "--batch-size", "--max-length"}) {
+  EXPECT_EQ(train("--rank", "4097"),
+            refused("--rank", "4097", "an integer of at least 1, at most 4096"));
+  for (const char* option : {"--epochs", "--batch-size", "--max-length"}) {
     for (const char* value : {"0", "2147483648"}) count(option, value, 1);
   }
   for (const char* option : {"--warmup-steps", "--save-steps"}) {

@@ -20,7 +20,8 @@ namespace twinkle::cli {
 namespace {
 
 constexpr const char* kForms =
-    "DATA has one row per line (.jsonl), or is a list (.json) or a table (.csv, .tsv) of rows:\n"
+    "DATA has one row per line (.jsonl), or is a list (.json) or a table (.csv, .tsv, .parquet, "
+    ".arrow, .lance) of rows, or lines of text (.txt):\n"
     "  {\"messages\": [{\"role\": \"user\", \"content\": \"...\"}, {\"role\": \"assistant\", "
     "...}]}\n"
     "  {\"prompt\": \"...\", \"completion\": \"...\"}, and the other forms of docs/training.md\n"
@@ -140,7 +141,9 @@ void read_configs(CLI::App& command, TrainingOptions& o, const std::string& conf
   if (o.files.output.empty() && command.count("--output") == 0)
     o.files.output = latest_run().string();
   const RunFolder folder{o.files.output};
-  if (is_there(folder.config())) read_yaml(command, folder.config());
+  if (is_there(folder.config())) return read_yaml(command, folder.config());
+  require(command.count("--model") > 0, Code::kNotFound, "cli: --resume: there is no run in ",
+          o.files.output, "; name the folder of an earlier run by --output");
 }
 
 void complete(CLI::App& command, TrainingOptions& o, const std::string& config) {
@@ -167,7 +170,9 @@ void train(CLI::App& app, Action& action) {
   auto config = std::make_shared<std::string>();
   command->add_option("model,--model", o->model,
                       "smollm2, directory, .gguf file with a tokenizer beside it, or hub id");
-  command->add_option("data,--data", o->data, ".json, .jsonl, .csv or .tsv, or hub id");
+  command->add_option(
+      "data,--data", o->data,
+      ".jsonl, .json, .csv, .tsv, .txt, .parquet, .pq, .arrow or .lance, or hub id");
   command
       ->add_option("--config", *config,
                    "YAML file of these options, as a run's config.yaml; those given here win")

@@ -117,6 +117,9 @@ TEST_F(Commands, AnErrorAfterAStepSavesTheRunAndOneBeforeLeavesNone) {
   EXPECT_TRUE(log.starts_with("{\"step\":1,\"epoch\":0.5,\"loss\":")) << log;
   EXPECT_EQ(log.find('E'), log.npos) << log;
   EXPECT_NE(log.find(",\"lr\":0.01,"), log.npos) << log;
+  EXPECT_EQ(error_of([&] { run({"train", "--resume", "--output", "none"}); }),
+            "cli: --resume: there is no run in none; name the folder of an earlier run by "
+            "--output");
   fs::current_path(before);
 }
 

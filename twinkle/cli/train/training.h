@@ -92,7 +92,7 @@ struct Recipe {
     constexpr Limits kNorm = {.least = 0, .one_of = {"inf"}};
     return std::tuple{
         option("full", &R::full, any(), "train all weights, no adapter"),
-        option("rank", &R::rank, kCount, "rank of the adapter"),
+        option("rank", &R::rank, between(1, 4096), "rank of the adapter"),  // lora/'s limit
         option("alpha", &R::alpha, strictly_between(0, Limits::kNone), "its scale is alpha / rank"),
         option("target_modules", &R::target_modules, any(),
                "all-linear, or names of linears separated by commas: q_proj,v_proj"),
