@@ -72,7 +72,7 @@ void refuse_misspelt(const std::string& where, const py::dict& feature) {
     Py_ssize_t size = 0;
     const char* text = nullptr;
     if (PyUnicode_Check(key.ptr())) text = PyUnicode_AsUTF8AndSize(key.ptr(), &size);
-    PyErr_Clear();  // of a lone surrogate
+    PyErr_Clear();  // a lone surrogate has set it
     const std::string_view name = text ? meant({text, static_cast<size_t>(size)}) : "";
     if (name.empty()) continue;
     const bool is_other = name == kWeights;

@@ -9,7 +9,7 @@ import torch
 from features import A
 
 from twinkle import InvalidError, LoraConfig, NotFoundError
-from twinkle.hub import operation
+from twinkle.hub import models
 from twinkle.model import TransformersModel
 
 
@@ -57,7 +57,7 @@ def test_a_token_goes_to_the_hub(model, tmp_path, monkeypatch):
         asked.append((repo_id, options["token"]))
         return model.save("fetched", output_dir=str(tmp_path))
 
-    monkeypatch.setattr(operation, "snapshot", snapshot)
+    monkeypatch.setattr(models, "snapshot", snapshot)
     model.load("hf://me/private", token="secret")
     assert asked == [("hf://me/private", "secret")]
     assert model.engine.calls[-1] == ("load", str(tmp_path / "fetched"))

@@ -242,8 +242,9 @@ CALLS = {
             "r": SIZES, "lora_alpha": POSITIVE, "lora_dropout": {"0"},
             "target_modules": NONE | {"text"}, "use_rslora": {"True"},
             "bias": set(), "use_dora": {"True"},
-            "init_lora_weights": {"True"}, "layers_to_transform": COUNTS | NONE,
-            "exclude_modules": NONE | {"text", "empty text"}, "layers_pattern": NONE,
+            "init_lora_weights": {"True"}, "layers_to_transform": COUNTS | NONE | {"list"},
+            "exclude_modules": NONE | {"text", "empty text", "list"},
+            "layers_pattern": NONE | {"empty text", "list"},
         }.items()
     },
     "LoraConfig.from_any": (lambda w, v: twinkle.LoraConfig.from_any(v), {"dict"}),

@@ -127,7 +127,7 @@ def test_arguments_are_found_by_name():
         (["--epsilon-high=-inf"], "--epsilon_high is -inf, it must be a number"),
         (["--max-grad-norm", "nan"], "--max_grad_norm is nan, it must be a number"),
         (["--use-lora=maybe"], "--use_lora is 'maybe', it must be True or False"),
-        (["--strategy", "ddp"], "--strategy is 'ddp', it must be one of accelerate, native_fsdp"),
+        (["--strategy", "ddp"], "--strategy is 'ddp', it must be 'accelerate' or 'native_fsdp'"),
         (["--fsdp-config", "[1]"], r"--fsdp_config is \[1\], it must be a dict"),
         (["--fsdp-config", "{"], "--fsdp_config is '{', it must be a JSON object"),
         (["--model-id"], "--model_id is True, it must be a text"),

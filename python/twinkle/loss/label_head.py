@@ -17,7 +17,7 @@ class _LabelLoss(TableLoss):
     of_labels = True
 
     def _value(self, logits, extras):
-        """Of logits [B, n], through which gradients flow back once."""
+        """The loss of logits [B, n], through which gradients flow back once."""
         run = functools.partial(
             core().run_loss,
             self.table_name,

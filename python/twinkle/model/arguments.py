@@ -132,7 +132,7 @@ class Task:
 
     def of(self, group, value_head):
         """The same with what the group's loss asks for, and what its head gives."""
-        if group.num_labels:  # which come anyway
+        if group.num_labels:  # their logits come anyway
             return replace(self, logits=False, labels=True)
         logits = group.loss.require_logits and not self.embedding
         return replace(self, loss_logits=logits, values=value_head)

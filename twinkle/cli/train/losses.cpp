@@ -35,7 +35,7 @@ JsonArray options_in_engine(const Kind& kind) {
   return loss::find(kind.engine).options().as_array();
 }
 
-// What an option is in one loss, or in several that say the same of it.
+// An option as one loss has it, or several that say the same of it.
 struct Meaning {
   std::string losses, help, otherwise;
 };

@@ -13,7 +13,7 @@ namespace twinkle::cli {
 enum class RowKind {
   kChats,
   kTexts,
-  kPairs,   // of a chosen and a rejected reply
+  kPairs,   // a chosen and a rejected reply
   kJudged,  // chats with a verdict on the reply
   kPrompts,
 };

@@ -20,7 +20,7 @@ struct PackedBatch {
   nn::Targets targets;
   std::vector<int64_t> cu_targets{0};   // [pieces + 1]
   std::vector<size_t> cu_sequences{0};  // [pieces + 1]
-  // Of pieces with a head of labels [pieces][sequences x labels]: its logits, and d loss / d them.
+  // Logits of a head of labels [pieces][sequences x labels], and d loss / d them.
   std::vector<std::vector<float>> label_logits, label_grads;
 
   bool has_rows() const { return tape.batch.rows.num_tokens() > 0; }  // false: other ranks have all

@@ -24,7 +24,7 @@ class TrainingOp {
   const Forward* forward() const { return forward_; }  // or null: a ForwardBackward
   const std::vector<Example>& sequences() const;
   double temperature() const;
-  // Of the head that its sequences are scored by, in place of log-probabilities of labelled tokens;
+  // Labels of the head that scores its sequences, in place of log-probabilities of labelled tokens;
   // 0: it has none.
   int64_t num_labels() const { return num_labels_; }
   int64_t num_scored(size_t first, size_t last) const { return cu_[last] - cu_[first]; }  // rows

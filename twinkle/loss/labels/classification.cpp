@@ -25,7 +25,7 @@ struct Options {
 
 Options parse(const Json& json) { return parsed<Options>(json, "ClassificationLoss"); }
 
-// Of one sequence's logits; replaces them by d loss / d logits.
+// The loss of one sequence's logits, which it replaces by d loss / d logits.
 double cross_entropy(std::span<double> logits, double label, size_t sequence) {
   require(logits.size() > 1, Code::kInvalid,
           "loss: ClassificationLoss has one label to choose from; give the adapter a head of "
