@@ -3,7 +3,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def tokenizer(tiny_llama_dir):
-    from exported import transformers
+    from export.exported import transformers
 
     return transformers.AutoTokenizer.from_pretrained(tiny_llama_dir)
 
@@ -11,7 +11,7 @@ def tokenizer(tiny_llama_dir):
 @pytest.fixture(scope="session")
 def real(smollm2_dir, tmp_path_factory):
     """An adapter of the built-in model, its merged model in transformers, folder of exports."""
-    from exported import draw_adapter, twinkle
+    from export.exported import draw_adapter, twinkle
 
     folder = tmp_path_factory.mktemp("real")
     adapter, merged = draw_adapter(smollm2_dir, folder / "adapter", ["q_proj", "v_proj"], 0.01)

@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from exported import draw_adapter, draw_model, torch, transformers, twinkle
+from export.exported import draw_adapter, draw_model, torch, transformers, twinkle
 
 PAGE = (Path(__file__).parents[2] / "docs/use-it-elsewhere.md").read_text()
 COMMANDS = [

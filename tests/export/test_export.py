@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from exported import draw_adapter, draw_model, peft, torch, transformers, twinkle
+from export.exported import draw_adapter, draw_model, peft, torch, transformers, twinkle
 from parity import models
 
 from twinkle.hub.models import _smollm2_gguf
