@@ -67,10 +67,16 @@ def test_the_mesh_of_the_run_is_the_default_and_the_placement_shows_the_object()
 @pytest.mark.parametrize(
     ("decorate", "text"),
     [
-        (lambda: remote_class(execute="some"), "execute is 'some', it must be 'all', 'first' or 'peer'"),
+        (
+            lambda: remote_class(execute="some"),
+            "execute is 'some', it must be 'all', 'first' or 'peer'",
+        ),
         (lambda: remote_class()(3), "what remote_class decorates is 3, it must be a class"),
         (lambda: remote_class(Counter), "execute is .*Counter.*, it must be 'all'"),
-        (lambda: remote_function("cut"), "dispatch is 'cut', it must be 'slice', 'all' or 'slice_dp'"),
+        (
+            lambda: remote_function("cut"),
+            "dispatch is 'cut', it must be 'slice', 'all' or 'slice_dp'",
+        ),
         (lambda: remote_function(collect="max"), "collect is 'max', it must be 'none', 'flatten'"),
         (lambda: remote_function(execute=None), "execute is None"),
         (lambda: remote_function(sync=1), "sync is 1, it must be True or False"),
