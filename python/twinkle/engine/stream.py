@@ -1,5 +1,6 @@
 """Tokens as they come, and the text that each adds."""
 
+import functools
 from collections import deque
 from dataclasses import dataclass
 
@@ -80,12 +81,11 @@ class TokenStream:
             self._stream.future.result()  # the sample's error, if it failed
             raise StopIteration
         _, sequence, token, logprob, reason = ready.popleft()
-        pieces = self._pieces.setdefault(sequence, TextPieces(self._decode))
+        # No method of its own, which would be a circle: a stream that is dropped ends at once.
+        decode = functools.partial(self._template.decode, skip_special_tokens=True)
+        pieces = self._pieces.setdefault(sequence, TextPieces(decode))
         text = pieces.add(token, last=bool(reason))
         return Token(token, text, logprob if self._logprobs else None, sequence, reason or None)
-
-    def _decode(self, ids):
-        return self._template.decode(ids, skip_special_tokens=True)
 
     def result(self, timeout=None):
         """Waits for the end, whether or not the tokens were read, and returns the SampleResponse,
