@@ -19,6 +19,7 @@ import contention
 import decoding
 import families
 import limits
+import loops
 import prompts
 import publishing
 import ranks
@@ -38,8 +39,6 @@ from service import sdk
 from service import training as of_service
 from worker import Worker
 
-import scripts
-
 ROOT = Path(__file__).resolve().parent.parent
 QUESTIONS = {
     "C1": training.c1,
@@ -58,6 +57,8 @@ QUESTIONS = {
     "F2": families.f2,
     "F3": families.f3,
     "F4": families.f4,
+    "P1": loops.p1,
+    "R1c": loops.r1c,
     "R2": publishing.r2,
     "R4": syncing.r4,
     "S1": sdk.both_s1,
@@ -73,8 +74,6 @@ QUESTIONS = {
     "D5": ranks.d5,
     "D6": ranks.d6,
     "D7": calls.d7,
-    "P1": scripts.p1,
-    "R1c": scripts.r1c,
 }
 
 
