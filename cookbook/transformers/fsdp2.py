@@ -65,21 +65,22 @@ def main():
     model.set_lr_scheduler(
         "CosineWarmupScheduler", num_warmup_steps=5, num_training_steps=len(dataloader)
     )
+    progress = {"cur_step": 0}
     if args.training.resume_from_checkpoint:
         progress = model.resume_from_checkpoint(args.training.resume_from_checkpoint)
         dataloader.resume_from_checkpoint(progress["consumed_train_samples"])
     logger.info(get_device_placement())
     logger.info(model.get_train_configs())
 
-    best = float("inf")
-    for step, batch in enumerate(dataloader, 1):
+    best, first = float("inf"), 1 + progress["cur_step"]
+    for step, batch in enumerate(dataloader, first):
         model.forward_backward(inputs=batch)
         model.clip_grad_and_step(max_grad_norm=args.optimizer.max_grad_norm)
         if step % args.training.log_interval == 0 or step == len(dataloader):
             logger.info(f"step {step}: {model.calculate_metric(is_training=True)}")
         if step % (args.training.eval_interval or 40) == 0 and (loss := evaluate(model)) < best:
             best = loss
-            logger.info(f"step {step}: loss {loss:.4f} of rows that are not trained, the best")
+            logger.info(f"step {step}: the evaluation's loss is {loss:.4f}, the least so far")
             save(model, f"checkpoint-{step}", dataloader)
     save(model, "last-checkpoint", dataloader)
 

@@ -157,5 +157,7 @@ def test_pefts_config_of_sequences_is_read_but_for_the_number_of_labels():
     )
     with pytest.raises(InvalidError, match="lora: num_labels is None"):
         LoraConfig.from_any(theirs)
+    theirs.num_labels = 2
+    assert LoraConfig.from_any(theirs).num_labels == 2
     made = LoraConfig.from_any({**theirs.to_dict(), "num_labels": 2})
     assert made.num_labels == 2 and made.to_dict()["modules_to_save"] == ["score"]

@@ -75,3 +75,10 @@ def test_row_arguments_that_are_no_names_are_refused(names):
     function.row_arguments = names
     with pytest.raises(InvalidError, match=r"loss: row_arguments of FunctionLoss is .* a tuple of"):
         check_usable(FunctionLoss(function))
+
+
+def test_an_argument_that_a_loss_has_not_is_named():
+    with pytest.raises(InvalidError, match=r"SimPOLoss: unknown argument 'gama'.*mean gamma"):
+        twinkle.loss.SimPOLoss(gama=0.5)
+    with pytest.raises(InvalidError, match=r"GRPOLoss: unknown argument 'advantage'.*advantages"):
+        twinkle.loss.GRPOLoss()({}, {}, advantage=1)

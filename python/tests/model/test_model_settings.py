@@ -5,6 +5,7 @@ import torch
 from features import A
 
 from twinkle import ConflictError, InvalidError, LoraConfig, NotAvailableError
+from twinkle.metric import Metric
 from twinkle.model import MultiLoraTransformersModel, TransformersModel
 
 
@@ -186,3 +187,13 @@ def test_the_multi_lora_model_has_no_slots_to_configure(fake_core, tmp_path):
     model = MultiLoraTransformersModel(model_id=str(tmp_path), **slots)
     model.add_adapter_to_model("a", LoraConfig(r=2, target_modules="all-linear"))
     assert model.get_peft_config_dict("a")["r"] == 2
+
+
+def test_a_metric_of_ones_own_may_need_the_mesh_and_the_group(model):
+    class Counts(Metric):
+        def __init__(self, device_mesh, process_group, factor=1):
+            super().__init__(device_mesh, process_group)
+            self.factor = factor
+
+    model.add_metric(Counts, is_training=True, factor=3)
+    assert model.optimizer_group[""].train.metrics[-1].factor == 3

@@ -163,8 +163,11 @@ class LoraConfig(_OfPeft):
             return
         self.task_type = "SEQ_CLS"  # peft's is an enum
         if not _passes(checks.integer, labels, 1, 65536):
-            must = "1 for rewards, or the number of classes, at most 65536, with task_type"
-            checks.refuse("lora: num_labels", labels, f"{must} 'SEQ_CLS'")
+            must = (
+                "1 for rewards, or the number of classes, at most 65536, with task_type 'SEQ_CLS'"
+            )
+            more = "; of peft's config set the attribute num_labels"
+            checks.refuse("lora: num_labels", labels, must + more)
         is_list = isinstance(saved, (list, tuple, set))
         if saved and not (is_list and all(name in ("score", "classifier") for name in saved)):
             checks.refuse("lora: modules_to_save", saved, "['score']")
@@ -201,7 +204,8 @@ class LoraConfig(_OfPeft):
             values = checks.mapping("lora: the config", config)
             refuse_unknown("lora: LoraConfig", values, known)
         elif hasattr(config, "to_dict") and hasattr(config, "peft_type"):
-            values = config.to_dict()
+            labels = getattr(config, "num_labels", None)  # peft's class has no such field
+            values = config.to_dict() | ({} if labels is None else {"num_labels": labels})
         else:
             raise InvalidError(
                 f"lora: the config is a {type(config).__name__}, it must be a LoraConfig, a "

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from twinkle import checks
 from twinkle.core import core
-from twinkle.errors import require
+from twinkle.errors import refuse_unknown, require
 from twinkle.loss.base import Loss, by_hand
 from twinkle.loss.labels import scored
 
@@ -102,6 +102,8 @@ def _method(function, arguments):
 
     @functools.wraps(function)
     def method(*args, **kwargs):
+        known = [name for name in arguments if name != "self"]
+        refuse_unknown(f"loss: {type(args[0]).__name__}", kwargs, known)
         given = signature.bind(*args, **kwargs)
         given.apply_defaults()
         return function(**given.arguments)

@@ -1,5 +1,6 @@
 """A model's settings before and during training, and its reports."""
 
+import inspect
 import json
 
 from twinkle import checks, loss, metric, patch, processor, template
@@ -12,6 +13,14 @@ from twinkle.model.group import DEFAULT_WEIGHT_DECAY, optimizer_name
 from twinkle.model.schedule import with_schedule
 from twinkle.plugin import construct_class
 from twinkle.remote.how import at_once
+
+
+def _needed(cls):
+    """Names of the arguments that a class cannot be made without."""
+    if not isinstance(cls, type):
+        return set()
+    parameters = inspect.signature(cls).parameters.values()
+    return {p.name for p in parameters if p.default is p.empty}
 
 
 class Settings(TwinkleModel):
@@ -129,8 +138,11 @@ class Settings(TwinkleModel):
         group = self._group(adapter_name)
         if is_training is not None:
             is_training = checks.flag("model: is_training", is_training)
+        # A script's own class may need what one here does not: it sees the rows of all ranks.
+        needed = _needed(metric_cls) - set(kwargs)
+        unused = dict.fromkeys({"device_mesh", "process_group"} & needed)
         for training in (True, False) if is_training is None else (is_training,):
-            made = construct_class(metric_cls, metric.Metric, metric, **kwargs)
+            made = construct_class(metric_cls, metric.Metric, metric, **unused, **kwargs)
             made.sees_all = True
             group.phase(training).metrics.append(made)
 
