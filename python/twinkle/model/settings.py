@@ -16,8 +16,8 @@ from twinkle.remote.how import at_once
 
 
 def _needed(cls):
-    """Names of the arguments that a class cannot be made without."""
-    if not isinstance(cls, type):
+    """Names of the arguments that a class of metrics cannot be made without."""
+    if not (isinstance(cls, type) and issubclass(cls, metric.Metric)):
         return set()
     parameters = inspect.signature(cls).parameters.values()
     return {p.name for p in parameters if p.default is p.empty}
