@@ -26,8 +26,8 @@ class Service:
     state and so on; port is 0, a free one, unless it or config is given, and state is the folder
     twinkle-state where this process runs, unless that or config says another: it is made, or
     goes on. Without model and config it is a server of its own: its model is that of the variable
-    TWINKLE_SERVER_MODEL, or else the program's default, its port 8000, it says on standard output
-    what it serves, and this process, when it has done all else, waits until it is stopped.
+    TWINKLE_SERVER_MODEL, or else the program's default, its port 8000, and this process, when it has
+    done all else, prints what is served and waits until Ctrl-C stops it.
     InvalidError: what the program refuses, in its own words but for the names of options;
     a state that has keys, of which this process has none, unless auth or config is given.
     NotAvailableError: it is not built.
@@ -62,8 +62,7 @@ class Service:
         self.url = found[0]
         for name in _ADDRESSES:
             os.environ[name] = self.url
-        if self._stays:
-            print(f"{line.strip()}; Ctrl-C stops it", flush=True)
+        self._line = f"{line.strip()}; Ctrl-C stops it"
         atexit.register(self._at_exit)
 
     def _read_log(self):
@@ -80,6 +79,7 @@ class Service:
         failed_or_prompted = hasattr(sys, "last_value") or hasattr(sys, "ps1")
         if self._stays and self._owner == os.getpid() and not failed_or_prompted:
             with contextlib.suppress(KeyboardInterrupt):
+                print(self._line, flush=True)
                 self._process.wait()
         self.stop()
 
