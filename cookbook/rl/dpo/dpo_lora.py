@@ -42,7 +42,7 @@ def main():
     dataloader = DataLoader(dataset=pairs(), batch_size=args.training.batch_size)
     steps = min(args.training.max_steps, len(dataloader))
     model = TransformersModel(model_id=MODEL)
-    lora = LoraConfig(r=8, lora_alpha=32, lora_dropout=0.05, target_modules="all-linear")
+    lora = LoraConfig(**args.get_lora_args())
     model.add_adapter_to_model(args.lora.adapter_name, lora)
     lr = args.optimizer.learning_rate
     model.set_optimizer("AdamW", lr=lr, weight_decay=0.01)

@@ -71,7 +71,7 @@ def teachers_tokens(responses):
 def main():
     of_student, of_teacher = places()
     student = TransformersModel(model_id=STUDENT, **of_student)
-    lora = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules="all-linear")
+    lora = LoraConfig(**args.get_lora_args())
     student.add_adapter_to_model(args.lora.adapter_name, lora)
     student.set_optimizer("AdamW", lr=args.optimizer.learning_rate)
     student.set_loss(GKDLoss(beta=args.rl.gkd_beta, temperature=args.rl.gkd_temperature))

@@ -60,7 +60,7 @@ def places():
 def main():
     of_model, of_sampler = places()
     model = TransformersModel(model_id=MODEL, **of_model)
-    lora = LoraConfig(r=32, lora_alpha=64, lora_dropout=0.05, target_modules="all-linear")
+    lora = LoraConfig(**args.get_lora_args())
     model.add_adapter_to_model(ADAPTER, lora)
     model.set_optimizer("AdamW", lr=args.optimizer.learning_rate)
     model.set_lr_scheduler("CosineAnnealingLR", T_max=args.training.max_steps, eta_min=0)

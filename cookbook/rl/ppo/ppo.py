@@ -57,7 +57,7 @@ def as_lists(values, masks):
 def main():
     twinkle.initialize(mode="local")
     policy = TransformersModel(model_id=MODEL)
-    lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
+    lora = LoraConfig(**args.get_lora_args())
     policy.add_adapter_to_model(args.lora.adapter_name, lora)
     policy.set_optimizer("AdamW", lr=args.optimizer.learning_rate)
     policy.set_loss("PPOLoss", epsilon=args.loss.epsilon)
