@@ -226,10 +226,18 @@ void refuse_filters_of_all(const PeftConfig& config, std::span<const LinearShape
   PeftConfig all = config;
   all.clear_filters();
   std::vector<std::string> unused;
-  require(
-      match_modules(all, linears, unused).empty(), Code::kInvalid,
-      "lora: exclude_modules and layers_to_transform leave no module of target_modules: correct "
-      "them; layers are counted from 0");
+  if (match_modules(all, linears, unused).empty()) return;
+  std::string what, last;
+  for (const int64_t layer : config.layers_to_transform)
+    what += (what.empty() ? "layers_to_transform [" : ", ") + std::to_string(layer);
+  if (!what.empty()) what += "]";
+  all.exclude_modules = config.exclude_modules;
+  if (all.has_filters()) what += what.empty() ? "exclude_modules" : " and exclude_modules";
+  const Filters filters(config);
+  for (const LinearShape& linear : linears)
+    if (const auto layer = filters.layer_of(linear.path)) last = std::to_string(*layer);
+  fail(Code::kInvalid, "lora: of target_modules nothing is left by ", what,
+       config.layers_to_transform.empty() ? "" : "; the model's layers are 0 to " + last);
 }
 
 // True if programs that know the linears by the paths that they have here count others.
