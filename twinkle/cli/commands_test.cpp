@@ -116,6 +116,17 @@ TEST_F(Commands, MaxTokensBeyondTheModelsRoomAreRefusedWhenGiven) {
       << "the default is cut";
 }
 
+TEST_F(Commands, ARowBeyondTheModelsPositionsIsFoundBeforeTheTraining) {
+  write_text(scratch_ / "long.jsonl", R"({"messages": [{"role": "user", "content": ")" +
+                                          std::string(2000, 'a') +
+                                          R"("}, {"role": "assistant", "content": "b"}]})");
+  expect_error("tokens, the model has ", [&] {
+    parse({"train", model(), path("rows.jsonl"), "--validation", path("long.jsonl"),
+           "--validation-steps", "1", "--max-length", "4000", "--output", path("out")});
+  });
+  EXPECT_FALSE(fs::exists(path("out")));
+}
+
 TEST_F(Commands, AnOutputThatCannotBeSavedToIsFoundBeforeTheTraining) {
   // The output before the error has no step in it.
   const auto train = [this](const std::string& output) {

@@ -218,6 +218,16 @@ class Rewarded : public Objective {
   Rollouts rollouts_;
 };
 
+// The parts of a row that were encoded: itself, or each of its chats.
+std::vector<const JsonObject*> sequences_of(const data::Row& row) {
+  std::vector<const JsonObject*> out;
+  if (row.contains("input_ids")) out.push_back(&row);
+  for (const auto& field : row)
+    if (const JsonObject* one = field.value().if_object(); one && one->contains("input_ids"))
+      out.push_back(one);
+  return out;
+}
+
 void add_tokens(const JsonObject& row, uint64_t& key) {
   for (const char* field : {"input_ids", "labels"}) {
     for (const int32_t value : data::integers(row, field))
@@ -227,6 +237,17 @@ void add_tokens(const JsonObject& row, uint64_t& key) {
 }
 
 }  // namespace
+
+void Objective::check(const engine::ModelInfo& model, const data::Dataset& rows) const {
+  for (int64_t i = 0; i < rows.size(); ++i) {
+    for (const JsonObject* one : sequences_of(rows.row(i))) {
+      const int64_t length = std::ssize(data::integers(*one, "input_ids"));
+      require(length <= model.max_positions, Code::kInvalid, "cli: ", rows.where(i), " has ",
+              length, " tokens, the model has ", model.max_positions,
+              " positions; shorten the row, or lower --max-length to find all such rows");
+    }
+  }
+}
 
 std::unique_ptr<Objective> make_objective(const TrainingOptions& o, const text::Template& tmpl) {
   switch (rows_of(o.goal.loss)) {
@@ -243,12 +264,8 @@ std::unique_ptr<Objective> make_objective(const TrainingOptions& o, const text::
 
 std::string fingerprint(const data::Dataset& rows) {
   uint64_t key = static_cast<uint64_t>(rows.size());
-  for (const data::Row& row : rows.rows()) {
-    if (row.contains("input_ids")) add_tokens(row, key);
-    for (const auto& field : row)
-      if (const JsonObject* one = field.value().if_object(); one && one->contains("input_ids"))
-        add_tokens(*one, key);
-  }
+  for (const data::Row& row : rows.rows())
+    for (const JsonObject* one : sequences_of(row)) add_tokens(*one, key);
   return std::to_string(key);
 }
 

@@ -38,7 +38,7 @@ class Objective {
   // Numbers of the result besides the loss, for the log.
   virtual void note(Work&, const engine::ForwardResult&) const {}
   // Error kInvalid: the model has no room for what a row needs.
-  virtual void check(const engine::ModelInfo&, const data::Dataset&) const {}
+  virtual void check(const engine::ModelInfo& model, const data::Dataset& rows) const;
   // The loss is a mean over rows; false: a sum over labels.
   virtual bool is_mean() const { return true; }
 };

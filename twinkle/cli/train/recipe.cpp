@@ -100,6 +100,9 @@ void check_settings(const JsonObject& now, const Json& then, const TrainingOptio
 std::string advice_on(const TrainingOptions& o, int64_t steps) {
   const bool is_fast = !o.recipe.full && o.recipe.lr >= 1e-3;
   const int64_t enough = is_fast ? kEnoughFastSteps : kEnoughSteps;
+  if (o.recipe.warmup_steps >= steps)
+    return "--warmup-steps is " + std::to_string(o.recipe.warmup_steps) + " and the run has " +
+           std::to_string(steps) + " steps: the rate has not risen to --lr";
   if (steps >= enough || o.goal.loss != "sft") return "";
   const int64_t a_pass = (steps + o.recipe.epochs - 1) / o.recipe.epochs;
   std::ostringstream out;

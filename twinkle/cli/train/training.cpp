@@ -102,7 +102,8 @@ class Training {
         engine_(engine_of(o, model_)) {
     engine_.run<engine::Done>(
         engine::Create{.tenant = kTenant, .lora_json = lora_json(o), .seed = o.recipe.seed});
-    objective_->check(engine_.model_info(), rows_);
+    for (const data::Dataset* rows : {&rows_, &validation_})
+      objective_->check(engine_.model_info(), *rows);
     if (o.files.resume) resume();
     make_folder();
   }

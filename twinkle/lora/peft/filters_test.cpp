@@ -87,9 +87,10 @@ TEST(Filters, AnExcludedHeadIsNoTarget) {
 
 TEST(Filters, WhatLeavesNothingIsRefusedAndWhatMatchesNothingIsNamed) {
   PeftConfig config = filtered({"q_proj"}, {2});
-  EXPECT_EQ(error_of([&] { matched(config); }),
-            "lora: of target_modules nothing is left by layers_to_transform [2]; the model's layers "
-            "are 0 to 11");
+  EXPECT_EQ(
+      error_of([&] { matched(config); }),
+      "lora: of target_modules nothing is left by layers_to_transform [2]; the model's layers "
+      "are 0 to 11");
   EXPECT_EQ(error_of([&] { matched(filtered({"x"}, {2})); }),
             "lora: target module 'x' matches nothing; there is: q_proj, up_proj, lm_head");
   config = filtered({"q_proj"}, {1, 2});
