@@ -2,7 +2,8 @@
 # An installed file finds torch beside it, in the environment that it is in; RPATHs say so.
 add_custom_target(twinkle_product COMMENT "the extension and the executable")
 if(TWINKLE_PYTHON)
-  file(GLOB bindings CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/python/src/*.cpp)
+  file(GLOB bindings CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/python/src/*.cpp
+    ${CMAKE_SOURCE_DIR}/python/src/*/*.cpp)
   if(bindings)
     add_library(_core MODULE ${bindings})
     set_target_properties(_core PROPERTIES PREFIX "" SUFFIX ${PYTHON_SUFFIX}

@@ -358,9 +358,12 @@ void bind_template(py::module_& m) {
 }  // namespace
 }  // namespace twinkle::python
 
+void bind_tool_formats(py::module_& m);
+
 void bind_text(py::module_& m) {
   twinkle::python::bind_tokenizer(m);
   twinkle::python::bind_template(m);
+  bind_tool_formats(m);
   m.def("reading", &twinkle::python::reading, pybind11::arg("row"),
         "By which columns a row without messages is read, and as what; '' of one that is not.");
   m.def("is_read_as_chat", &twinkle::python::is_read_as_chat, pybind11::arg("row"),

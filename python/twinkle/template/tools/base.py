@@ -1,7 +1,5 @@
 """The interface of tool-call formats, and finding the format of a text."""
 
-import json
-
 
 class ToolCallParser:
     """One way in which models write tool calls into their text. Subclass it, then register it."""
@@ -26,28 +24,6 @@ class ToolCallParser:
         del text
 
 
-class SpanParser(ToolCallParser):
-    """A format whose calls lie in parts of the text: a subclass defines spans."""
-
-    def spans(self, text):
-        """(begin, end, ToolCall) of each part that is written in this format, in order; None in
-        place of a call where the part is broken."""
-        raise NotImplementedError(f"{type(self).__name__} must define spans")
-
-    def detect(self, text):
-        return any(True for _ in self.spans(text))
-
-    def parse(self, text):
-        return [call for _, _, call in self.spans(text) if call is not None]
-
-    def clean(self, text):
-        out, at = [], 0
-        for begin, end, _ in self.spans(text):
-            out.append(text[at:begin])
-            at = end
-        return "".join([*out, text[at:]]).rstrip()
-
-
 class ToolCallRegistry:
     """The known formats, in order: the first that detects its marks takes the whole text. A
     subclass with _parsers of its own is another list."""
@@ -58,10 +34,8 @@ class ToolCallRegistry:
     def register(cls, parser):
         """Puts a format last; one whose name is known already replaces that. Returns it."""
         names = [known.name for known in cls._parsers]
-        if parser.name in names:
-            cls._parsers[names.index(parser.name)] = parser
-        else:
-            cls._parsers.append(parser)
+        at = names.index(parser.name) if parser.name in names else len(names)
+        cls._parsers[at : at + 1] = [parser]
         return parser
 
     @classmethod
@@ -73,33 +47,3 @@ class ToolCallRegistry:
     def detect_first(cls, text):
         """The first format whose marks the text holds; None: no one's."""
         return next((parser for parser in cls._parsers if parser.detect(text)), None)
-
-
-def tool_call(name, arguments):
-    """A ToolCall of a function's name and its arguments, a dict."""
-    return {"type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def json_or(text, default):
-    """The value of a JSON text, or `default` where it is none."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):  # no JSON, or nested deeper than Python reads it
-        return default
-
-
-def blocks(text, opening, closing, close):
-    """(match, inner text, end) of the text between a match of `opening` and the next
-    `close(match)`, none inside another. Linear in the text, whatever a model writes: an end that
-    is missing is not looked for again at every beginning, as a regular expression would.
-
-    closing: matches every text that `close` can give.
-    """
-    last = {found[0]: found.start() for found in closing.finditer(text)}
-    at = 0
-    while found := opening.search(text, at):
-        at, end = found.end(), close(found)
-        if last.get(end, -1) >= at:
-            to = text.index(end, at)
-            at = to + len(end)
-            yield found, text[found.end() : to], at
