@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,9 +16,9 @@
 #include "python/src/interruptible.h"
 #include "python/src/json_caster.h"
 #include "python/src/released_gil.h"
-#include "twinkle/data/forms.h"
-#include "twinkle/text/columns.h"
-#include "twinkle/text/forms.h"
+#include "python/src/text/given.h"
+#include "python/src/text/rows.h"
+#include "twinkle/base/error.h"
 #include "twinkle/text/messages.h"
 #include "twinkle/text/template.h"
 
@@ -55,118 +56,6 @@ py::dict with_feature(const py::dict& row, const InputFeature& feature) {
   return out;
 }
 
-bool is_trajectory(const py::handle& value) {
-  return py::isinstance<py::dict>(value) && value.cast<py::dict>().contains("messages");
-}
-
-// Rows of dicts from a dict of columns.
-std::vector<py::dict> rows_of(const py::object& given) {
-  std::vector<py::dict> rows;
-  if (!py::isinstance<py::dict>(given)) {
-    for (const py::handle row : given) rows.push_back(row.cast<py::dict>());
-    return rows;
-  }
-  for (const auto& [name, column] : given.cast<py::dict>()) {
-    const auto items = column.cast<py::sequence>();
-    rows.resize(std::max(rows.size(), static_cast<size_t>(items.size())));
-    for (size_t i = 0; i < static_cast<size_t>(items.size()); ++i) rows[i][name] = items[i];
-  }
-  return rows;
-}
-
-// The names of a row's fields, for errors.
-std::vector<std::string> fields_of(const py::dict& row) {
-  std::vector<std::string> out;
-  for (const auto& [key, value] : row)
-    if (py::isinstance<py::str>(key))
-      out.push_back(key.attr("encode")("utf-8", "replace").cast<std::string>());
-  return out;
-}
-
-py::object in_place_of_messages(const py::dict& row) {
-  const std::string text = text::in_place_of_messages(fields_of(row));
-  return py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(
-      text.data(), static_cast<Py_ssize_t>(text.size()), "backslashreplace"));  // names are cut
-}
-
-bool is_plain(const py::handle& value) {
-  return py::isinstance<py::str>(value) || py::isinstance<py::list>(value) ||
-         py::isinstance<py::dict>(value) || py::isinstance<py::bool_>(value) ||
-         py::isinstance<py::int_>(value) || py::isinstance<py::float_>(value);
-}
-
-// The fields that the template and its errors look at, of a row that may also carry tensors and
-// arrays. `where` opens the text of errors.
-Json trajectory_json(const py::dict& row, const std::string& where = "text: ") {
-  JsonObject out;
-  const auto copy = [&](std::string_view name, bool only_plain) {
-    const py::str key(name.data(), name.size());
-    if (row.contains(key) && (!only_plain || is_plain(row[key])))
-      out[name] = to_json(row[key], where + std::string(name));
-  };
-  for (const std::string_view name : text::kChatColumns) copy(name, false);
-  for (const std::string_view name : text::kMoreColumns) copy(name, true);
-  if (!row.contains("messages"))
-    for (const std::string& name : fields_of(row)) out.emplace(name, nullptr);
-  return out;
-}
-
-// The columns of a row that its form is known by, and their values.
-data::Row known_columns(const py::dict& row) {
-  data::Row out;
-  for (const auto& [key, value] : row) {
-    if (!py::isinstance<py::str>(key) || !is_plain(value)) continue;
-    const std::string name = key.attr("encode")("utf-8", "replace").cast<std::string>();
-    const bool is_chat = std::ranges::count(text::kChatColumns, name) > 0 ||
-                         std::ranges::count(text::kMoreColumns, name) > 0;
-    if (is_chat || data::is_read(name)) out[name] = to_json(value, "text: " + name);
-  }
-  return out;
-}
-
-// False for a row that is taken as it is: encoded, of trajectories, of messages with usual roles.
-bool may_have_form(const py::dict& row) {
-  if (row.contains("input_ids")) return false;
-  if (!row.contains("messages") || row["messages"].is_none())
-    return std::none_of(row.begin(), row.end(),
-                        [](const auto& field) { return is_trajectory(field.second); });
-  if (!py::isinstance<py::list>(row["messages"])) return false;
-  for (const py::handle turn : row["messages"]) {
-    if (!py::isinstance<py::dict>(turn)) return false;
-    const auto fields = turn.cast<py::dict>();
-    if (!fields.contains("role")) return fields.contains("from");
-    if (!py::isinstance<py::str>(fields["role"])) return false;
-    const std::string_view role = utf8(fields["role"], "text: role");
-    if (text::usual_role(role) != role) return true;
-  }
-  return false;
-}
-
-// "prompt, completion: read as PromptCompletionProcessor", or "" of a row that has no such form.
-std::string reading(const py::dict& row) {
-  if (!may_have_form(row)) return "";
-  const auto forms = data::forms_of(known_columns(row));
-  return forms.size() == 1 ? data::reading(forms.front()) : "";
-}
-
-bool is_read_as_chat(const py::dict& row) {
-  if (!may_have_form(row)) return false;
-  const auto forms = data::forms_of(known_columns(row));
-  return !forms.empty() && forms.front().preprocessor != "PreferenceProcessor";
-}
-
-// The row with the fields of its form's preprocessor, as data::encoder makes them.
-py::dict with_form(const Template& self, const py::dict& row) {
-  if (!may_have_form(row)) return row;
-  data::Row fields = data::read_form(known_columns(row));
-  if (fields.empty()) return row;
-  if (Json* messages = fields.if_contains("messages"); messages && !self.writes_calls())
-    data::write_calls(messages->as_array());
-  const py::dict out = row.attr("copy")();
-  for (const auto& [key, value] : fields) out[py::str(std::string(key))] = from_json(value);
-  return out;
-}
-
 Features encode_all(const Template& self, const std::vector<py::dict>& rows, bool generation) {
   std::vector<Json> trajectories;
   trajectories.reserve(rows.size());
@@ -199,10 +88,14 @@ py::list encode_nested(const Template& self, std::vector<py::dict> rows,
   return kept;
 }
 
-py::list batch_encode(const Template& self, const py::object& given, bool generation) {
-  std::vector<py::dict> rows = rows_of(given);
-  if (!generation)
-    for (py::dict& row : rows) row = with_form(self, row);
+py::list batch_encode(const Template& self, const py::object& given, const py::object& prompt) {
+  const bool generation = given_flag("add_generation_prompt", prompt);
+  std::vector<py::dict> rows = given_rows(given);
+  for (py::dict& row : rows) {
+    if (generation) continue;
+    log_reading(row);
+    row = with_form(self, row);
+  }
   std::vector<std::string> nested;
   if (!rows.empty() && !is_trajectory(rows[0]))
     for (const auto& [name, value] : rows[0])
@@ -215,8 +108,13 @@ py::list batch_encode(const Template& self, const py::object& given, bool genera
   return out;
 }
 
-py::object encode(const Template& self, const py::dict& given, bool generation) {
-  const py::dict row = generation ? given : with_form(self, given);
+py::object encode(const Template& self, const py::object& given, const py::object& prompt) {
+  const bool generation = given_flag("add_generation_prompt", prompt);
+  py::dict row = given_row("trajectory", given);
+  if (!generation) {
+    log_reading(row);
+    row = with_form(self, row);
+  }
   require(self.options().truncation != text::Truncation::kSplit, Code::kInvalid,
           "text: truncation_strategy is 'split', which can give several samples: use batch_encode");
   const Json trajectory = trajectory_json(row);
@@ -224,47 +122,90 @@ py::object encode(const Template& self, const py::dict& given, bool generation) 
   return features.empty() ? py::object(py::none()) : with_feature(row, features.front());
 }
 
-std::optional<std::string> why_not(const Template& self, const py::dict& row) {
-  const Json trajectory = trajectory_json(with_form(self, row));
-  return interruptible([&] { return self.check(trajectory); });
+std::optional<std::string> why_not(const Template& self, const py::object& given) {
+  const py::dict row = given_row("trajectory", given);
+  try {
+    const Json trajectory = trajectory_json(with_form(self, row));
+    return interruptible([&] { return self.check(trajectory); });
+  } catch (const Error& e) {  // JSON cannot hold it, such as a lone surrogate
+    if (e.code != Code::kInvalid) throw;
+    return e.what();
+  }
 }
 
-py::object check(const Template& self, const py::dict& row) {
-  return why_not(self, row) ? py::object(py::none()) : py::object(row);
+py::object check(const Template& self, const py::object& row) {
+  return why_not(self, row) ? py::object(py::none()) : row;
 }
 
-std::string render(const Template& self, const py::dict& row, bool generation) {
-  const Json trajectory = trajectory_json(row);
+std::string render(const Template& self, const py::object& row, const py::object& prompt) {
+  const bool generation = given_flag("add_generation_prompt", prompt);
+  const Json trajectory = trajectory_json(given_row("trajectory", row));
   return interruptible([&] { return self.render(trajectory, generation); });
 }
 
+// The row with its messages in their standard form, and the default system message before them.
+py::dict format_trajectory(const Template& self, const py::object& given, const py::object& add) {
+  const text::TemplateOptions& options = self.options();
+  const bool adds = given_flag("add_default_system", add) && options.use_chat_template;
+  const py::dict row = given_row("trajectory", given).attr("copy")();
+  const py::object messages = row.attr("get")("messages");
+  row["messages"] = from_json(text::standard_messages(to_json(messages, "text: messages"),
+                                                      adds ? options.default_system : ""));
+  return row;
+}
+
+std::string decode(const Template& self, const py::object& given, const py::object& skip) {
+  const Ids ids = given_ids("ids", given);
+  const bool skips = given_flag("skip_special_tokens", skip);
+  const ReleasedGil released;
+  return self.decode(ids, skips);
+}
+
+std::vector<std::string> batch_decode(const Template& self, const py::object& given,
+                                      const py::object& skip) {
+  std::vector<Ids> rows;
+  for (const py::handle ids : given_list("rows", given)) rows.push_back(given_ids("ids", ids));
+  const bool skips = given_flag("skip_special_tokens", skip);
+  const ReleasedGil released;
+  return self.batch_decode(rows, skips);
+}
+
 // The prompt's row with the reply's tokens, and, where it has messages, the reply as a message.
-py::dict concat_input_feature(const Template& self, const py::dict& row, const Ids& new_tokens) {
-  InputFeature prompt{row["input_ids"].cast<Ids>(), {}};
-  prompt.labels =
-      row.contains("labels") ? row["labels"].cast<Ids>() : Ids(prompt.input_ids.size(), -100);
-  py::dict out = with_feature(row, self.concat_input_feature(prompt, new_tokens));
+py::dict concat_input_feature(const Template& self, const py::object& given,
+                              const py::object& new_tokens) {
+  const py::dict row = given_row("feature", given);
+  InputFeature prompt{given_ids("input_ids", row.attr("get")("input_ids")), {}};
+  prompt.labels = row.contains("labels") ? given_ids("labels", row["labels"])
+                                         : Ids(prompt.input_ids.size(), -100);
+  const Ids reply_ids = given_ids("new_tokens", new_tokens);
+  py::dict out = with_feature(row, self.concat_input_feature(prompt, reply_ids));
   if (!row.contains("messages") || row["messages"].is_none()) return out;
   py::list messages;
   for (const py::handle message : row["messages"]) messages.append(message);
   py::dict reply;
   reply["role"] = "assistant";
-  reply["content"] = self.decode(new_tokens, true);
+  reply["content"] = self.decode(reply_ids, true);
   messages.append(reply);
   out["messages"] = messages;
   return out;
 }
 
-std::unique_ptr<Template> make_template(const std::string& directory, bool use_chat_template,
-                                        std::optional<int64_t> max_length,
-                                        const std::string& truncation_strategy,
-                                        std::optional<std::string> default_system,
-                                        bool enable_thinking) {
-  text::TemplateOptions options{.use_chat_template = use_chat_template,
-                                .max_length = max_length.value_or(0),
-                                .truncation = text::truncation_of(truncation_strategy),
-                                .default_system = default_system.value_or(""),
-                                .enable_thinking = enable_thinking};
+std::unique_ptr<Template> make_template(const std::string& directory,
+                                        const py::object& use_chat_template,
+                                        const py::object& max_length, const py::object& strategy,
+                                        const py::object& system, const py::object& thinking) {
+  using namespace py::literals;
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const py::object length = checked("integer", "max_length", max_length, 0, kMost, "none"_a = true);
+  const py::object first =
+      checked("text", "default_system", system, "none"_a = true, "empty"_a = true);
+  text::TemplateOptions options{
+      .use_chat_template = given_flag("use_chat_template", use_chat_template),
+      .max_length = length.is_none() ? 0 : length.cast<int64_t>(),
+      .truncation =
+          text::truncation_of(checked("text", "truncation_strategy", strategy).cast<std::string>()),
+      .default_system = first.is_none() ? "" : first.cast<std::string>(),
+      .enable_thinking = given_flag("enable_thinking", thinking)};
   return interruptible([&] { return std::make_unique<Template>(directory, std::move(options)); });
 }
 
@@ -274,10 +215,6 @@ std::vector<Ids> tokens_of(const Tokenizer& self, const std::vector<py::str>& te
   for (const py::str& text : texts)
     utf8s.emplace_back(utf8(text, "text: texts[" + std::to_string(utf8s.size()) + "]"));
   return interruptible([&] { return self.batch_encode(utf8s, special); });
-}
-
-py::object standard_messages(const py::object& messages, const std::string& system) {
-  return from_json(text::standard_messages(to_json(messages, "text: messages"), system));
 }
 
 void bind_tokenizer(py::module_& m) {
@@ -330,20 +267,15 @@ void bind_template(py::module_& m) {
            "encode of a list of rows, or a dict of columns, on all cores; a list of rows.")
       .def("check", &check, py::arg("trajectory"), "The row, or None when it cannot be encoded.")
       .def("why_not", &why_not, py::arg("trajectory"), "Why the row cannot be encoded, or None.")
-      .def(
-          "decode",
-          [](const Template& self, const Ids& ids, bool skip) { return self.decode(ids, skip); },
-          py::arg("ids"), py::arg("skip_special_tokens") = false, NoGil())
-      .def(
-          "batch_decode",
-          [](const Template& self, const std::vector<Ids>& rows, bool skip) {
-            return self.batch_decode(rows, skip);
-          },
-          py::arg("rows"), py::arg("skip_special_tokens") = false, NoGil())
+      .def("decode", &decode, py::arg("ids"), py::arg("skip_special_tokens") = false)
+      .def("batch_decode", &batch_decode, py::arg("rows"), py::arg("skip_special_tokens") = false)
       .def("concat_input_feature", &concat_input_feature, py::arg("feature"), py::arg("new_tokens"),
            "The prompt's row with sampled tokens appended, which are trained.")
       .def("render", &render, py::arg("trajectory"), py::arg("add_generation_prompt") = false,
            "The text that encode tokenises.")
+      .def("format_trajectory", &format_trajectory, py::arg("trajectory"),
+           py::arg("add_default_system") = false,
+           "The row with texts as contents, reasoning apart, and dicts of arguments.")
       .def_property_readonly("tokenizer", &Template::tokenizer,
                              py::return_value_policy::reference_internal)
       .def_property_readonly(
@@ -358,19 +290,16 @@ void bind_template(py::module_& m) {
 }  // namespace
 }  // namespace twinkle::python
 
-void bind_tool_formats(py::module_& m);
+void bind_tool_formats(pybind11::module_& m);
 
 void bind_text(py::module_& m) {
   twinkle::python::bind_tokenizer(m);
   twinkle::python::bind_template(m);
   bind_tool_formats(m);
-  m.def("reading", &twinkle::python::reading, pybind11::arg("row"),
-        "By which columns a row without messages is read, and as what; '' of one that is not.");
+  m.def("given_list", &twinkle::python::given_list, pybind11::arg("what"), pybind11::arg("value"),
+        "The items of a list, or of what goes as one.");
   m.def("is_read_as_chat", &twinkle::python::is_read_as_chat, pybind11::arg("row"),
         "True if the columns of a row without messages are those of a chat.");
-  m.def("standard_messages", &twinkle::python::standard_messages, pybind11::arg("messages"),
-        pybind11::arg("system"),
-        "Messages with texts as contents, reasoning apart, and dicts of arguments.");
   m.def("in_place_of_messages", &twinkle::python::in_place_of_messages, pybind11::arg("row"),
         "The end of an error about a row without messages: its fields, and what makes messages.");
 }

@@ -26,10 +26,6 @@ def is_read_as_chat(row):
     return False
 
 
-def reading(row):
-    return ""
-
-
 def in_place_of_messages(row):
     return f"; the row has {', '.join(row)}"
 

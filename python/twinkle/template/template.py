@@ -4,28 +4,27 @@ import numpy as np
 
 from twinkle import checks, hub
 from twinkle.core import core
-from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown
-from twinkle.logger import get_logger
+from twinkle.errors import NotAvailableError, refuse_unknown
 from twinkle.preprocessor.base import map_col_to_row, map_row_to_col
 from twinkle.remote.decorate import remote_class
 from twinkle.remote.how import of_one
 from twinkle.template.tools import ToolCallRegistry
 from twinkle.without_effect import WITHOUT_EFFECT
 
-_SKIP = "template: skip_special_tokens"
-
 
 def _no_media(what):
     """The two methods for a kind of media."""
 
-    def one(self, given):
-        raise NotAvailableError(
-            f"template: {what} need a multimodal model, which this version does not have: leave "
-            "them out of the row"
-        )
-
     def each(self, given):
-        return [one(self, item) for item in _list(what, given)]
+        if core().given_list(what, given):
+            raise NotAvailableError(
+                f"template: {what} need a multimodal model, which this version does not have: "
+                "leave them out of the row"
+            )
+        return []
+
+    def one(self, given):
+        each(self, [given])
 
     one.__doc__ = f"NotAvailableError, always: {what} come with multimodal models."
     each.__doc__ = "[] of none, else as of one."
@@ -58,25 +57,16 @@ class Template:
         refuse_unknown("template: Template", kwargs, WITHOUT_EFFECT["Template"])
         checks.newest("template: revision", kwargs.get("revision"))
         self.model_id = checks.path("template: model_id", model_id)
-        checks.integer("template: max_length", max_length, 0, 2**63 - 1, none=True)
-        checks.text("template: truncation_strategy", truncation_strategy)
-        checks.text("template: default_system", default_system, none=True, empty=True)
-        checks.flag("template: use_chat_template", use_chat_template)
-        checks.flag("template: enable_thinking", enable_thinking)
-        self.use_chat_template = use_chat_template
-        self.default_system = default_system
-        self.enable_thinking = enable_thinking
-        self.max_length = max_length
-        self.truncation_strategy = truncation_strategy
         self.directory = resolve(self.model_id, weights=False)
-        self._template = core().Template(
-            self.directory,
-            use_chat_template=use_chat_template,
-            max_length=max_length,
-            truncation_strategy=truncation_strategy,
-            default_system=default_system,
-            enable_thinking=enable_thinking,
-        )
+        options = {
+            "use_chat_template": use_chat_template,
+            "max_length": max_length,
+            "truncation_strategy": truncation_strategy,
+            "default_system": default_system,
+            "enable_thinking": enable_thinking,
+        }
+        self._template = core().Template(self.directory, **options)
+        vars(self).update(options)
 
     @property
     def tokenizer(self):
@@ -98,49 +88,38 @@ class Template:
         'delete'. InvalidError: a row without messages, a message of another form or role, one that
         the chat template refuses, more than max_length tokens where the strategy is 'raise'."""
         refuse_unknown("template: encode", kwargs)
-        row, generation = _row(trajectory), _generation(add_generation_prompt)
-        return self._template.encode(_read([row], generation)[0], generation)
+        return self._template.encode(trajectory, add_generation_prompt)
 
     @of_one
     def batch_encode(self, trajectories, add_generation_prompt=False, **kwargs):
         """encode of a list of rows or a dict of columns, on all cores; a list, without those that
         are deleted. InvalidError: as encode's, with the row's number."""
         refuse_unknown("template: batch_encode", kwargs)
-        rows, generation = _rows(trajectories), _generation(add_generation_prompt)
-        return self._template.batch_encode(_read(rows, generation), generation)
+        return self._template.batch_encode(trajectories, add_generation_prompt)
 
     @of_one
     def check(self, trajectory):
         """The trajectory, or None when it cannot be encoded. InvalidError: it is no dict."""
-        row = _row(trajectory)
-        try:
-            return self._template.check(row)
-        except InvalidError:  # JSON cannot hold it, such as a lone surrogate
-            return None
+        return self._template.check(trajectory)
 
     @of_one
     def batch_check(self, trajectories):
         """check of each: a list of as many, None for those that cannot be encoded. InvalidError: no
         list of dicts."""
-        return [self.check(trajectory) for trajectory in _list("trajectories", trajectories)]
+        return [self.check(row) for row in core().given_list("trajectories", trajectories)]
 
     @of_one
     def decode(self, ids, skip_special_tokens=False, **kwargs):
         """The text of token ids; those that the tokenizer lacks give none. InvalidError: an id
         that is no integer from 0 to 2^32 - 1."""
         refuse_unknown("template: decode", kwargs)
-        return self._template.decode(
-            checks.ids("template: ids", ids), checks.flag(_SKIP, skip_special_tokens)
-        )
+        return self._template.decode(ids, skip_special_tokens)
 
     @of_one
     def batch_decode(self, rows, skip_special_tokens=False, **kwargs):
         """The text of each list of token ids. InvalidError: as decode's."""
         refuse_unknown("template: batch_decode", kwargs)
-        return self._template.batch_decode(
-            [checks.ids("template: ids", row) for row in _list("rows", rows)],
-            checks.flag(_SKIP, skip_special_tokens),
-        )
+        return self._template.batch_decode(rows, skip_special_tokens)
 
     @of_one
     def concat_input_feature(self, feature, new_tokens):
@@ -148,19 +127,13 @@ class Template:
         InvalidError: no dict; input_ids, labels or new_tokens that are not one sequence of
         integers, other numbers of labels and input_ids, a new token below 0; more than max_length
         tokens together where truncation_strategy is neither 'left' nor 'right'."""
-        feature = _row(feature, "feature")
-        for name in ("input_ids", "labels"):
-            if name in feature or name == "input_ids":
-                checks.ids(f"template: {name}", feature.get(name))
-        return self._template.concat_input_feature(
-            feature, checks.ids("template: new_tokens", new_tokens)
-        )
+        return self._template.concat_input_feature(feature, new_tokens)
 
     @of_one
     def render(self, trajectory, add_generation_prompt=False):
         """The text that encode tokenises. InvalidError: use_chat_template is False, and as encode
         for messages."""
-        return self._template.render(_row(trajectory), _generation(add_generation_prompt))
+        return self._template.render(trajectory, add_generation_prompt)
 
     @of_one
     def format_trajectory(self, trajectory, add_default_system=False):
@@ -171,10 +144,7 @@ class Template:
         add_default_system: default_system comes first where the row begins with a user message.
         InvalidError: messages that encode refuses, too.
         """
-        wanted = checks.flag("template: add_default_system", add_default_system)
-        system = wanted and self.use_chat_template and self.default_system
-        row = _row(trajectory)
-        return {**row, "messages": core().standard_messages(row.get("messages"), system or "")}
+        return self._template.format_trajectory(trajectory, add_default_system)
 
     # ---- tool calls in a model's text
 
@@ -204,7 +174,7 @@ class Template:
     def set_mm_position_ids(self, input_feature):
         """[L] int64 positions of a feature's L tokens: 0, 1, ... InvalidError: no dict, or its
         input_ids are not one sequence of integers."""
-        feature = _row(input_feature, "input_feature")
+        feature = checks.mapping("template: input_feature", input_feature)
         return np.arange(len(checks.ids("template: input_ids", feature.get("input_ids"))))
 
     def pre_forward_hook(self, model, args, kwargs):
@@ -217,44 +187,8 @@ class Template:
     preprocess_audio, preprocess_audios = _no_media("audios")
 
 
-def _row(value, what="trajectory"):
-    first = next(iter(value), None) if isinstance(value, (list, tuple)) else None
-    if isinstance(first, dict) and "role" in first:
-        raise InvalidError(
-            f"template: {what} is a list: this is one chat's list of messages: pass "
-            '{"messages": [...]}, or of batch_encode [{"messages": [...]}]'
-        )
-    return dict(checks.mapping(f"template: {what}", value))
-
-
-def _list(what, value):
-    if not hasattr(value, "__iter__") or isinstance(value, (str, bytes, dict, type)):
-        checks.refuse(f"template: {what}", value, "a list")
-    return value
-
-
-def _rows(value):
-    """Rows as they are, or a dict of columns, whose columns must be lists."""
-    if isinstance(value, dict):
-        return {key: list(_list(f"column {key}", column)) for key, column in value.items()}
-    return [_row(row) for row in _list("trajectories", value)]
-
-
-def _read(rows, generation):
-    """The rows as they are; once in a process a line of the log says as what those of a form are
-    read."""
-    for row in rows if isinstance(rows, list) and not generation else ():
-        if said := core().reading(row):
-            get_logger().info_once(f"template: {said}")
-    return rows
-
-
 def _reply(value):
     return checks.text("template: decoded", value, none=True, empty=True) or ""
-
-
-def _generation(value):
-    return checks.flag("template: add_generation_prompt", value)
 
 
 class Qwen3_5Template(Template):  # noqa: N801 (ModelScope's name)
