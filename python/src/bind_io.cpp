@@ -20,6 +20,7 @@
 #include "twinkle/io/gguf/gguf.h"
 #include "twinkle/io/peft/peft.h"
 #include "twinkle/io/safetensors.h"
+#include "twinkle/lora/peft/new_adapter.h"
 
 namespace py = pybind11;
 
@@ -129,6 +130,16 @@ void write_adapter(const fs::path& dir, const py::dict& config,
   out.commit();
 }
 
+// A LoraConfig's fields, checked.
+py::object new_adapter_fields(const py::dict& given) {
+  JsonObject fields;
+  for (const auto& [key, value] : given) {
+    const std::string name(utf8(py::str(key), "lora: the name of a field"));
+    fields[name] = to_json(value, "lora: " + name);
+  }
+  return from_json(lora::new_adapter_fields(std::move(fields)));
+}
+
 Checkpoint open(const fs::path& path) { return Checkpoint::open(path); }
 
 }  // namespace
@@ -185,6 +196,8 @@ void bind_io(py::module_& m) {
         return python::from_json(json_of(read_peft_config(dir)));
       },
       py::arg("directory"), "The fields of a PEFT directory's adapter_config.json that count.");
+  m.def("new_adapter_fields", &python::new_adapter_fields, py::arg("given"),
+        "The fields of a LoRA config that is given, by peft's names, checked and in one form.");
   m.def("read_peft", &python::read_adapter, py::arg("directory"),
         "(adapter_config.json's fields, {module: (A [r, in], B [out, r])}) of a PEFT directory; of "
         "DoRA's with a third tensor, the magnitude [out].");

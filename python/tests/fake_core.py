@@ -17,7 +17,7 @@ from twinkle.errors import ConflictError, InvalidError
 # These know no weights: they are the compiled ones.
 Batch, Loop = real.Batch, real.Loop
 loop_state_in, schedule_names = real.loop_state_in, real.schedule_names
-refuse_misspelt = real.refuse_misspelt
+refuse_misspelt, new_adapter_fields = real.refuse_misspelt, real.new_adapter_fields
 
 VOCAB = 11
 

@@ -181,7 +181,7 @@ def test_an_unknown_field_is_refused_in_a_dict_and_where_it_is_set(tmp_path, val
 
     (tmp_path / "adapter_config.json").write_text(json.dumps(Newer().to_dict()))
     for config, text in (
-        (Newer(), "use_newest is 1, this version takes only its"),
+        (Newer(), "'use_newest' is 1, a feature of peft that Twinkle does not support"),
         (tmp_path, f"'use_newest' is {value}, a feature of peft that Twinkle does not support"),
     ):
         if value or (value == 0 and value is not False and config is tmp_path):
@@ -194,23 +194,23 @@ def test_an_unknown_field_is_refused_in_a_dict_and_where_it_is_set(tmp_path, val
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"r": 0}, "lora: rank is 0, it must be at least 1"),
+        ({"r": 0}, "lora: r is 0, it must be an integer of at least 1"),
         ({"lora_alpha": 0}, "lora_alpha is 0"),
-        ({"lora_dropout": 1.0}, "lora_dropout is 1.0"),
-        ({"bias": "all"}, "bias is 'all'"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
-        ({"init_lora_weights": "olora"}, "init_lora_weights is 'olora'"),
-        ({"init_lora_weights": "pissa_niter_"}, "init_lora_weights is 'pissa_niter_'"),
+        ({"lora_dropout": 1.0}, "lora_dropout is 1, it must be a number of at least 0 and below 1"),
+        ({"bias": "all"}, 'bias is "all"'),
+        ({"modules_to_save": ["lm_head"]}, "'modules_to_save' is"),
+        ({"init_lora_weights": "olora"}, 'init_lora_weights is "olora"'),
+        ({"init_lora_weights": "pissa_niter_"}, 'init_lora_weights is "pissa_niter_"'),
         ({"use_dora": 1}, "use_dora is 1"),
-        ({"ensure_weight_tying": True}, "ensure_weight_tying is True"),
+        ({"ensure_weight_tying": True}, "ensure_weight_tying is true"),
         ({"layers_to_transform": [-1]}, "layers_to_transform is"),
         (
             {"layers_to_transform": 1, "target_modules": "q"},
-            "layers_to_transform is 1, it must be N",
+            "'layers_to_transform' is 1, it must be null where target_modules is a text",
         ),
-        ({"layers_pattern": "h"}, "layers_pattern is 'h', it must be None without"),
+        ({"layers_pattern": "h"}, "'layers_pattern' is \"h\", it must be null without"),
         ({"exclude_modules": [1]}, "exclude_modules is"),
-        ({"layer_replication": [[0, 2]]}, "layer_replication is"),
+        ({"layer_replication": [[0, 2]]}, "'layer_replication' is"),
     ],
 )
 def test_wrong_lora_fields_are_named(fields, text):
@@ -220,9 +220,9 @@ def test_wrong_lora_fields_are_named(fields, text):
 
 def test_what_peft_can_and_we_cannot_is_refused_by_name():
     peft = pytest.importorskip("peft")
-    with pytest.raises(InvalidError, match="lora_bias is True"):
+    with pytest.raises(InvalidError, match="'lora_bias' is true, a feature of peft"):
         LoraConfig.from_any(peft.LoraConfig(target_modules=["q_proj"], lora_bias=True))
-    with pytest.raises(InvalidError, match="peft_type is 'IA3'"):
+    with pytest.raises(InvalidError, match='\'peft_type\' is "IA3", it must be "LORA"'):
         LoraConfig.from_any({"peft_type": "IA3"})
     with pytest.raises(InvalidError, match="the config is a int"):
         LoraConfig.from_any(3)

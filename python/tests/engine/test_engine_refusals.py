@@ -82,7 +82,7 @@ def test_a_model_that_does_not_exist_is_named():
         ({"name": 5}, "engine: name is 5, it must be a text that is not empty"),
         ({"name": ""}, "engine: name is '', it must be a text"),
         ({"lora_config": 5}, "lora: the config is a int, it must be a LoraConfig"),
-        ({"lora_config": {"r": 0}}, "lora: rank is 0, it must be at least 1"),
+        ({"lora_config": {"r": 0}}, "lora: r is 0, it must be an integer of at least 1"),
         ({"lora_config": {"target_modules": ["no"]}}, "target module 'no' matches nothing"),
         ({"seed": -1}, "engine: seed is -1, it must be an integer of at least 0"),
         ({"weight": 0}, "engine: weight is 0, it must be a number of at least 0.001"),
