@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "python/src/data/pictures.h"
 #include "python/src/interruptible.h"
 #include "python/src/json_caster.h"
 #include "python/src/released_gil.h"
@@ -143,17 +144,22 @@ void bind_preprocessors(py::module_& m) {
       [] {
         py::dict out;
         for (const auto& kind : data::preprocessor_kinds()) {
-          out[py::str(kind.name)] = from_json(Json(kind.defaults));
+          out[py::str(kind.name)] = py::make_tuple(from_json(Json(kind.defaults)), kind.about);
         }
         return out;
       },
-      "The built-in preprocessors' names, with their arguments' defaults.");
+      "The built-in preprocessors' names, with their arguments' defaults and what they do.");
   m.def(
       "preprocess",
       [](const std::string& name, const py::dict& arguments, const py::iterable& rows) {
         const auto preprocess = data::make_preprocessor(name, to_row(arguments, "data: arguments"));
         py::list out;
-        for (const Row& row : to_rows(rows)) out.append(from_json(Json(preprocess(row))));
+        for (const py::handle row : rows) {
+          Pictures pictures;
+          const std::string where = "data: row " + std::to_string(out.size());
+          Row fields = preprocess(to_row(pictures.taken_out_of(row), where));
+          out.append(pictures.put_into(from_json(Json(std::move(fields)))));
+        }
         return out;
       },
       py::arg("preprocessor"), py::arg("arguments"), py::arg("rows"),

@@ -321,7 +321,8 @@ TEST_F(Commands, PreprocessorsWhoseRowsCannotBeTrainedOnAreWrongArguments) {
             "cli: --preprocessor is EmojiDPOProcessor, it makes pairs of chats, for preference "
             "optimization: docs/preferences.md");
   for (const char* name :
-       {"CompetitionMathGRPOProcessor", "CountdownProcessor", "GSM8KProcessor"}) {
+       {"CLEVRProcessor", "CompetitionMathGRPOProcessor", "CountdownProcessor", "GSM8KProcessor",
+        "OlympiadBenchProcessor"}) {
     const std::string error = with(name);
     EXPECT_NE(error.find("prompts without replies"), error.npos) << error;
   }

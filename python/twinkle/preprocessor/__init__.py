@@ -5,7 +5,6 @@ The built-in classes are made when they are asked for, one for each preprocessor
 
 from twinkle.preprocessor import builtin
 from twinkle.preprocessor.base import DataFilter, Filter, Preprocessor
-from twinkle.preprocessor.visual import CLEVRProcessor, OlympiadBenchProcessor
 
 __all__ = [
     "AlpacaProcessor", "CLEVRProcessor", "DataFilter", "Filter", "GSM8KProcessor",

@@ -36,18 +36,6 @@ class Preprocessor:
     map_row_to_col = staticmethod(map_row_to_col)
 
 
-class RowPreprocessor(Preprocessor):
-    """A preprocessor of one row after the other: a subclass defines preprocess."""
-
-    def __call__(self, rows):
-        """Columns to columns: preprocess of each row."""
-        return self.map_row_to_col([self.preprocess(row) for row in self.map_col_to_row(rows)])
-
-    def preprocess(self, row):
-        """The fields that are set on a row, a dict. InvalidError: a row of another form."""
-        raise NotImplementedError(f"{type(self).__name__} must define preprocess(row)")
-
-
 class DataFilter:
     """Keeps the rows for which it returns True."""
 

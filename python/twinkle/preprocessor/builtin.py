@@ -4,11 +4,12 @@ import functools
 import inspect
 
 from twinkle.core import core
-from twinkle.preprocessor.base import RowPreprocessor
+from twinkle.preprocessor.base import Preprocessor
 
 
-class Builtin(RowPreprocessor):
-    """A preprocessor of the core. Dataset.map runs it in C++ on all cores."""
+class Builtin(Preprocessor):
+    """A preprocessor of the core. Dataset.map runs it in C++ on all cores. InvalidError: a value of
+    another type or out of range."""
 
     core_name = ""  # set by each class
 
@@ -16,6 +17,11 @@ class Builtin(RowPreprocessor):
         bound = self.__signature__.bind(*args, **kwargs)
         bound.apply_defaults()
         self.arguments = dict(bound.arguments)
+        core().preprocess(self.core_name, self.arguments, [])  # checks them
+
+    def __call__(self, rows):
+        """Columns to columns: preprocess of each row."""
+        return self.map_row_to_col([self.preprocess(row) for row in self.map_col_to_row(rows)])
 
     def preprocess(self, row):
         """The fields that are set on a row, a dict. InvalidError: a row of another form."""
@@ -30,7 +36,7 @@ class Builtin(RowPreprocessor):
 @functools.cache
 def classes():
     """{name: class} of all the core's preprocessors."""
-    return {name: _make(name, defaults) for name, defaults in core().preprocessors().items()}
+    return {name: _make(name, *how) for name, how in core().preprocessors().items()}
 
 
 def lookup(name, module):
@@ -50,13 +56,13 @@ def is_builtin(value):
     )
 
 
-def _make(name, defaults):
+def _make(name, defaults, about):
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     parameters = [inspect.Parameter(key, kind, default=value) for key, value in defaults.items()]
     given = ", ".join(f"{key}={value!r}" for key, value in defaults.items()) or "none"
     members = {
         "__module__": "twinkle.preprocessor",
-        "__doc__": f"The core's {name}; arguments: {given}.",
+        "__doc__": about or f"The core's {name}; arguments: {given}.",
         "__signature__": inspect.Signature(parameters),
         "core_name": name,
     }

@@ -15,6 +15,7 @@ struct PreprocessorKind {
   Preprocessor (*make)(const JsonObject& arguments);  // given all of them
   // Why rows that it makes with the defaults are not for supervised fine-tuning; empty: they are.
   std::string not_for_tuning = {};
+  std::string about = {};  // the fields that it reads and sets, for users; empty: its name says so
 };
 
 // All of them, in the order of preprocessors.def.

@@ -4,6 +4,7 @@
 
 #include "twinkle/base/error_for_test.h"
 #include "twinkle/data/rows/csv.h"
+#include "twinkle/text/tools/scan.h"
 
 namespace twinkle::data {
 namespace {
@@ -210,6 +211,56 @@ TEST(Preprocessor, CountdownKeepsTargetAndNumbersAsPairs) {
             "data: field 'target' is \"7\", expected a number");
 }
 
+TEST(Preprocessor, ClevrIsAPictureAndAQuestionWithTheAnswerBeside) {
+  const Row row = run("CLEVRProcessor",
+                      {{"image", {{"path", "a.png"}}},
+                       {"problem", "How many?"},
+                       {"solution", "<think>x</think><answer> 3\u3000\n</answer>"}},
+                      {{"system", "s"}});
+  EXPECT_EQ(Json(row), parsed(R"({
+    "messages": [{"role": "system", "content": "s"},
+                 {"role": "user", "content": [{"type": "image", "image": {"path": "a.png"}},
+                                              {"type": "text", "text": "How many?"}]}],
+    "user_data": [["ground_truth", "3"],
+                  ["solution", "<think>x</think><answer> 3\u3000\n</answer>"]]})"));
+  for (const char* solution : {"<answer> a ", " <answer> a", "</answer> <answer> a"})
+    EXPECT_EQ(run("CLEVRProcessor", {{"image", 1}, {"problem", "q"}, {"solution", solution}})
+                  .at("user_data")
+                  .at(0)
+                  .at(1),
+              Json(text::stripped(solution)))
+        << "no answer ends";
+  EXPECT_EQ(row_error("CLEVRProcessor", {{"problem", "q"}, {"image", nullptr}}),
+            "data: field 'image' is missing");
+  EXPECT_EQ(row_error("CLEVRProcessor", {{"problem", ""}, {"image", "a"}}),
+            "data: field 'problem' is empty, it must be the text of a question");
+}
+
+TEST(Preprocessor, OlympiadBenchHasItsPicturesFirstAndItsAnswersJoined) {
+  const Row row = run("OlympiadBenchProcessor",
+                      {{"question", "x?"},
+                       {"context", "Let x > 0."},
+                       {"image_9", "b.png"},
+                       {"image_1", "a.png"},
+                       {"image_2", nullptr},
+                       {"final_answer", {"3 ", "", 0.5}},
+                       {"solution", {"a", "b"}},
+                       {"unit", "cm"},
+                       {"is_multiple_answer", true}},
+                      {{"language", "en"}});
+  EXPECT_EQ(row.at("messages").at(1), parsed(R"({"role": "user", "content": [
+    {"type": "image", "image": "a.png"}, {"type": "image", "image": "b.png"},
+    {"type": "text", "text": "Context: Let x > 0.\n\nx?"}]})"));
+  EXPECT_EQ(row.at("user_data"), parsed(R"([["ground_truth", "3, 0.5 cm"], ["solution", "a\nb"],
+    ["is_multiple_answer", "true"], ["subject", "maths"], ["unit", "cm"]])"));
+  const Row plain = run("OlympiadBenchProcessor", {{"question", "x?"}, {"subject", "physics"}});
+  EXPECT_EQ(plain.at("messages").at(1), Json(message("user", "x?")));
+  EXPECT_EQ(plain.at("user_data"), parsed(R"([["ground_truth", ""], ["solution", ""],
+    ["is_multiple_answer", "false"], ["subject", "physics"], ["unit", ""]])"));
+  EXPECT_EQ(row_error("OlympiadBenchProcessor", {{"question", "x"}}, {{"language", "de"}}),
+            "data: OlympiadBenchProcessor argument 'language' is 'de', expected 'zh' or 'en'");
+}
+
 TEST(Preprocessor, EmojiDpoMakesTwoTrajectories) {
   const Row row = run("EmojiDPOProcessor", {{"prompt", "p"}, {"yes", "y"}, {"answer_en", "n"}},
                       {{"chosen_key", "yes"}, {"system", "s"}});
@@ -310,11 +361,11 @@ TEST(Preprocessor, ErrorsNameTheFieldTheArgumentAndTheKnownNames) {
             "data: GSM8KProcessor argument 'add_assistant' is 1, expected true or false");
   EXPECT_EQ(row_error("GSM8KProcessor", {}, {{"system", 1}}),
             "data: GSM8KProcessor argument 'system' is 1, expected a string");
-  EXPECT_EQ(
-      row_error("Nope", {}),
-      "data: there is no preprocessor 'Nope'; there are AlpacaProcessor, CompetitionMathProcessor, "
-      "CompetitionMathGRPOProcessor, CountdownProcessor, EmojiDPOProcessor, GSM8KProcessor, "
-      "PreferenceProcessor, PromptCompletionProcessor, SelfCognitionProcessor, ShareGPTProcessor");
+  EXPECT_EQ(row_error("Nope", {}),
+            "data: there is no preprocessor 'Nope'; there are AlpacaProcessor, CLEVRProcessor, "
+            "CompetitionMathProcessor, CompetitionMathGRPOProcessor, CountdownProcessor, "
+            "EmojiDPOProcessor, GSM8KProcessor, OlympiadBenchProcessor, PreferenceProcessor, "
+            "PromptCompletionProcessor, SelfCognitionProcessor, ShareGPTProcessor");
 }
 
 }  // namespace
