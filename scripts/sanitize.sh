@@ -28,7 +28,7 @@ fuzz() {  # every reader for TWINKLE_FUZZ_SECONDS, 600 unless told, as many besi
 
 case "${1:-both}" in asan | both)
   check sanitizers base_test io_test store_test text_test data_test kernels_test cuda_emulation_test nn_test \
-      loss_test optim_test model_test lora_test sampler_test engine_test service_test
+      loss_test metric_test optim_test model_test lora_test sampler_test engine_test service_test
     fuzz
 esac
 case "${1:-both}" in tsan | both)

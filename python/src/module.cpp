@@ -16,6 +16,7 @@ void bind_io(py::module_& m);
 void bind_data(py::module_& m);
 void bind_loss(py::module_& m);
 void bind_optim(py::module_& m);
+void bind_metric(py::module_& m);
 void bind_mesh(py::module_& m);
 void bind_engine(py::module_& m);
 void bind_sync(py::module_& m);
@@ -75,6 +76,7 @@ PYBIND11_MODULE(_core, m) {
   bind_data(m);
   bind_loss(m);
   bind_optim(m);
+  bind_metric(m);
   bind_mesh(m);
   bind_engine(m);
   bind_sync(m);

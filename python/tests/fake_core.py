@@ -15,7 +15,7 @@ from twinkle import _core as real
 from twinkle.errors import ConflictError, InvalidError
 
 # These know no weights: they are the compiled ones.
-Batch, Loop = real.Batch, real.Loop
+Batch, Loop, Metric = real.Batch, real.Loop, real.Metric
 loop_state_in, schedule_names = real.loop_state_in, real.schedule_names
 refuse_misspelt, new_adapter_fields = real.refuse_misspelt, real.new_adapter_fields
 

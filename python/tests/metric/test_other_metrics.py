@@ -1,5 +1,7 @@
 """Metrics of preferences, embeddings, and of sampling and rewarding, against loops."""
 
+import copy
+import inspect
 import statistics
 
 import numpy as np
@@ -7,7 +9,9 @@ import pytest
 import torch
 from loss_batches import batch, drawn_logps, ragged
 
+import twinkle.metric
 from twinkle import InvalidError
+from twinkle.core import core
 from twinkle.metric import (
     Accuracy,
     CompletionRewardMetric,
@@ -184,3 +188,26 @@ def test_metrics_that_a_script_accumulates_itself():
     inputs = {"labels": torch.tensor([[1, 2, -100, -100]])}
     policy.accumulate(inputs, {"logps": logps}, old_logps=[torch.tensor([[-1.0, -1.5]])])
     assert policy.calculate()["train/logp_diff_mean"] == pytest.approx(-0.25)
+
+
+def test_options_are_those_of_the_engine_in_their_order(engine_built):
+    for name, options in core().metric_options().items():
+        parameters = list(inspect.signature(getattr(twinkle.metric, name)).parameters.values())
+        own = {p.name: p.default for p in parameters[2:] if p.kind is not p.VAR_KEYWORD}
+        assert list(own.items()) == [(o["name"], o["default"]) for o in options], name
+    assert EmbeddingMetric(None, None).device_mesh is None
+    assert (DPOMetric(beta=0.3).beta, GRPOMetric(top_k_kl=2).top_k_kl) == (0.3, 2)
+
+
+def test_a_subclass_of_ones_own_is_the_metric_and_a_copy_of_it_begins_anew():
+    class Halved(DPOMetric):
+        def calculate(self):
+            return {name: value / 2 for name, value in super().calculate().items()}
+
+    metric = Halved(beta=0.2)
+    metric.accumulate(batch(), {"logps": NEW})
+    assert metric.calculate()["logps/chosen"] == pytest.approx(np.mean(SUMS[::2]) / 2)
+    other = copy.deepcopy(metric)
+    assert other.calculate() == {} and other.beta == 0.2
+    other.accumulate(batch(), {"logps": NEW})
+    assert other.calculate() == metric.calculate()

@@ -1,13 +1,10 @@
 """Metrics: numbers about training and evaluation. Write your own by subclassing Metric."""
 
-from twinkle.metric.accuracy import Accuracy
 from twinkle.metric.base import Metric
-from twinkle.metric.builtin import LossMetric, TrainMetric
 from twinkle.metric.completion import CompletionRewardMetric
-from twinkle.metric.embedding import EmbeddingMetric
+from twinkle.metric.engine import Accuracy, EmbeddingMetric, LossMetric, RewardMetric, TrainMetric
+from twinkle.metric.labels import DPOMetric, PPOValueMetric
 from twinkle.metric.policy import CISPOMetric, GRPOMetric, GSPOMetric, PPOMetric
-from twinkle.metric.preference import DPOMetric, RewardMetric
-from twinkle.metric.value import PPOValueMetric
 
 __all__ = [
     "Accuracy",

@@ -1,4 +1,4 @@
-"""The base classes of metrics."""
+"""The base class of metrics."""
 
 from twinkle.engine.ranks import ranks_of
 from twinkle.errors import refuse_unknown
@@ -30,9 +30,8 @@ class Metric:
     # "logps", "embeddings", "values" or "logits" of labels; None: check is called whatever the
     # outputs will have
     reads = None
-    sees_all = (
-        False  # set by the model that it is added to: accumulate is given what all ranks have
-    )
+    # Set by the model that it is added to: accumulate is given what all ranks have
+    sees_all = False
     # True: outputs has predictions [B, L] int64, the likeliest next tokens (-1 where the label is
     # ignored), for which every batch goes through the model once more
     needs_predictions = False
@@ -70,37 +69,3 @@ class Metric:
         mesh = current_run().mesh if self.device_mesh is None else self.device_mesh
         of_ranks = ranks_of(mesh).gather(f"{type(self).__name__}'s results", list(local_results))
         return [result for results in of_ranks for result in results]
-
-
-class MeanMetric(Metric):
-    """Base of metrics that are means since the last reset, by name; and grad_norm, of the last
-    step, before clipping, if there was one and reports_norm."""
-
-    reports_norm = False
-
-    def __init__(self, device_mesh=None, process_group=None, **kwargs):
-        super().__init__(device_mesh, process_group, **kwargs)
-        self._grad_norm = None
-        self.reset()
-
-    def _add(self, name, total, count):
-        """Adds numbers to a mean: their sum and how many they are, or a tensor of them and None."""
-        if count is None:
-            total, count = float(total.sum()), total.numel()
-        before, counted = self._sums.get(name, (0, 0))
-        self._sums[name] = before + total, counted + count
-
-    def on_step(self, *, grad_norm=None, **kwargs):
-        """Takes the step's grad_norm."""
-        del kwargs
-        self._grad_norm = grad_norm
-
-    def calculate(self):
-        """{name: mean}; the class says which names there are."""
-        means = {name: total / count for name, (total, count) in self._sums.items() if count}
-        has_norm = self.reports_norm and self._grad_norm is not None
-        return {**means, "grad_norm": self._grad_norm} if has_norm else means
-
-    def reset(self):
-        """Forgets the means."""
-        self._sums = {}

@@ -17,10 +17,7 @@ class CompletionRewardMetric(Metric):
     been given, on each: all call calculate."""
 
     needs_inputs = False
-
-    def __init__(self, device_mesh=None, process_group=None):
-        super().__init__(device_mesh, process_group)
-        self.reset()
+    _given = ()  # pairs of a name and a number
 
     def accumulate(
         self,
@@ -36,34 +33,28 @@ class CompletionRewardMetric(Metric):
         """completion_lengths: tokens of each reply; rewards: {name: the reward of each reply};
         generate_time, weight_sync_time: seconds. A model that this metric is added to gives none of
         them. InvalidError: a script's call has another argument, or passes these by position."""
-        for name, given in (("inputs", inputs), ("outputs", outputs)):
-            if given is not None and not isinstance(given, Mapping):
-                must = "a model's dict, or left out: pass completion_lengths= and rewards= by name"
-                checks.refuse(f"metric: {name} of CompletionRewardMetric", given, must)
-        times = {"generate": generate_time, "move_model_to_sampler": weight_sync_time}
+        must = "a model's dict, or left out: pass completion_lengths= and rewards= by name"
+        for name, one in (("inputs", inputs), ("outputs", outputs)):
+            checks.instance(f"metric: {name} of CompletionRewardMetric", one, Mapping | None, must)
         if outputs is None:
             known = ("completion_lengths", "generate_time", "rewards", "weight_sync_time")
             refuse_unknown("metric: CompletionRewardMetric", kwargs, known)
-        for name, values in (rewards or {}).items():
-            self._given[f"train/{name}_reward"] += map(float, values)
-        if completion_lengths is not None:
-            self._given["train/completion_length"] += map(float, completion_lengths)
-        for name, seconds in times.items():
-            if seconds is not None:
-                self._given[f"profiling/Time taken: {name}"].append(float(seconds))
+        given = {f"train/{name}_reward": values for name, values in (rewards or {}).items()}
+        given["train/completion_length"] = completion_lengths
+        times = {"generate": generate_time, "move_model_to_sampler": weight_sync_time}
+        given |= {f"profiling/Time taken: {n}": t if t is None else [t] for n, t in times.items()}
+        there = {name: values for name, values in given.items() if values is not None}
+        self._given += tuple((n, float(value)) for n, values in there.items() for value in values)
 
     def calculate(self):
-        all_given = defaultdict(list)
-        for of_rank in self.gather_results([dict(self._given)]):
-            for name, values in of_rank.items():
-                all_given[name] += values
-        out = {}
-        for name, values in all_given.items():
-            if values:
-                out[name] = statistics.fmean(values)
-            if values and name.endswith("_reward"):
+        out, of_names = {}, defaultdict(list)
+        for name, value in self.gather_results(self._given):
+            of_names[name].append(value)
+        for name, values in of_names.items():
+            out[name] = statistics.fmean(values)
+            if name.endswith("_reward"):
                 out[f"{name}_std"] = statistics.stdev(values) if len(values) > 1 else 0.0
         return out
 
     def reset(self):
-        self._given = defaultdict(list)
+        self._given = ()
