@@ -1,6 +1,5 @@
 """DeviceMesh: named axes over ranks, and the arithmetic on them. Only groups need torch."""
 
-import itertools
 import math
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -8,11 +7,10 @@ from datetime import timedelta
 import numpy as np
 
 from twinkle import checks
-from twinkle.errors import InvalidError, NotAvailableError, require
+from twinkle.errors import NotAvailableError, require
 from twinkle.platform import Platform, timeout_seconds
 
-_AXES = ("fsdp", "pp", "dp", "cp", "tp")  # in the order of from_sizes, outermost first
-_ALLOWED = ("dp", "fsdp", "tp", "pp", "cp", "ep", "ep_fsdp")
+_AXES = ("dp", "fsdp", "tp", "pp", "cp", "ep", "ep_fsdp")
 _OVER = ("ep", "etp", "ep_fsdp", "vpp", "ulysses")  # sizes that lie over axes
 
 
@@ -21,6 +19,15 @@ def bounds(length, piece, pieces):
     each, more = divmod(length, pieces)
     start = piece * each + min(piece, more)
     return start, start + each + (piece < more)
+
+
+def ranks_in(what, given):
+    """A list of the ranks that something has. InvalidError: one that is no integer of at least 0,
+    or is there twice, or none."""
+    ranks = [checks.integer(f"{what}: a rank", rank, least=0) for rank in given]
+    told = f"{what}: ranks are {checks.short(ranks)}"
+    require(0 < len(ranks) == len(set(ranks)), told, ", there must be one at least, and each once")
+    return ranks
 
 
 @dataclass
@@ -52,35 +59,22 @@ class DeviceMesh:
             self.mesh = np.asarray(self.mesh)
         except ValueError:
             checks.refuse("mesh: mesh", self.mesh, "an array of ranks, with rows of one length")
-        self.mesh_dim_names = tuple(self.mesh_dim_names or ())
-        names, kind = self.mesh_dim_names, self.mesh.dtype
-        require(np.issubdtype(kind, np.integer), "mesh: ranks must be integers, they are ", kind)
-        ranks = self.mesh.flatten().tolist()
-        told, least = f"ranks are {checks.short(ranks)}", min(ranks, default=0)
-        unknown = [name for name in names if name not in _ALLOWED]
-        for right, text in (
-            (self.mesh.ndim == len(names), f"{self.mesh.ndim} dimensions have {len(names)} names "
-             f"{names}, there must be one each"),
-            (not unknown, f"axis {next(iter(unknown), None)!r} is unknown, it must be one of "
-             + ", ".join(_ALLOWED)),
-            (len(set(names)) == len(names), f"axes {names} must differ"),
-            (0 < len(ranks) == len(set(ranks)),
-             f"{told}, there must be one at least, and each once"),
-            (least >= 0, f"{told}, but {least} is none: ranks count from 0"),
-        ):  # fmt: skip
-            require(right, "mesh: ", text)
-        self._check_overlays()
+        names = self.mesh_dim_names = tuple(self.mesh_dim_names or ())
+        ndim = self.mesh.ndim
+        one_each = f"{ndim} dimensions have {len(names)} names {names}, there must be one each"
+        require(ndim == len(names), "mesh: ", one_each)
+        for name in names:
+            checks.one_of("mesh: an axis", name, _AXES)
+        require(len(set(names)) == ndim, f"mesh: axes {names} must differ")
+        ranks = ranks_in("mesh", self.mesh.flatten().tolist())
+        for name in (f"{axis}_size" for axis in _OVER):
+            size = checks.integer(f"mesh: {name}", getattr(self, name), least=1, none=True)
+            setattr(self, name, size)
+        for name, total in (("ep_size", len(ranks)), ("ulysses_size", self._data_ranks())):
+            size = getattr(self, name) or 1
+            require(total % size == 0, f"mesh: {name} {size} does not divide {total} ranks")
         if self.device_type is not None:
             self.device_type = Platform.of(self.device_type).device_prefix()
-
-    def _check_overlays(self):
-        for name in (f"{axis}_size" for axis in _OVER):
-            value = getattr(self, name)
-            if value is not None:
-                setattr(self, name, checks.integer(f"mesh: {name}", value, least=1))
-        for name, total in (("ep_size", self.world_size), ("ulysses_size", self._data_ranks())):
-            value = getattr(self, name) or 1
-            require(total % value == 0, f"mesh: {name} {value} does not divide {total} ranks")
 
     @classmethod
     def from_sizes(
@@ -106,21 +100,18 @@ class DeviceMesh:
         not, a size is no integer of at least 1, an unknown device_type, or as the class.
         """
         sizes = {"fsdp": fsdp_size, "pp": pp_size, "dp": dp_size, "cp": cp_size, "tp": tp_size}
-        sizes = {
-            axis: checks.integer(f"mesh: {axis}_size", size, least=1)
-            for axis, size in sizes.items()
-            if size is not None
-        }
+        sizes = {axis: size for axis, size in sizes.items() if size is not None}
+        for name, size in {"world": world_size, "ep": ep_size or 1, **sizes}.items():
+            checks.integer(f"mesh: {name}_size", size, least=1)
         product = math.prod(sizes.values())
         require(
-            checks.integer("mesh: world_size", world_size, least=1) in (1, product),
+            world_size in (1, product),
             f"mesh: world_size is {world_size}, but its sizes make {product} ("
             + " * ".join(f"{axis}_size {size}" for axis, size in sizes.items())
             + "): their product must be world_size, which may be left out",
         )
-        experts = checks.integer("mesh: ep_size", ep_size, least=1, none=True) or 1
-        if experts > 1 and ep_fsdp_size is None:
-            ep_fsdp_size = max(product // experts, 1)
+        if (ep_size or 1) > 1 and ep_fsdp_size is None:
+            ep_fsdp_size = max(product // ep_size, 1)
         grid = np.arange(product).reshape(tuple(sizes.values()))
         over = ep_size, etp_size, ep_fsdp_size, vpp_size, ulysses_size
         return cls(grid, tuple(sizes), *over, sequence_parallel, device_type or None)
@@ -143,19 +134,14 @@ class DeviceMesh:
 
     def get_dim_size(self, name):
         """Ranks along the axis. InvalidError: no such axis."""
-        require(
-            self.has_dim(name),
-            f"mesh: there is no axis {name!r}; there are {', '.join(self.mesh_dim_names)}",
-        )
+        there = ", ".join(self.mesh_dim_names)
+        require(self.has_dim(name), f"mesh: there is no axis {name!r}; there are {there}")
         return self.sizes[name]
 
-    def _coordinates(self, rank=None):
+    def _place(self, rank=None):
         """{axis: index} of a global rank (default: this process); None when the mesh lacks it."""
-        rank = Platform.get_rank() if rank is None else rank
-        where = np.argwhere(self.mesh == rank)
-        if len(where) == 0:
-            return None
-        return dict(zip(self.mesh_dim_names, map(int, where[0]), strict=True))
+        where = np.argwhere(self.mesh == (Platform.get_rank() if rank is None else rank)).tolist()
+        return dict(zip(self.mesh_dim_names, where[0], strict=True)) if where else None
 
     @property
     def world_size(self):
@@ -184,10 +170,10 @@ class DeviceMesh:
 
     def get_data_rank_from_global_rank(self, rank):
         """data_rank of any global rank; None when the mesh lacks it."""
-        coordinates = self._coordinates(rank)
-        if coordinates is None:
+        place = self._place(rank)
+        if place is None:
             return None
-        index = coordinates.get("dp", 0) * self.sizes.get("fsdp", 1) + coordinates.get("fsdp", 0)
+        index = place.get("dp", 0) * self.sizes.get("fsdp", 1) + place.get("fsdp", 0)
         return index // (self.ulysses_size or 1)
 
     def get_slice(self, total_length, rank=None):
@@ -199,31 +185,29 @@ class DeviceMesh:
         """
         rank = self.data_rank if rank is None else rank
         size, count = self.data_world_size, checks.integer("mesh: total_length", total_length, 0)
-        require(
-            rank is not None and 0 <= rank < size,
-            f"mesh: data rank is {rank}, it must be from 0 to {size - 1}",
-        )
+        checks.integer("mesh: data rank", rank, 0, size - 1)
         return slice(*bounds(count, rank, size))
 
     def get_collect_ranks(self):
         """One global rank per data rank, of the last pipeline stage: who returns results."""
-        found = {}
-        for rank in self.get_pp_last_ranks():
-            found.setdefault(self.get_data_rank_from_global_rank(rank), rank)
+        last = reversed(self.get_pp_last_ranks())  # the lowest of those that share one counts
+        found = {self.get_data_rank_from_global_rank(rank): rank for rank in last}
         return [found[key] for key in sorted(found)]
 
     # ---- tensor and pipeline parallelism
 
     def _ranks_at(self, name, index):
-        if not self.has_dim(name):
-            return sorted(map(int, self.mesh.flat))
-        axis = self.mesh_dim_names.index(name)
-        return sorted(map(int, np.take(self.mesh, index, axis=axis).flat))
+        axis = self.mesh_dim_names.index(name) if self.has_dim(name) else None
+        ranks = self.mesh if axis is None else np.take(self.mesh, index, axis=axis)
+        return sorted(ranks.flatten().tolist())
 
     def get_tp_ranks(self):
         """The global ranks that share this process's tensor-parallel group. InvalidError: the mesh
         lacks this process."""
-        return self._group_of(("tp",), Platform.get_rank())
+        rank = Platform.get_rank()
+        found = [ranks for ranks in self._groups_over(("tp",)) if rank in ranks]
+        require(found, f"mesh: rank {rank} is not in the mesh of {self.world_size} ranks")
+        return found[0]
 
     def get_tp_last_ranks(self):
         """Sorted global ranks that are last along tp; all of them where there is no such axis."""
@@ -243,13 +227,12 @@ class DeviceMesh:
 
     def get_pp_stage_ranks(self, stage):
         """Sorted global ranks of a pipeline stage, from 0 on. InvalidError: no such stage."""
-        stages = self.sizes.get("pp", 1)
-        require(0 <= stage < stages, f"mesh: stage is {stage}, it must be from 0 to {stages - 1}")
+        checks.integer("mesh: stage", stage, 0, self.sizes.get("pp", 1) - 1)
         return self._ranks_at("pp", stage)
 
     def get_pp_first_ranks(self):
         """Sorted global ranks of the first pipeline stage."""
-        return self.get_pp_stage_ranks(0)
+        return self._ranks_at("pp", 0)
 
     def get_pp_last_ranks(self):
         """Sorted global ranks of the last pipeline stage."""
@@ -258,18 +241,11 @@ class DeviceMesh:
     # ---- torch.distributed
 
     def _groups_over(self, dims):
-        """Every group of ranks that differ only in their places along `dims`."""
+        """Every group of ranks that differ only in their places along `dims`, each sorted."""
         axes = [i for i, name in enumerate(self.mesh_dim_names) if name in dims]
-        others = [range(n) for i, n in enumerate(self.mesh.shape) if i not in axes]
-        moved = np.moveaxis(self.mesh, axes, range(self.mesh.ndim - len(axes), self.mesh.ndim))
-        places = itertools.product(*others)
-        return [sorted(map(int, np.asarray(moved[place]).flat)) for place in places]
-
-    def _group_of(self, dims, rank):
-        for ranks in self._groups_over(dims):
-            if rank in ranks:
-                return ranks
-        raise InvalidError(f"mesh: rank {rank} is not in the mesh of {self.world_size} ranks")
+        ends = range(self.mesh.ndim - len(axes), self.mesh.ndim)
+        size = math.prod(self.mesh.shape[i] for i in axes)
+        return np.sort(np.moveaxis(self.mesh, axes, ends).reshape(-1, size)).tolist()
 
     def create_process_group(self, dims):
         """A torch process group over the product of the named axes, whose calls wait for
@@ -285,12 +261,9 @@ class DeviceMesh:
             "mesh: torch.distributed is not initialised, call init_process_group first",
         )
         timeout = timedelta(seconds=timeout_seconds())
-        mine = None
-        for ranks in self._groups_over(dims):  # every rank takes part in making every group
-            group = dist.new_group(ranks, timeout=timeout)
-            if Platform.get_rank() in ranks:
-                mine = group
-        return mine
+        # Every rank takes part in making every group.
+        made = {tuple(r): dist.new_group(r, timeout=timeout) for r in self._groups_over(dims)}
+        return next((group for ranks, group in made.items() if Platform.get_rank() in ranks), None)
 
     def get_dim_group(self, dims):
         """create_process_group, once per set of axes. InvalidError: as there."""
@@ -306,14 +279,14 @@ class DeviceMesh:
 
         forced = (Platform.forced() or "").partition(":")[0]  # torch takes no number here
         kind = forced or self.device_type or Platform.device_prefix()
-        return TorchDeviceMesh(
-            kind, torch.from_numpy(self.mesh), mesh_dim_names=self.mesh_dim_names
-        )
+        ranks = torch.from_numpy(self.mesh)
+        return TorchDeviceMesh(kind, ranks, mesh_dim_names=self.mesh_dim_names)
 
 
 def check_axes(mesh, what):
-    """Refuses axes that no engine has. NotAvailableError: another axis than dp and fsdp of more
-    than one rank, or one that lies over others."""
+    """Refuses a mesh that no engine runs on. InvalidError: no DeviceMesh; NotAvailableError:
+    another axis than dp and fsdp of more than one rank, or one that lies over others."""
+    checks.instance(f"infra: {what}", mesh, DeviceMesh, "a DeviceMesh")
     over = {axis: getattr(mesh, f"{axis}_size") for axis in _OVER}
     for axis, size in [*mesh.sizes.items(), *over.items()]:
         if axis not in ("dp", "fsdp") and (size or 1) > 1:
@@ -323,26 +296,18 @@ def check_axes(mesh, what):
             )
 
 
-def _rank_along(axis):
-    """A property of DeviceMesh."""
-    return property(
-        lambda self: (self._coordinates() or {}).get(axis),
-        doc=f"This process's place along {axis}, from 0; None: no such axis, or not in the mesh.",
-    )
-
-
-def _size_along(axis, doc):
-    """A property of DeviceMesh."""
-    size = f"{axis}_size"
-    return property(lambda self: self.sizes.get(axis, getattr(self, size, None)), doc=doc)
+def _add_properties(axis, doc):
+    """Of this process's place and of the ranks along an axis."""
+    place = f"This process's place along {axis}, from 0; None: no such axis, or not in the mesh."
+    of_place, size = (lambda mesh: (mesh._place() or {}).get(axis)), f"{axis}_size"
+    of_size = property(lambda mesh: mesh.sizes.get(axis, getattr(mesh, size, None)), doc=doc)
+    setattr(DeviceMesh, f"{axis}_rank", property(of_place, doc=place))
+    setattr(DeviceMesh, f"{axis}_world_size", of_size)
 
 
 for _axis in ("dp", "fsdp", "tp", "pp", "cp"):
-    _doc = f"Ranks along {_axis}; None where there is no such axis."
-    setattr(DeviceMesh, f"{_axis}_rank", _rank_along(_axis))
-    setattr(DeviceMesh, f"{_axis}_world_size", _size_along(_axis, _doc))
-DeviceMesh.ep_rank = _rank_along("ep")
-DeviceMesh.ep_world_size = _size_along(
-    "ep", "Ranks along ep; ep_size, which may be None, where there is no such axis."
+    _add_properties(_axis, f"Ranks along {_axis}; None where there is no such axis.")
+_add_properties("ep", "Ranks along ep; ep_size, which may be None, where there is no such axis.")
+DeviceMesh.etp_world_size = property(
+    lambda mesh: mesh.etp_size, doc="etp_size: ranks that share an expert."
 )
-DeviceMesh.etp_world_size = _size_along("etp", "etp_size: ranks that share an expert.")

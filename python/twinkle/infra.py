@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from twinkle import checks
-from twinkle.device_mesh import DeviceMesh, check_axes
+from twinkle.device_mesh import DeviceMesh, check_axes, ranks_in
 from twinkle.engine.ranks import ranks_of
 from twinkle.errors import NotAvailableError, require
 from twinkle.logger import get_logger
@@ -42,10 +42,7 @@ class DeviceGroup:
         kind = GPU if self.device_type is None else Platform.of(self.device_type)
         group = f"group {self.name}"
         if isinstance(self.ranks, (list, tuple, range, set)):
-            what = f"infra: a rank of {group}"
-            ranks = self.ranks = [checks.integer(what, rank, 0) for rank in self.ranks]
-            differ = 0 < len(ranks) == len(set(ranks))
-            require(differ, f"infra: {group} has ranks {ranks}, they must differ")
+            self.ranks = ranks_in(f"infra: {group}", self.ranks)
             must = "its ranks must be a number, not a list"
             require(kind is not CPU, f"infra: {group} is on CPUs, so {must}")
         else:

@@ -35,7 +35,7 @@ def test_a_device_that_no_engine_runs_on(told):
             "one process per rank with torchrun --nproc_per_node=1, or make a mesh of 2, as "
             "with dp_size=2",
         ),
-        ("below 0", "ranks are [-1, 0], but -1 is none: ranks count from 0"),
+        ("below 0", "a rank is -1, it must be an integer of at least 0"),
         (
             "nothing to shard",
             "sharding_strategy is 'FULL_SHARD', but device_mesh has no ranks along fsdp",
@@ -46,7 +46,7 @@ def test_a_device_that_no_engine_runs_on(told):
             "remote_group",
             "remote_group of TransformersModel is 'other', it must be a group of initialize: mine",
         ),
-        ("unknown axis", "axis 'rows' is unknown, it must be one of dp, fsdp"),
+        ("unknown axis", "an axis is 'rows', it must be 'dp', 'fsdp', "),
         ("double axis", "axes ('dp', 'dp') must differ"),
         ("batch_size", "batch_size is 3"),
         ("not in it", "device_mesh does not hold this process's rank"),
