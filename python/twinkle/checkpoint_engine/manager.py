@@ -36,8 +36,8 @@ class CheckpointEngineManager:
         self._ends = None  # how weights get there, once it is known
         # No bound method of its own is kept: the model would end with the collector of garbage.
         self._there = None  # a manager in the workers that have both
-        self._in_workers = _is_remote(model)
-        if self._in_workers is not _is_remote(sampler):
+        self._in_workers = type(model) is Proxy
+        if self._in_workers is not (type(sampler) is Proxy):
             what, each = ("sampler", sampler) if self._in_workers else ("model", model)
             must = "in the workers of a group, as the other is"
             checks.refuse(f"checkpoint_engine: {what}", each, must)
@@ -98,7 +98,3 @@ class CheckpointEngineManager:
             lambda: sampler.init_checkpoint_process_group(rank=senders, **options),
         )
         self._ends = model.met_for = sampler.met_for = object()
-
-
-def _is_remote(one):
-    return type(one) is Proxy
