@@ -14,8 +14,10 @@ from twinkle.errors import NotAvailableError, require
 from twinkle.logger import get_logger
 from twinkle.notifier import Notifier
 from twinkle.notifier.base import FatalHook
-from twinkle.platform import CPU, GPU, Platform
+from twinkle.platform import CPU, GPU, Platform, timeout_seconds
 from twinkle.remote.cluster import Cluster, check_groups
+from twinkle.remote.stopped import end_when_stopped
+from twinkle.remote.worker import go_to
 from twinkle.seeding import seed_everything
 from twinkle.service import Service
 
@@ -97,10 +99,11 @@ class _Run:
             if part is not None:
                 getattr(part, ending)()
 
-    def made_in_workers(self, cls, remote_group, args, kwargs):
-        """A Proxy of an object that is made in the workers of a group, in mode 'ray'."""
+    def made_in_workers(self, cls, remote_group, mesh, share):
+        """A Proxy of an object that is made in the workers of a group, in mode 'ray'. share: as of
+        Cluster.make."""
         group = group_of(remote_group, f"a {cls.__name__}")
-        proxy = self.cluster.make(cls, group, args, kwargs)
+        proxy = self.cluster.make(cls, group, mesh, share)
         self.objects.append(Placed(cls.__name__, proxy.device_mesh, None, group.name))
         return proxy
 
@@ -132,8 +135,7 @@ def check_world(mesh, what):
 
 def check_mesh(mesh, what):
     """check_world, of what runs an engine. NotAvailableError: as check_axes."""
-    if isinstance(mesh, DeviceMesh):
-        check_axes(mesh, what)  # no number of processes would do for others
+    check_axes(mesh, what)  # no number of processes would do for others
     check_world(mesh, what)
 
 
@@ -193,12 +195,15 @@ def initialize(
     ranks = sum(group.num_ranks for group in groups)  # one rank in all is this process
     workers = mode == "ray" and (ranks > 1 or bool(os.environ.get("RAY_ADDRESS")))
     if mode == "http":
-        _check_one_process(mesh)
+        _check_one_process(mesh, groups)
     if workers:
         check_groups(groups, mesh)
     elif mesh is not None:
         check_mesh(mesh, "global_device_mesh")
-    _meet(mode, mesh)
+    if mode == "local" and mesh is not None and os.environ.get("TWINKLE_MODE") != "ray":
+        # From here on each rank hears of another's end, also of one that comes before its first
+        # model. (Ray tells of a worker's end by itself.)
+        ranks_of(mesh)
     hook = _hook(notifier, name)
     _run.end()
     _run = _Run(mode, seed, full_determinism, groups, mesh, name, hook, lazy_collect)
@@ -206,11 +211,16 @@ def initialize(
         os.environ["TWINKLE_NAME"] = name
     os.environ.setdefault("TWINKLE_SESSION_ID", str(os.getpid()))
     seed_everything(seed, full_determinism)
-    if workers:
-        _start_workers(max(nproc_per_node, ncpu_proc_per_node), **options)
+    try:
+        if workers:
+            per_node = max(nproc_per_node, ncpu_proc_per_node)
+            _run.cluster = Cluster(begin_worker, _run, per_node, **options)
+    except BaseException:  # nothing that is for workers may be made in this process
+        _run.end()
+        _run = _Run()
+        raise
     if mode != "http":
         return None
-    _warn_of_ranks(groups)
     _run.service = Service(options)
     return _run.service.url
 
@@ -246,8 +256,9 @@ def _checked_groups(groups):
     return groups
 
 
-def _check_one_process(mesh):
-    """Refuses what asks for several services, or for one of several ranks."""
+def _check_one_process(mesh, groups):
+    """Refuses what asks for several services, or for one of several ranks; warns of groups whose
+    ranks mode 'http' has no use for."""
     world, only = Platform.get_world_size(), "runs on one process in this version"
     if world > 1:
         raise NotAvailableError(
@@ -259,40 +270,22 @@ def _check_one_process(mesh):
             f"infra: global_device_mesh has {mesh.world_size} ranks, but the service of mode "
             f"'http' {only}: leave it out"
         )
-
-
-def _warn_of_ranks(groups):
-    """The groups whose ranks mode 'http' has no use for."""
     several = [f"{g.name} ({g.num_ranks} ranks)" for g in groups if g.num_ranks > 1]
     if several:
         get_logger().warning(
-            "infra: the service runs on one process in this version, so groups "
-            f"{', '.join(several)} of mode 'http' have one rank there: leave groups out, or give "
-            "them ranks=1"
+            f"infra: the service {only}, so groups {', '.join(several)} of mode 'http' have one "
+            "rank there: leave groups out, or give them ranks=1"
         )
 
 
-def _meet(mode, mesh):
-    """The ranks of torchrun meet at once: from then on each hears of another's end, also of one
-    that comes before its first model. (Ray tells of a worker's end by itself.)"""
-    if mode == "local" and mesh is not None and os.environ.get("TWINKLE_MODE") != "ray":
-        ranks_of(mesh)
-
-
-def _start_workers(per_node, placement_seconds=30):
-    global _run  # noqa: PLW0603
-    try:
-        _run.cluster = Cluster(begin_worker, _run, per_node, placement_seconds)
-    except BaseException:  # nothing that is for workers may be made in this process
-        _run.end()
-        _run = _Run()
-        raise
-
-
-def begin_worker(group, settings):
-    """Makes this process a worker of a group: initialize with these settings."""
-    initialize(mode="local", **settings)
-    _run.worker_of = group
+def begin_worker(environment, folder, settings):
+    """Makes this process a worker of a group: sets its environment, and initialize with these
+    settings. folder: the driver's, to which relative paths belong, where this machine has it."""
+    os.environ.update(environment)
+    go_to(folder, environment["WORKER_NAME"])
+    initialize(**settings)
+    _run.worker_of = environment["CLUSTER_NAME"]
+    end_when_stopped(timeout_seconds())
 
 
 def _hook(notifier, name):

@@ -86,7 +86,7 @@ def test_groups_that_cannot_be_are_refused_before_a_cluster_is_looked_for(monkey
 
 def test_the_seconds_that_nobody_has_given(monkeypatch):
     monkeypatch.delenv("TWINKLE_DIST_TIMEOUT_SECONDS", raising=False)
-    given = inspect.signature(twinkle.infra._start_workers).parameters
+    given = inspect.signature(Cluster).parameters
     assert given["placement_seconds"].default == 30
     assert timeout_seconds() == 60
 

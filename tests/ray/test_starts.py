@@ -7,10 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from remote.things import SilentWorker, Thing, UnevenWorker
+from remote.things import Thing, begin_unevenly, never_answered
 
-from twinkle import DeviceGroup, InternalError
-from twinkle.remote.cluster import _START_SECONDS, Cluster
+from twinkle import InternalError
+from twinkle.errors import ConflictError
+from twinkle.remote.cluster import _START_SECONDS, _begun
+from twinkle.remote.group import Pending
+from twinkle.remote.messages import Outcome
 
 JOIN = """
 import twinkle
@@ -58,7 +61,7 @@ def test_each_group_is_a_placement_group_with_a_place_for_each_rank(driver):
 
 
 def test_a_worker_that_does_not_start_is_named_after_a_limit(driver, monkeypatch):
-    monkeypatch.setattr("twinkle.remote.cluster.Worker", SilentWorker)
+    monkeypatch.setattr("twinkle.remote.cluster.address", never_answered)
     monkeypatch.setattr("twinkle.remote.cluster._START_SECONDS", 1)
     monkeypatch.setattr("twinkle.remote.cluster.timeout_seconds", lambda: 0.1)
     monkeypatch.setenv("TWINKLE_CPU_PG_CPUS_PER_PROC", "3")
@@ -75,30 +78,40 @@ def test_a_worker_that_does_not_start_is_named_after_a_limit(driver, monkeypatch
 
 
 def test_a_worker_that_cannot_begin_is_told_while_another_waits_for_it(driver, monkeypatch):
-    monkeypatch.setattr("twinkle.remote.cluster.Worker", UnevenWorker)
+    monkeypatch.setattr("twinkle.infra.begin_worker", begin_unevenly)
     began = time.monotonic()
-    told = r"^infra: rank 1 of group two has not started: thing: it cannot begin$"
-    with pytest.raises(InternalError, match=told), driver(two=2):
+    told = r"^thing: it cannot begin \(rank 1 of group two, in the call of initialize\(\) in each "
+    with pytest.raises(ConflictError, match=told), driver(two=2):
         pass
     assert time.monotonic() - began < 300
 
 
 def test_all_ranks_that_have_not_begun_are_named(monkeypatch):
     """After ten minutes unless ten timeouts are more."""
-    waited = []
+    now, waited = [0.0], []
 
-    def wait(refs, timeout):
+    def wait(refs, num_returns, timeout):
+        if len(refs) == 3:
+            return [refs[1]], [refs[0], refs[2]]
         waited.append(timeout)
-        return ([refs[1]], [refs[0], refs[2]]) if len(refs) == 3 else ([], refs)
+        now[0] += timeout
+        return [], refs
 
-    starting = object.__new__(Cluster)
-    starting._ray = SimpleNamespace(wait=wait, get=lambda ref: f"of {ref}", exceptions=None)
+    def send(what, *_):
+        pending = Pending(workers, what)
+        pending.refs, pending.kept = dict(enumerate("abc")), dict(enumerate("xyz"))
+        return pending
+
+    workers = SimpleNamespace(name="three", send=send, check_run=lambda what: None)
+    monkeypatch.setattr("ray.wait", wait)
+    monkeypatch.setattr("ray.get", lambda ref: Outcome())
+    monkeypatch.setattr("twinkle.remote.group.time", SimpleNamespace(monotonic=lambda: now[0]))
     for seconds, limit in (("5", _START_SECONDS), ("100", 1000)):
         monkeypatch.setenv("TWINKLE_DIST_TIMEOUT_SECONDS", seconds)
         text = (
             rf"ranks \[0, 2\] of group three have not started: a start has not ended in {limit} s"
         )
         with pytest.raises(InternalError, match=text):
-            starting._answers(DeviceGroup("three", 3, "cpu"), ["a", "b", "c"], "a start")
-        assert waited[-1] == pytest.approx(limit, abs=5)
+            _begun(workers, "a start", None, [])
+        assert waited[-1] == limit
     assert _START_SECONDS == 600

@@ -12,7 +12,6 @@ import torch
 from twinkle import DeviceMesh, InvalidError, Platform, remote_class, remote_function
 from twinkle.errors import ConflictError
 from twinkle.remote.rows import first_row
-from twinkle.remote.worker import Worker
 
 
 def everybody_backwards(count, index, args, kwargs, device_mesh=None):
@@ -277,17 +276,13 @@ class OfTheFirst:
         return self.rank
 
 
-class SilentWorker(Worker):
-    """Its process never answers."""
-
-    def address(self):
-        time.sleep(600)
+def never_answered():
+    """For worker.address."""
+    time.sleep(600)
 
 
-class UnevenWorker(Worker):
-    """Two ranks: the second cannot begin, and the first waits."""
-
-    def begin(self, environment, *rest):
-        if environment["RANK"] == "1":
-            raise ConflictError("thing: it cannot begin")
-        time.sleep(600)
+def begin_unevenly(environment, *rest):
+    """For infra.begin_worker of two ranks: the second cannot begin, and the first waits."""
+    if environment["RANK"] == "1":
+        raise ConflictError("thing: it cannot begin")
+    time.sleep(600)

@@ -1,11 +1,9 @@
 """Cluster: the Ray cluster of this run, the placement group and the workers of each DeviceGroup."""
 
 import atexit
-import inspect
 import os
 import secrets
 import socket
-import time
 from pathlib import Path
 
 from twinkle import checks
@@ -13,10 +11,11 @@ from twinkle.device_mesh import DeviceMesh, check_axes
 from twinkle.errors import InternalError, InvalidError, NotAvailableError, require
 from twinkle.logger import get_logger
 from twinkle.platform import Platform, environment_number, timeout_seconds
-from twinkle.remote.gone import why_gone
+from twinkle.remote.dispatch import Share
 from twinkle.remote.group import WorkerGroup
+from twinkle.remote.lazy import LazyResult
 from twinkle.remote.proxy import Proxy
-from twinkle.remote.worker import Worker
+from twinkle.remote.worker import Worker, address
 
 VERSION = "2.60"
 # For nodes without RAY_AUTH_MODE; Ray's own text there asks for a token.
@@ -55,38 +54,37 @@ def check_groups(groups, mesh):
     for group in groups:
         _needs(group)
     if mesh is not None:
-        checks.instance("infra: global_device_mesh", mesh, DeviceMesh, "a DeviceMesh")
+        check_axes(mesh, "global_device_mesh")
         sizes = ", ".join(f"{group.name} has {group.num_ranks}" for group in groups)
         require(
             mesh.world_size in [group.num_ranks for group in groups],
             f"infra: global_device_mesh has {mesh.world_size} ranks, but no group has: {sizes}: "
             "make it of as many as the group whose objects it is for",
         )
-        check_axes(mesh, "global_device_mesh")
     ray_package()
 
 
 class Cluster:
     """Starts or joins a Ray cluster and starts the workers of all groups in it.
 
-    begin_worker: a function of a group's name and the settings below, called in each worker. run:
-    seed, full_determinism, groups, name and mesh of initialize(). per_node: most CPUs that a
-    cluster which is started here has. seconds: how long it may take to give a group its place.
-    InvalidError: the cluster has no place for a group; NotAvailableError: no such cluster, or no
-    package ray.
+    begin_worker: a function of a worker's environment, the driver's folder and the settings below,
+    called in each worker. run: seed, full_determinism, groups, name and mesh of initialize().
+    per_node: most CPUs that a cluster which is started here has. placement_seconds: how long it may
+    take to give a group its place. InvalidError: the cluster has no place for a group;
+    NotAvailableError: no such cluster, or no package ray; InternalError: a worker is gone, or has
+    not started in time; and what begin_worker raises there.
     """
 
-    def __init__(self, begin_worker, run, per_node, seconds):
+    def __init__(self, begin_worker, run, per_node, placement_seconds=30):
         self.groups, self._placed, self._run = {}, [], run
-        self._begin_worker = begin_worker
         self._ray, self._variables = ray_package(), ()
         self._connect(per_node)
         atexit.register(self.stop)
         try:
             for group in run.groups:
-                self._placed.append(_placed(self._ray, group, seconds))
+                self._placed.append(_placed(self._ray, group, placement_seconds))
             for group, place in zip(run.groups, self._placed, strict=True):
-                self.groups[group.name] = self._started(group, place)
+                self.groups[group.name] = self._started(group, place, begin_worker)
         except BaseException:
             self.stop()
             raise
@@ -143,48 +141,25 @@ class Cluster:
         for name in self._variables:
             os.environ.pop(name, None)
 
-    def _started(self, group, place):
+    def _started(self, group, place, begin_worker):
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as At
 
         cpus, gpus = _needs(group)
         options = self._ray.remote(Worker).options
+        ranks = range(group.num_ranks)
         actors = [
             options(num_cpus=cpus, num_gpus=gpus, scheduling_strategy=At(place, rank)).remote()
-            for rank in range(group.num_ranks)
+            for rank in ranks
         ]
+        workers = WorkerGroup(group.name, actors)
         names = "seed", "full_determinism", "groups", "name"
         settings = {name: getattr(self._run, name) for name in names}
         settings["global_device_mesh"] = self.mesh_of(group)
-        (address,) = self._answers(group, [actors[0].address.remote()], "the start of a process")
-        same = str(Path.cwd()), settings, self._begin_worker
-        variables = [_environment(group, rank, address) for rank in range(group.num_ranks)]
-        begun = [a.begin.remote(own, *same) for a, own in zip(actors, variables, strict=True)]
-        self._answers(group, begun, "the start of a process, and initialize() in it,")
-        return WorkerGroup(group.name, actors)
-
-    def _answers(self, group, refs, what):
-        """The answers of workers that start, in the order of ranks. what: that they are asked for.
-        InternalError: one cannot, or has not answered in _START_SECONDS, or ten timeouts where
-        these are more."""
-        errors, seconds = self._ray.exceptions, max(_START_SECONDS, 10 * timeout_seconds())
-        end, left, answers = time.monotonic() + seconds, list(refs), {}
-        while left:  # as they come: others may wait for one that has failed
-            ready, left = self._ray.wait(left, timeout=max(0.0, end - time.monotonic()))
-            if not ready:
-                late = f"ranks {[refs.index(ref) for ref in left]} of group {group.name}"
-                raise InternalError(
-                    f"infra: {late} have not started: {what} has not ended in {seconds:g} s: look "
-                    "at the logs of their workers below /tmp/ray/session_latest/logs, or, on slow "
-                    "nodes, set TWINKLE_DIST_TIMEOUT_SECONDS to a tenth of what they need"
-                )
-            try:
-                answers[ready[0]] = self._ray.get(ready[0])
-            except errors.RayError as error:
-                is_its = isinstance(error, errors.RayTaskError)
-                why = error.cause if is_its else f"it {why_gone(error)}"
-                who = f"rank {refs.index(ready[0])} of group {group.name}"
-                raise InternalError(f"infra: {who} has not started: {why}") from error
-        return [answers[ref] for ref in refs]
+        of_first = _begun(workers, "the start of a process", address, [Share((), {})])
+        variables = [_environment(group, rank, of_first) for rank in ranks]
+        given = [Share((own, str(Path.cwd()), settings), {}) for own in variables]
+        _begun(workers, "initialize() in each worker", begin_worker, given)
+        return workers
 
     def mesh_of(self, group):
         """The mesh of a group's objects that have none: initialize's, or all ranks along dp."""
@@ -194,15 +169,31 @@ class Cluster:
 
     # ---- objects
 
-    def make(self, cls, group, args, kwargs):
-        """A Proxy of a new object in the workers of a DeviceGroup. InvalidError: a mesh that does
-        not fit them; and what the constructor raises there."""
-        mesh = _mesh_in(cls, args, kwargs)
+    def make(self, cls, group, mesh, share):
+        """A Proxy of a new object in the workers of a DeviceGroup. mesh: None: mesh_of the group;
+        share: the constructor's arguments. InvalidError: a mesh that does not fit them; and what
+        the constructor raises there."""
         mesh = self.mesh_of(group) if mesh is None else mesh
         _check_fits(cls, group, mesh)
-        proxy = Proxy(cls, self.groups[group.name], mesh, self._run.lazy_collect)
-        proxy.make(args, kwargs)
-        return proxy
+        return Proxy(cls, self.groups[group.name], mesh, self._run.lazy_collect, share)
+
+
+def _begun(workers, what, task, given):
+    """The first worker's result of a task, with a Share for each, or for the first. InternalError:
+    they have not all ended it in _START_SECONDS, or ten timeouts where these are more."""
+    seconds = max(_START_SECONDS, 10 * timeout_seconds())
+    result = LazyResult(workers.send(what, 0, task, given, [0]), [0], "first", seconds)
+    try:
+        return result()
+    except TimeoutError as error:
+        if result._pending.is_seen:  # a worker's own
+            raise
+        late = f"ranks {sorted(result._pending.left().values())} of group {workers.name}"
+        raise InternalError(
+            f"infra: {late} have not started: {what} has not ended in {seconds:g} s: look at the "
+            "logs of their workers below /tmp/ray/session_latest/logs, or, on slow nodes, set "
+            "TWINKLE_DIST_TIMEOUT_SECONDS to a tenth of what they need"
+        ) from error
 
 
 def _check_answers(address, explicit):
@@ -312,15 +303,6 @@ def _environment(group, rank, address):
         "CLUSTER_NAME": group.name, "WORKER_NAME": f"{group.name}-{rank}",
         "CUDA_DEVICE_MAX_CONNECTIONS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }  # fmt: skip
-
-
-def _mesh_in(cls, args, kwargs):
-    """The DeviceMesh among a constructor's arguments; None: it has none."""
-    parameters = inspect.signature(cls.__init__).parameters
-    named = [n for n, p in parameters.items() if "DeviceMesh" in str(p.annotation)]
-    named.append("device_mesh")
-    given = dict(zip(list(parameters)[1:], args, strict=False)) | kwargs
-    return next((given[name] for name in named if given.get(name) is not None), None)
 
 
 def _check_fits(cls, group, mesh):

@@ -24,17 +24,14 @@ def join(collect, values):
     if collect in ("first", "last_pp_first"):
         return values[0]
     if collect == "flatten":
-        return _flattened(values)
+        wrong = [value for value in values if not isinstance(value, (list, tuple))]
+        if wrong and len(values) > 1:
+            must = "a list on every worker"
+            checks.refuse("infra: what collect='flatten' joins", wrong[0], must)
+        return wrong[0] if wrong else [item for value in values for item in value]
     if collect in ("mean", "avg", "sum"):
         return _summed(collect, values)
     return values
-
-
-def _flattened(values):
-    wrong = [value for value in values if not isinstance(value, (list, tuple))]
-    if wrong and len(values) > 1:
-        checks.refuse("infra: what collect='flatten' joins", wrong[0], "a list on every worker")
-    return wrong[0] if wrong else [item for value in values for item in value]
 
 
 def _summed(collect, values):

@@ -5,7 +5,8 @@ import functools
 import inspect
 
 from twinkle import checks
-from twinkle.infra import current_run, register
+from twinkle.infra import current_run, mesh_here, register
+from twinkle.remote.dispatch import Share
 from twinkle.remote.how import EXECUTE, PLACEMENT, How
 
 
@@ -44,7 +45,8 @@ def _make_in_workers(cls):
     def new(klass, /, *args, **kwargs):
         run, group = current_run(), kwargs.get("remote_group")
         if run.cluster is not None and group is not None:
-            return run.made_in_workers(klass, group, args, kwargs)
+            _, mesh = _mesh_among(klass.__init__, (None, *args), kwargs)
+            return run.made_in_workers(klass, group, mesh, Share(args, kwargs))
         if original is object.__new__:
             return object.__new__(klass)
         return original(klass, *args, **kwargs)
@@ -54,26 +56,30 @@ def _make_in_workers(cls):
     cls.__new__ = new
 
 
+def _mesh_among(init, args, kwargs):
+    """(the parameter of an __init__ that is annotated DeviceMesh and not given, or None; the mesh
+    that is given, or None)."""
+    parameters = inspect.signature(init).parameters
+    name = next((n for n, p in parameters.items() if "DeviceMesh" in str(p.annotation)), None)
+    given = dict(zip(parameters, args, strict=False)) | kwargs
+    return None if name in given else name, given.get(name) or given.get("device_mesh")
+
+
 def _take_placement(cls, listed, keep):
     """The class's __init__ may be given the arguments of placement."""
     init = cls.__init__
-    signature = inspect.signature(init)
-    parameters = signature.parameters
+    parameters = inspect.signature(init).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     takes_any = takes_any and init is not object.__init__  # its signature says so, too
-    mesh_name = next((n for n, p in parameters.items() if "DeviceMesh" in str(p.annotation)), None)
 
     @functools.wraps(init)
     def wrapped(self, /, *args, **kwargs):
-        mesh, group = kwargs.get("device_mesh"), kwargs.get("remote_group")
+        group, (unset, mesh) = kwargs.get("remote_group"), _mesh_among(init, (self, *args), kwargs)
         for name in PLACEMENT:
             if name not in parameters and not (takes_any and name in keep):
                 kwargs.pop(name, None)
-        if mesh_name is not None:
-            given = signature.bind_partial(self, *args, **kwargs).arguments
-            mesh = given.get(mesh_name) or current_run().mesh
-            if mesh_name not in given:
-                kwargs[mesh_name] = mesh
+        if unset is not None:
+            kwargs[unset] = mesh_here(mesh)
         if listed and type(self).__init__ is wrapped:  # not of a base class
             register(self, mesh, group)
         init(self, *args, **kwargs)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from twinkle import checks
 from twinkle.device_mesh import bounds
-from twinkle.errors import require
 from twinkle.remote.lazy import LazyResult, cut, num_rows
 
 
@@ -41,13 +40,12 @@ def shares(how, target, args, kwargs):
         return [Share(args, kwargs)] * count
     deep = how.dispatch == "slice_dp"
     places = data_places(mesh) if deep else [(index, count) for index in range(count)]
-    named = {f"argument {i + 1}": value for i, value in enumerate(args)} | kwargs
-    rows = [_checked_rows(target, n, value, places[0][1], deep) for n, value in named.items()]
-    rows = next((each for each in rows if each is not None), None)
+    counts = (num_rows(value, deep) for value in (*args, *kwargs.values()))
+    rows = next((count for count in counts if count is not None), None)
     return [
         Share(
-            tuple(cut(value, *place, deep) for value in args),
-            {name: cut(value, *place, deep) for name, value in kwargs.items()},
+            tuple(cut(v, *place, deep, f"{target}: argument {i}") for i, v in enumerate(args, 1)),
+            {name: cut(v, *place, deep, f"{target}: {name}") for name, v in kwargs.items()},
             None if rows is None else bounds(rows, *place)[0],
         )
         for place in places
@@ -60,20 +58,6 @@ def _share_of(made, target):
     if not (isinstance(made, (tuple, list)) and len(made) == 2):
         checks.refuse(f"infra: what a dispatch of {target} returns", made, "a pair (args, kwargs)")
     return Share(*made)
-
-
-def _checked_rows(target, name, value, pieces, deep):
-    """num_rows. InvalidError: a rank would get nothing of it, or of an entry of a dict."""
-    if isinstance(value, Mapping) and deep:
-        for key, entry in value.items():
-            _checked_rows(target, f"{name}[{key!r}]", entry, pieces, deep)
-    rows = num_rows(value, deep)
-    require(
-        rows is None or rows >= pieces,
-        f"infra: {target}: {name} has {rows} entries for {pieces} ranks, each must get one at "
-        "least",
-    )
-    return rows
 
 
 def data_places(mesh):
@@ -101,19 +85,13 @@ class Rows:
         if not isinstance(inputs, LazyResult):
             inputs = self.as_rows(inputs)
         rows, places = num_rows(inputs), data_places(target.device_mesh)
-        require(
-            rows is None or rows >= places[0][1],
-            f"infra: {target}: inputs has {rows} rows for {places[0][1]} data ranks, each must get "
-            "one at least",
-        )
         spans = [(None, None) if rows is None else bounds(rows, *place) for place in places]
         pairs = self.pairs and rows and all(begin % 2 == end % 2 == 0 for begin, end in spans)
         out = []
         for place, span in zip(places, spans, strict=True):
-            mine = cut(inputs, *place)
-            rest, is_cut = kwargs, None
-            if not self.alone:
-                rest, is_cut = _own(kwargs, rows, place, pairs and span)
+            mine = cut(inputs, *place, what=f"{target}: inputs")
+            own = (kwargs, None) if self.alone else _own(kwargs, rows, place, pairs and span)
+            rest, is_cut = own
             given = ((mine, *args[1:]), rest) if args else ((), {**rest, "inputs": mine})
             out.append(Share(*given, span[0], is_cut))
         return out

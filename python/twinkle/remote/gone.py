@@ -10,33 +10,22 @@ _LESS_MEMORY = (
 
 
 def why_gone(error):
-    """'is gone: CAUSE; REMEDY', of the RayError that a call to a worker has raised."""
+    """'is gone: CAUSE; REMEDY', of the RayError that a call to a worker has raised. The cause is
+    Ray's report in a line: of its memory monitor, or of an actor's end."""
     from ray.exceptions import OutOfMemoryError
 
     text = " ".join(str(error).split())
     if isinstance(error, OutOfMemoryError):
-        return f"is gone: {_full_node(text)}; {ANEW}, {_LESS_MEMORY}"
-    cause, may_be_memory = _ended(text)
-    if may_be_memory:
-        cause += f"; where the kernel's log (dmesg) tells of a lack of memory, go on {_LESS_MEMORY}"
-    return f"is gone: {cause}; {ANEW}"
-
-
-def _full_node(text):
-    """The report of Ray's memory monitor on a node whose worker it has ended, in a line."""
-    found = re.search(r"Memory on the node \(IP: ([^,]+),.*?\) was (\S+) used / (\S+) limit", text)
-    detail = f"{found[2]} of {found[3]} on {found[1]}" if found else text
-    return f"Ray has ended it since its node's memory was nearly full ({detail})"
-
-
-def _ended(text):
-    """(what Ray says of an actor's end, in a line; whether lack of memory may be the cause)."""
+        found = re.search(r"Memory on the node \(IP: ([^,]+),.*?\) was (\S+) used / (\S+)", text)
+        detail = f"{found[2]} of {found[3]} on {found[1]}" if found else text
+        full = f"Ray has ended it since its node's memory was nearly full ({detail})"
+        return f"is gone: {full}; {ANEW}, {_LESS_MEMORY}"
     pid, address = (re.search(rf"\b{name}: (\S+)", text) for name in ("pid", "ip"))
     detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes| There are some|$)", text)
     if not (pid and address and detail):
-        return text, False
-    process = (
-        f"its process, pid {pid[1]} on {address[1]}, was killed, ran out of memory, crashed or was "
-        "stopped for TWINKLE_DIST_TIMEOUT_SECONDS"
+        return f"is gone: {text}; {ANEW}"
+    return (
+        f"is gone: its process, pid {pid[1]} on {address[1]}, was killed, ran out of memory, "
+        f"crashed or was stopped for TWINKLE_DIST_TIMEOUT_SECONDS ({detail[1].rstrip('. ')}); "
+        f"where the kernel's log (dmesg) tells of a lack of memory, go on {_LESS_MEMORY}; {ANEW}"
     )
-    return f"{process} ({detail[1].rstrip('. ')})", True

@@ -179,31 +179,31 @@ class WorkerGroup:
                 self._last = None
 
     def send(self, what, key, task, shares, asked=()):
-        """Sends {rank: Share} of a task, as Worker.run takes it, and returns the Pending at once.
-        asked: ranks whose results are. Raises first as finish. InternalError: a worker is gone;
-        InvalidError: an argument cannot be pickled, and nobody has been sent anything, or the run
-        has ended."""
+        """Sends a task, as Worker.run takes it, with a Share for each rank, or for the first ones,
+        and returns the Pending at once. asked: ranks whose results are. Raises first as finish.
+        InternalError: a worker is gone; InvalidError: an argument cannot be pickled, and nobody has
+        been sent anything, or the run has ended."""
         from ray.exceptions import RayActorError
 
         with self.lock:
             self.check_run(what)
             self.finish()
-            packed = {rank: self._packed(what, task, share) for rank, share in shares.items()}
+            packed = [self._packed(what, task, share) for share in shares]
             # All workers forget a key in one call, since ranks end an engine together.
             count = len(self._dropped) if len(shares) == self.size else 0
             dropped = [self._dropped.popleft() for _ in range(count)]
             self._last = pending = Pending(self, what)
             try:
-                for rank, each in packed.items():
+                for rank, each in enumerate(packed):
                     run = self._actors[rank].run.options(num_returns=2)
                     refs = run.remote(what, key, each, rank in asked, dropped)
                     pending.refs[rank], pending.kept[rank] = refs
             except RayActorError as error:
                 raise self.end_with(rank, why_gone(error), pending) from None
             except KeyboardInterrupt:  # others may have the call, and would wait for this one
-                for rank in sorted(packed.keys() - pending.refs.keys()):
+                if (sent := len(pending.refs)) < len(packed):
                     why = f"may not have got {what}, which was interrupted; {ANEW}"
-                    self.end_with(rank, why, pending)
+                    self.end_with(sent, why, pending)
                 raise
             return pending
 
@@ -223,7 +223,7 @@ class WorkerGroup:
             text = f"infra: {what} cannot be sent to group {self.name}: {error}"
             raise InvalidError(text) from error
         if errors:
-            raise errors[0]
+            raise errors.pop()  # whose frames must not be held, nor what is in them
         return packed
 
     def end_with(self, rank, why, pending):
@@ -269,19 +269,18 @@ def locked(*groups):
 
 
 def together(groups, *calls):
-    """The results of functions, each of which sends one of the groups a call that waits for the
-    others' and returns it. Raises before that as WorkerGroup.finish, and after all have ended the
-    error that says most. A group that is left alone by an interrupt ends."""
-    with locked(*groups):
-        for group in groups:
-            group.finish()
-        try:
-            sent = [call() for call in calls]
-        except BaseException:
-            if all(group._broken is None for group in groups):
-                for group in groups:
-                    group.end_alone()
-            raise
+    """The results of functions, each of which sends one of the groups, which are locked, a call
+    that waits for the others' and returns it. Raises before that as WorkerGroup.finish, and after
+    all have ended the error that says most. A group that is left alone by an interrupt ends."""
+    for group in groups:
+        group.finish()
+    try:
+        sent = [call() for call in calls]
+    except BaseException:
+        if all(group._broken is None for group in groups):
+            for group in groups:
+                group.end_alone()
+        raise
     out, errors = [], []
     for result in sent:
         try:

@@ -24,10 +24,9 @@ class How:
     timeout: float | None = None
 
     def __post_init__(self):
-        if not callable(self.dispatch):
-            checks.one_of("infra: dispatch", self.dispatch, DISPATCH)
-        if not callable(self.collect):
-            checks.one_of("infra: collect", self.collect, COLLECT)
+        for name, words in (("dispatch", DISPATCH), ("collect", COLLECT)):
+            if not callable(getattr(self, name)):
+                checks.one_of(f"infra: {name}", getattr(self, name), words)
         checks.one_of("infra: execute", self.execute, EXECUTE)
         checks.flag("infra: sync", self.sync)
         if self.lazy_collect is not None:
@@ -56,8 +55,3 @@ def how_of(cls, name):
     method is not remote."""
     found = (getattr(vars(base).get(name), "__remote__", None) for base in cls.__mro__)
     return next(filter(None, found), None)
-
-
-def remote_names(cls):
-    """The names of the class's remote methods, sorted."""
-    return sorted(name for name in dir(cls) if how_of(cls, name))

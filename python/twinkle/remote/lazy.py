@@ -6,6 +6,7 @@ import operator
 from collections.abc import Mapping, MutableMapping
 
 from twinkle.device_mesh import bounds
+from twinkle.errors import require
 from twinkle.remote.collect import join
 from twinkle.remote.messages import Handle
 
@@ -77,7 +78,7 @@ class LazyResult(Handle):
         self._pending.group.check_run(f"the result of {self._pending.what}")
         kept = self._pending.kept
         if self._has_value:
-            return "given", self._value, place
+            return "given", self._value if place is None else cut(self._value, *place)
         self._pending.check_answers()
         ranks, collect = self._ranks, self._collect
         if place is not None and place[1] == len(ranks) and self._parts_are_pieces(place[2]):
@@ -91,13 +92,7 @@ class LazyResult(Handle):
         lengths = self._lengths()
         if lengths is None:
             return deep and getattr(self._collect, "of_rows", False)
-        total, count = sum(lengths), len(lengths)
-        cuts = [bounds(total, index, count) for index in range(count)]
-        return lengths == [end - begin for begin, end in cuts]
-
-
-def _of_the_value(function):
-    return lambda lazy, *arguments: function(lazy(), *arguments)
+        return lengths == sorted(lengths, reverse=True) and lengths[0] - lengths[-1] <= 1
 
 
 _OPERATORS = {
@@ -105,7 +100,7 @@ _OPERATORS = {
     "__getitem__": operator.getitem, "__iter__": iter, "__repr__": repr,
 }  # fmt: skip
 for _name, _operator in _OPERATORS.items():
-    setattr(LazyResult, _name, _of_the_value(_operator))
+    setattr(LazyResult, _name, lambda lazy, *rest, _of=_operator: _of(lazy(), *rest))
 
 
 class _Piece(Handle):
@@ -134,14 +129,19 @@ def num_rows(value, deep=True):
     return int(shape[0]) if shape is not None and len(shape) > 0 else None
 
 
-def cut(value, piece, pieces, deep=True):
-    """One piece of a value; of a dict, of each of its entries. deep: as of num_rows."""
-    if isinstance(value, LazyResult):
-        return _Piece(value, (piece, pieces, deep))
+def cut(value, piece, pieces, deep=True, what="a result that is passed on"):
+    """One piece of a value; of a dict, of each of its entries. deep: as of num_rows; what: names it
+    in errors. InvalidError: there would be none in a piece."""
     if isinstance(value, Mapping) and deep:
         made = copy.copy(value) if isinstance(value, MutableMapping) else dict(value)
         for name, entry in value.items():
-            made[name] = cut(entry, piece, pieces)
+            made[name] = cut(entry, piece, pieces, what=f"{what}[{name!r}]")
         return made
     rows = num_rows(value, deep)
+    require(
+        rows is None or rows >= pieces,
+        f"infra: {what} has {rows} entries for {pieces} ranks, each must get one at least",
+    )
+    if isinstance(value, LazyResult):
+        return _Piece(value, (piece, pieces, deep))
     return value if rows is None else value[slice(*bounds(rows, piece, pieces))]

@@ -57,7 +57,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def pack(value, group=None):
-    """(Packed, errors of Handles in it, of which any is to be raised). group: for whose workers;
+    """(Packed, a list with the error of a Handle in it, or of nothing). group: for whose workers;
     None: for the driver, and a Handle cannot be in it. Raises what pickling does."""
     from ray import cloudpickle
 
@@ -71,7 +71,7 @@ def pack(value, group=None):
         try:
             return arrived, each._ticket(group, packed.refs)
         except Exception as error:
-            errors.append(error)
+            errors[:] = [error]
             return arrived, ()
 
     pickler.reducer_override = reduced
@@ -89,10 +89,15 @@ class Failure:
     trace: str
 
     @classmethod
-    def of(cls, error):
-        """The Failure of an exception that has just been caught."""
+    def of(cls, error, failing=""):
+        """The Failure of an exception that has just been caught. failing: what an InvalidError says
+        has failed by it, unless it is Twinkle's; '': it stays as it is."""
         from ray import cloudpickle
 
+        if failing and not isinstance(error, TwinkleError):
+            named = InvalidError(f"infra: {failing}: {error}")
+            named.__cause__ = error
+            return cls.of(named)
         trace = "".join(traceback.format_exception(error))
         text = type(error).__name__
         try:
@@ -105,7 +110,10 @@ class Failure:
 
     def exception(self, where):
         """The exception, with `where` it happened in its text."""
-        error = self._unpickled() or InternalError(f"infra: {self.text}")
+        try:
+            error = pickle.loads(self.pickled)
+        except Exception:  # it cannot be, or the driver lacks its module, or has another version
+            error = InternalError(f"infra: {self.text}")
         text, *rest = error.args or ("",)
         if isinstance(error, TwinkleError) or (error.args == (text,) and isinstance(text, str)):
             error.args = (f"{text} ({where})", *rest)
@@ -113,13 +121,6 @@ class Failure:
             error.add_note(where)
         error.add_note(f"In the worker:\n{self.trace}")
         return error
-
-    def _unpickled(self):
-        """None: it cannot be, here or at all."""
-        try:
-            return None if self.pickled is None else pickle.loads(self.pickled)
-        except Exception:  # the driver lacks its module, or has another version
-            return None
 
 
 @dataclass

@@ -6,7 +6,7 @@ from twinkle import checks
 from twinkle.errors import InternalError
 from twinkle.remote.collect import ranks_of
 from twinkle.remote.dispatch import Share, shares
-from twinkle.remote.how import ITERATED, how_of, of_one, remote_names
+from twinkle.remote.how import ITERATED, how_of, of_one
 from twinkle.remote.lazy import LazyResult
 from twinkle.remote.messages import Handle
 
@@ -14,14 +14,13 @@ from twinkle.remote.messages import Handle
 class Proxy(Handle):
     """Has the remote methods of its class; isinstance() takes it for one of them.
 
-    _lazy_collect: whether results stay in the workers (None: as initialize() says);
+    _lazy_collect: whether results stay in the workers (at first as initialize() says);
     _ray_get_timeout: seconds that a call may take (None: any)."""
 
-    def __init__(self, cls, group, mesh, lazy):
+    def __init__(self, cls, group, mesh, lazy, share):
         self._class, self.group, self.device_mesh = cls, group, mesh
-        self._key = group.new_key(self)
-        self._lazy_collect, self._ray_get_timeout = None, None
-        self._lazy_of_run = lazy
+        self._lazy_collect, self._ray_get_timeout = lazy, None
+        self._key = self._make(self, str(self), cls, share)
 
     @property
     def __class__(self):
@@ -45,9 +44,10 @@ class Proxy(Handle):
         how = how_of(self._class, name) if not name.startswith("__") else None
         if how is not None:
             return functools.partial(self._invoke, name, how)
+        there = ", ".join(each for each in dir(self._class) if how_of(self._class, each))
         raise AttributeError(
             f"infra: {self} lives in the workers of group {self.group.name}, from where {name!r} "
-            f"cannot be read; its remote methods are {', '.join(remote_names(self._class))}"
+            f"cannot be read; its remote methods are {there}"
         )
 
     def _ticket(self, group, refs):
@@ -60,25 +60,28 @@ class Proxy(Handle):
 
     # ---- calls
 
-    def make(self, args, kwargs):
-        """Makes the object in every worker."""
-        _make(self, str(self), self._class, Share(args, kwargs))
+    def _make(self, owner, what, maker, share):
+        """Keeps the maker's result in every worker as long as there is an owner. Its key."""
+        key = self.group.new_key(owner)
+        self.group.send(what, key, maker, [share] * self.group.size).result()
+        return key
 
     def _invoke(self, name, how, /, *args, **kwargs):
-        ranks = [0] if how.execute == "first" else range(self.group.size)
         given = shares(how, self, args, kwargs)
-        return self._result(self._key, name, how, {rank: given[rank] for rank in ranks})
+        given = given[:1] if how.execute == "first" else given
+        return self._result(self._key, name, how, given)
 
     def _result(self, key, name, how, given):
-        """Calls the method of the object behind the key with {rank: Share}; the result, lazy or
-        not."""
+        """Calls the method of the object behind the key with a Share for each rank; the result,
+        lazy or not."""
         asked = ranks_of(how, self.device_mesh)
         pending = self.group.send(f"{self}.{name}", key, name, given, asked)
         timeout = how.timeout if self._ray_get_timeout is None else self._ray_get_timeout
         result = LazyResult(pending, asked, how.collect, timeout)
         if how.sync or name == "__next__":
             self._check_loop(pending.result(timeout))
-        return result if self._is_lazy(how) else result()
+        lazy = self._lazy_collect if how.lazy_collect is None else how.lazy_collect
+        return result if lazy else result()
 
     def _check_loop(self, outcomes):
         """StopIteration: a loop has ended in all workers. InternalError: in some."""
@@ -90,29 +93,24 @@ class Proxy(Handle):
                 f"infra: the loop over {self} has ended in some workers, but not in {going}"
             )
 
-    def _is_lazy(self, how):
-        words = (how.lazy_collect, self._lazy_collect, self._lazy_of_run)
-        return next((lazy for lazy in words if lazy is not None), True)
-
     # ---- what Python calls
 
     def __len__(self):
-        return self._python("__len__")
+        return self._python("__len__", of_one)
 
     def __getitem__(self, index):
-        return self._python("__getitem__", index)
+        return self._python("__getitem__", of_one, index)
 
     def __call__(self, /, *args, **kwargs):
         """Calls the object. TypeError: it has no remote method __call__."""
-        how = how_of(self._class, "__call__")
-        if how is None:
-            raise TypeError(f"infra: {self} has no remote method __call__")
-        return self._invoke("__call__", how, *args, **kwargs)
+        return self._python("__call__", None, *args, **kwargs)
 
-    def _python(self, name, *args):
-        if not hasattr(self._class, name):
-            raise TypeError(f"infra: {self} has no {name}")
-        return self._invoke(name, how_of(self._class, name) or of_one, *args)
+    def _python(self, name, otherwise, /, *args, **kwargs):
+        """otherwise: how, where the method is not remote; None: it cannot be called then."""
+        how = how_of(self._class, name) or otherwise
+        if how is None or not hasattr(self._class, name):
+            raise TypeError(f"infra: {self} has no remote method {name}")
+        return self._invoke(name, how, *args, **kwargs)
 
     def __iter__(self):
         """A loop that lives in the workers. TypeError: its class has none."""
@@ -125,20 +123,13 @@ class _Loop:
     """An iterator that lives in the workers."""
 
     def __init__(self, proxy, how):
-        self._proxy, self._how, self.group = proxy, how, proxy.group
-        self._key = self.group.new_key(self)
-        _make(self, f"{proxy}.__iter__", iter, Share((proxy,), {}))
+        self._proxy, self._how = proxy, how
+        self._key = proxy._make(self, f"{proxy}.__iter__", iter, Share((proxy,), {}))
 
     def __iter__(self):
         return self
 
     def __next__(self):
         """The next item, of all workers. InternalError: only some have one."""
-        given = dict.fromkeys(range(self.group.size), Share((), {}))
+        given = [Share((), {})] * self._proxy.group.size
         return self._proxy._result(self._key, "__next__", self._how, given)
-
-
-def _make(owner, what, maker, share):
-    """Keeps the maker's result in every worker, behind the owner's key."""
-    group = owner.group
-    group.send(what, owner._key, maker, dict.fromkeys(range(group.size), share)).result()

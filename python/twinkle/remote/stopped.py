@@ -18,20 +18,15 @@ def end_when_stopped(seconds):
     subprocess.Popen(command, stdin=subprocess.DEVNULL)  # ends with this process
 
 
-def _state(pid):
-    """(True where the process is stopped, the time on processors that it has had)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return fields[0] == "T", fields[11:13]
-
-
 def _look_after(pid, seconds):
     found, before, end = 0, None, os.pidfd_open(pid)
     while found < _LOOKS:
         if select.select([end], [], [], seconds / (_LOOKS - 1))[0]:
             return
-        is_stopped, used = _state(pid)
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        used = fields[11:13]  # its time on processors
         # One that was let go on in between, as by a limiter of its share, has used time.
-        found = (found + 1 if used == before else 1) if is_stopped else 0
+        found = (found + 1 if used == before else 1) if fields[0] == "T" else 0
         before = used
     os.kill(pid, signal.SIGKILL)
     print(f"twinkle: infra: worker {pid} was stopped for {seconds:g} s, and is ended", flush=True)
