@@ -1,5 +1,5 @@
-// twinkle._core.Watch, SigtermHandler and Meeting: whether the processes of a script live, how they
-// end, and what they tell each other in bytes.
+// twinkle._core.Rendezvous, Watch, SigtermHandler and Meeting: where the processes of a script find
+// each other, whether they live, how they end, and what they tell each other in bytes.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -10,16 +10,19 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "python/src/interruptible.h"
 #include "twinkle/base/error.h"
 #include "twinkle/engine/memory/text_of_error.h"
+#include "twinkle/mesh/rendezvous/rendezvous.h"
 #include "twinkle/mesh/sigterm.h"
 #include "twinkle/mesh/watched_comm.h"
 
 namespace py = pybind11;
 using namespace py::literals;
 using twinkle::mesh::Channel;
+using twinkle::mesh::Rendezvous;
 using twinkle::mesh::SigtermHandler;
 using twinkle::mesh::Watch;
 
@@ -67,6 +70,27 @@ class Meeting {
   std::unique_ptr<Channel> channel_;
 };
 
+// Who has not come, or cannot be reached, is Python's NotAvailableError.
+template <class Call>
+auto of_others(const Call& call) {
+  try {
+    return twinkle::python::interruptible(call);
+  } catch (const twinkle::Error& error) {
+    if (error.code != twinkle::Code::kNotFound) throw;
+    const py::object type = py::module_::import("twinkle.errors").attr("NotAvailableError");
+    PyErr_SetString(type.ptr(), error.what());
+  }
+  throw py::error_already_set();
+}
+
+// The store is one of torch's, which has bound the class.
+Rendezvous rendezvous_at(const py::object& store, const std::string& failure, int rank, int size,
+                         double timeout_s) {
+  auto* const held = store.cast<c10d::Store*>();
+  return {c10::intrusive_ptr<c10d::Store>::reclaim_copy(held),
+          {.rank = rank, .size = size, .timeout_s = timeout_s, .failure = failure}};
+}
+
 // Watch::Waiting as a context manager.
 class Waiting {
  public:
@@ -86,18 +110,34 @@ class Waiting {
 
 void bind_mesh(py::module_& m) {
   py::class_<Watch, std::shared_ptr<Watch>>(m, "Watch", "watch.h states each.")
-      .def(py::init<int, int, const std::vector<int>&, double>(), "rank"_a, "size"_a, "sockets"_a,
-           "timeout_s"_a)
       .def("fail", &Watch::fail, "scope"_a, "why"_a)
       .def("end", &Watch::end)
-      .def("check",
-           [](const Watch& watch) {
-             const std::string why = watch.why("");
-             twinkle::require(why.empty(), twinkle::Code::kInternal, why);
-           })
       .def("why_after", &Watch::why_after, "error"_a, "scope"_a,
            py::call_guard<twinkle::python::ReleasedGil>())
       .def("late", &Watch::late);
+  py::class_<Rendezvous>(m, "Rendezvous", "rendezvous.h states each.")
+      .def(py::init(&rendezvous_at), "store"_a, "failure"_a, "rank"_a, "size"_a, "timeout_s"_a)
+      .def(
+          "meet",
+          [](const Rendezvous& ranks, const std::string& name, double most_s,
+             const std::string& remedy, const std::shared_ptr<Watch>& watch) {
+            of_others([&] { ranks.meet(name, most_s, remedy, watch); });
+          },
+          "name"_a, "most_s"_a, "remedy"_a, "watch"_a)
+      .def(
+          "watch",
+          [](const Rendezvous& ranks, const std::string& name,
+             const std::vector<std::string>& hosts) {
+            return of_others([&] { return ranks.watch(name, hosts); });
+          },
+          "name"_a, "hosts"_a)
+      .def(
+          "refuse",
+          [](const Rendezvous& ranks, const std::string& error,
+             const std::shared_ptr<Watch>& watch) {
+            of_others([&] { ranks.refuse(error, watch); });
+          },
+          "error"_a, "watch"_a);
   py::class_<SigtermHandler>(m, "SigtermHandler", "sigterm.h states what it does.")
       .def(py::init<std::shared_ptr<Watch>>(), "watch"_a);
   py::class_<Waiting>(m, "Waiting",

@@ -18,8 +18,8 @@
 namespace twinkle::mesh {
 namespace {
 
-// The watches of n ranks, with connections as Python makes them; `held` are other ends, of ranks
-// that say nothing.
+// The watches of n ranks, with connections as a Rendezvous makes them; `held` are other ends, of
+// ranks that say nothing.
 struct Ranks {
   explicit Ranks(int size, double timeout_s = 60, int silent = -1) {
     std::vector<int> of_first;

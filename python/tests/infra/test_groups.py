@@ -1,4 +1,4 @@
-"""How the ranks of a mesh find each other, where that fails."""
+"""The ranks of a mesh: their order, and who of them is late."""
 
 import threading
 import time
@@ -9,54 +9,8 @@ import numpy as np
 import pytest
 
 from twinkle import DeviceMesh
-from twinkle.engine import group, ranks
+from twinkle.engine import ranks
 from twinkle.engine.ranks import _in_order
-from twinkle.errors import InternalError, NotAvailableError
-
-
-class Watch:
-    """Hears that a rank has gone at the `when`th look."""
-
-    def __init__(self, when):
-        self.left = when
-
-    def check(self):
-        self.left -= 1
-        if self.left <= 0:
-            raise InternalError("mesh: rank 1 has gone")
-
-
-@pytest.fixture
-def place():
-    made = object.__new__(group._Place)
-    made.index, made.size, made.timeout, made._store = 0, 3, 5.0, None
-    return made
-
-
-@pytest.fixture
-def failing(monkeypatch):
-    """process_group fails with this text, as Gloo's does."""
-
-    def fail(text):
-        def process_group(*_):
-            raise RuntimeError(text)
-
-        monkeypatch.setattr(group, "process_group", process_group)
-
-    return fail
-
-
-def test_the_watch_is_asked_why_a_group_could_not_be_made(place, failing):
-    failing("Connection reset by peer")
-    with pytest.raises(InternalError, match="rank 1 has gone"):
-        place.group("1/door", (0, 3), Watch(3))
-
-
-def test_a_rank_whose_key_has_not_come_is_named(place, failing, monkeypatch):
-    monkeypatch.setattr(group, "_NEWS_S", 0.1)
-    failing("wait timeout after 5000ms, keys: /twinkle/0/1/door/cpu/0/2")
-    with pytest.raises(NotAvailableError, match="of 3: rank 2 of the group has not come: wait"):
-        place.group("1/door", (0, 3), Watch(10**9))
 
 
 def test_meshes_of_the_same_processes_in_another_order_are_others():

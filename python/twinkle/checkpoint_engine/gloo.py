@@ -8,16 +8,10 @@ from datetime import timedelta
 from twinkle import checks
 from twinkle.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from twinkle.core import core
-from twinkle.engine.group import (
-    FOREVER,
-    process_group,
-    require_gloo,
-    timeout_seconds,
-    watch_through,
-    with_rank,
-)
+from twinkle.engine.group import process_group, require_gloo
 from twinkle.engine.ranks import tell_end, waits_at
 from twinkle.errors import InternalError, NotAvailableError, require
+from twinkle.platform import find_node_ip, timeout_seconds
 
 BUCKET_BYTES = 64 << 20
 
@@ -64,15 +58,14 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._leave()
         timeout = timeout_seconds()
         name = f"twinkle/sync/{address}/{rank}"
+        store = _store(host, port, timeout, is_master=False) if rank > 0 else self._store
+        text = f"checkpoint_engine: rank {rank} of {world_size} could not meet the others at "
+        ranks = core().Rendezvous(store, text + address, rank, world_size, timeout)
         try:
-            store = _store(host, port, timeout, is_master=False) if rank > 0 else self._store
-            place = (rank, world_size, timeout)
-            group = process_group(name, "twinkle/sync", store, place)
-            group.set_timeout(FOREVER)  # the watch tells who has gone
-            self._watch = watch_through(store, "twinkle/sync/watch", self._host, place)
+            group = process_group(name, "twinkle/sync", store, (rank, world_size, timeout))
         except (RuntimeError, OSError) as error:
-            text = f"checkpoint_engine: rank {rank} of {world_size} could not meet the others at "
-            raise NotAvailableError(f"{text}{address}: {with_rank(error)}") from error
+            ranks.refuse(str(error), None)
+        self._watch = ranks.watch("twinkle/sync/watch", [self._host, find_node_ip()])
         self._link = core().SyncLink(name, self._watch, num_senders, self._bucket_bytes)
         self._at_end = weakref.finalize(self, tell_end, self._watch, rank)  # the script's, too
         self._rank, self._size = rank, world_size
