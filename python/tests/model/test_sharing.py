@@ -56,7 +56,7 @@ def test_torchs_words_become_the_bytes_that_stay_gathered(mesh, fsdp, gathered):
         (SHARDED, {"sharding_strategy": "NO_SHARD"}, "'NO_SHARD', it must be .* dp_size"),
         (SHARDED, {"sharding_strategy": True}, "sharding_strategy is True"),
         (SHARDED, {"sharding_strategy": []}, "sharding_strategy is"),
-        (SHARDED, {"sharding_strategy": "HYBRID_SHARD"}, "no ranks along dp: give it dp_size"),
+        (SHARDED, {"sharding_strategy": "HYBRID_SHARD"}, "no ranks along dp: give them to dp_size"),
         (SHARDED, {"reshard_after_forward": 2}, "reshard_after_forward is 2, it must be True or"),
         (
             SHARDED,

@@ -32,20 +32,29 @@ def sharing_options(mesh, strategy, ddp_config, fsdp_config):
     mesh: the model's, or None. InvalidError: an unknown strategy, a config that is no dict, a field
     that is unknown or has another kind of value, which is looked at on any mesh, or one that a mesh
     of several ranks contradicts. NotAvailableError: experts in parallel."""
-    require(
-        strategy in ("accelerate", "native_fsdp"),
-        f"model: strategy is {strategy!r}, it must be 'accelerate' or 'native_fsdp'",
-    )
+    checks.one_of("model: strategy", strategy, ("accelerate", "native_fsdp"))
     given = {"ddp_config": ddp_config, "fsdp_config": fsdp_config}
     given = {name: _checked(name, config) for name, config in given.items()}
-    ranks = 1 if mesh is None else mesh.world_size
-    fsdp = 1 if mesh is None else mesh.fsdp_world_size or 1
-    require(
-        strategy != "native_fsdp" or ranks == 1 or fsdp > 1,
-        "model: strategy is 'native_fsdp', but device_mesh has no ranks along fsdp: give them to "
-        "fsdp_size, or leave strategy out",
-    )
-    options = _of_fsdp(given["fsdp_config"], mesh, ranks, fsdp)
+    sizes = ("world_size", "fsdp_world_size", "dp_world_size")
+    ranks, fsdp, dp = (getattr(mesh, size, None) or 1 for size in sizes)
+    config = {field: value for field, value in given["fsdp_config"].items() if value is not None}
+    shards, what = config.get("sharding_strategy", "FULL_SHARD"), "fsdp_config: sharding_strategy"
+    if isinstance(shards, bool) or shards not in list(_STRATEGIES):
+        must = "'FULL_SHARD', 'SHARD_GRAD_OP', 'HYBRID_SHARD' or 'HYBRID_SHARD_ZERO2'"
+        must += "; ranks that shard nothing are those of dp_size"
+        checks.refuse(f"model: {what}", shards, must)
+    stays, is_hybrid = _STRATEGIES[shards]
+    for is_wanted, name, value, axis, size in (
+        (strategy == "native_fsdp", "strategy", strategy, "fsdp", fsdp),
+        ("sharding_strategy" in config, what, shards, "fsdp", fsdp),
+        (is_hybrid, what, shards, "dp", dp),
+    ):
+        require(  # one process takes what is right for several
+            not is_wanted or ranks == 1 or size > 1,
+            f"model: {name} is {value!r}, but device_mesh has no ranks along {axis}: give them to "
+            f"{axis}_size, or leave {name} out",
+        )
+    least = _gathered_bytes(config, stays)
     honoured = _HONOURED if fsdp > 1 else ()
     inert = [
         f"{field} of {name}" for name, config in given.items() for field in config
@@ -55,7 +64,7 @@ def sharing_options(mesh, strategy, ddp_config, fsdp_config):
     if ranks > 1:
         why = "ranks have one way to share a model, docs/parallel.md"
     get_logger().info_if(f"model: {', '.join(inert)} change nothing here: {why}", inert)
-    return options if fsdp > 1 else {}
+    return {"gathered_bytes": least} if least and fsdp > 1 else {}
 
 
 def _checked(name, config):
@@ -77,27 +86,8 @@ def _checked(name, config):
     return config
 
 
-def _of_fsdp(config, mesh, ranks, fsdp):
-    """One process takes what is right for several, whatever their mesh."""
-    config = {field: value for field, value in config.items() if value is not None}
-    what = "model: fsdp_config: sharding_strategy"
-    strategy = config.get("sharding_strategy", "FULL_SHARD")
-    if isinstance(strategy, bool) or strategy not in list(_STRATEGIES):
-        checks.refuse(
-            what, strategy, "'FULL_SHARD', 'SHARD_GRAD_OP', 'HYBRID_SHARD' or 'HYBRID_SHARD_ZERO2';"
-            " ranks that shard nothing are those of dp_size",
-        )  # fmt: skip
-    stays, is_hybrid = _STRATEGIES[strategy]
-    require(
-        "sharding_strategy" not in config or ranks == 1 or fsdp > 1,
-        f"{what} is {strategy!r}, but device_mesh has no ranks along fsdp: give them to fsdp_size, "
-        "or leave it out",
-    )
-    require(
-        not is_hybrid or ranks == 1 or (mesh.dp_world_size or 1) > 1,
-        f"{what} is {strategy!r}, but device_mesh has no ranks along dp: give it dp_size, or use "
-        "'FULL_SHARD'",
-    )
+def _gathered_bytes(config, stays):
+    """That the engine keeps of layers at least; stays: as the strategy has it after a forward."""
     what = "model: fsdp_config: reshard_after_forward"
     reshard = checks.flag(what, config.get("reshard_after_forward", not stays))
     require(
@@ -106,5 +96,4 @@ def _of_fsdp(config, mesh, ranks, fsdp):
         "forward all stay: leave one out",
     )
     what, least = "model: fsdp_config: gathered_bytes", config.get("gathered_bytes", 0)
-    least = checks.integer(what, least, 0, _ALL) if reshard else _ALL
-    return {"gathered_bytes": least} if least else {}
+    return checks.integer(what, least, 0, _ALL) if reshard else _ALL
