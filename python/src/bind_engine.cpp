@@ -285,15 +285,6 @@ Future submit_made(const EnginePointer& engine, Made& made) {
   return submit(engine, std::move(made.value));
 }
 
-std::vector<std::string> operation_fields(const std::string& name) {
-  std::vector<std::string> out;
-  for_kind(name, static_cast<const engine::Operation*>(nullptr), [&]<class T>(const T*) {
-    const T defaults;
-    for_each_field(defaults, [&](const auto& field, const auto&) { out.emplace_back(field.name); });
-  });
-  return out;
-}
-
 }  // namespace
 }  // namespace twinkle::python
 
@@ -320,7 +311,6 @@ void bind_engine(py::module_& m) {
         "Raises where a batch's labels are their own tokens; sequences: as forward takes them.");
   m.def("arithmetic", &here::arithmetic, "mixed_precision"_a, "device"_a, "deterministic"_a,
         "JSON of what the bits of an engine's results depend on in this process.");
-  m.def("operation_fields", &here::operation_fields, "name"_a, "Names of an operation's fields.");
   py::class_<here::Made>(m, "Operation", "An operation that was made, and may be submitted once.")
       .def(py::init(&here::made), "name"_a, "Its fields by name.");
   py::class_<Engine, here::EnginePointer> engine(m, "Engine",

@@ -365,6 +365,11 @@ Json object_of(const py::dict& given, const std::string& path) {
 
 Json state_of(const py::dict& given) { return to_json(given, "model: a loop's state"); }
 
+int64_t integer(const char* what, const py::object& value, int64_t least) {
+  const py::object check = py::module_::import("twinkle.checks").attr("integer");
+  return check(what, value, least, std::numeric_limits<int64_t>::max()).cast<int64_t>();
+}
+
 template <class Change>
 Loop changed(const Loop& loop, const Change& change) {
   Loop out = loop;
@@ -418,10 +423,12 @@ void bind_settings(py::class_<Loop>& loop) {
           "name"_a, "options"_a, "rate"_a, "A schedule of one's own: rate(base_lr, step).")
       .def(
           "with_accumulation",
-          [](const Loop& l, int64_t micro_batches) {
-            return changed(l, [&](Loop& out) { out.set_accumulation(micro_batches); });
+          [](const Loop& l, const py::object& micro_batches) {
+            if (micro_batches.is_none()) return l;
+            const int64_t count = integer("model: gradient_accumulation_steps", micro_batches, 1);
+            return changed(l, [&](Loop& out) { out.set_accumulation(count); });
           },
-          "micro_batches"_a);
+          "micro_batches"_a, "None leaves it.");
 }
 
 void bind_progress(py::class_<Loop>& loop) {
@@ -474,11 +481,20 @@ void bind_progress(py::class_<Loop>& loop) {
 
 void bind_state(py::module_& m, py::class_<Loop>& loop) {
   loop.def(
-          "state", [](const Loop& l, int64_t samples) { return from_json(l.state(samples)); },
+          "state",
+          [](const Loop& l, const py::object& samples) {
+            return from_json(l.state(integer("model: consumed_train_samples", samples, 0)));
+          },
           "consumed_train_samples"_a, "What a save carries, as a dict.")
       .def(
-          "check", [](const Loop& l, const py::dict& state) { l.check(state_of(state)); },
-          "state"_a, "Raises where the state is of another optimizer or schedule.")
+          "state_in",
+          [](const Loop& l, const std::filesystem::path& directory) {
+            const Json state = engine::loop_state_in(directory, engine::LoopFormat::kVersioned);
+            l.check(state);
+            return from_json(state);
+          },
+          "directory"_a,
+          "As loop_state_in. Raises where it is of another format, optimizer or schedule.")
       .def(
           "with_state",
           [](const Loop& l, const py::dict& state) {
@@ -487,13 +503,11 @@ void bind_state(py::module_& m, py::class_<Loop>& loop) {
           "state"_a);
   m.def(
       "loop_state_in",
-      [](const std::filesystem::path& directory, bool versioned) {
-        return from_json(engine::loop_state_in(
-            directory, versioned ? engine::LoopFormat::kVersioned : engine::LoopFormat::kAny));
+      [](const std::filesystem::path& directory) {
+        return from_json(engine::loop_state_in(directory, engine::LoopFormat::kAny));
       },
-      "directory"_a, "versioned"_a,
-      "The loop's state that a saved directory carries, a dict; empty: none. versioned: another "
-      "format is refused.");
+      "directory"_a,
+      "The loop's state that a saved directory carries, a dict, of any format; empty: none.");
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ from twinkle.errors import ConflictError, InvalidError
 
 # These know no weights: they are the compiled ones.
 Batch, Loop, Metric = real.Batch, real.Loop, real.Metric
+as_list, part_of, is_json = real.as_list, real.part_of, real.is_json
 loop_state_in, schedule_names = real.loop_state_in, real.schedule_names
 refuse_misspelt, new_adapter_fields = real.refuse_misspelt, real.new_adapter_fields
 
@@ -201,8 +202,8 @@ class Engine:
         return self.base if t["full"] or disable_lora else self.base + t["weight"]
 
     def forward(self, *, tenant, sequences, disable_lora=False, temperature=1.0, **options):
-        assert options.keys() <= {"entropy", "train", "logits", "embedding"}
-        assert not any(map(options.get, ("logits", "embedding"))), "this model has neither"
+        assert options.keys() <= {"entropy", "train", "logits", "embedding", "routed_experts"}
+        assert not any(map(options.get, ("logits", "embedding", "routed_experts")))
         self.calls.append(("forward", len(sequences)))
         weight = self._weight(self._tenant(tenant), disable_lora)
         logps = [p.float().numpy() for p in self._logps(weight, sequences, temperature)]
@@ -210,9 +211,9 @@ class Engine:
 
     def forward_backward(
         self, *, tenant, sequences, loss="CrossEntropyLoss", loss_options="", temperature=1.0,
-        logits=False,
+        logits=False, router_aux_loss_coef=0.0,
     ):  # fmt: skip
-        assert not logits, "this model has none"
+        assert not logits and not router_aux_loss_coef, "this model has none"
         self.calls.append(("forward_backward", len(sequences), loss))
         t, options = self._tenant(tenant), json.loads(loss_options or "{}")
         weight = self._weight(t).detach().clone().requires_grad_()

@@ -84,22 +84,22 @@ def test_training_on_packed_rows_is_training_on_their_samples_bit_for_bit(tiny_l
 
 
 def test_padding_does_not_count_as_a_sample(tiny_llama_dir):
-    from twinkle.engine.batch import Batch
+    from twinkle.core import core
 
     left = {"input_ids": [0, 0, 5, 6], "attention_mask": [0, 0, 1, 1], "position_ids": [0, 0, 0, 1]}
     packed = {"input_ids": [5, 6, 7, 8, 9, 0], "labels": [6, -100, 8, 9, -100, -100],
               "loss_scale": [1, 2, 3, 4, 5, 6], "attention_mask": [1, 1, 1, 1, 1, 0],
               "position_ids": [0, 1, 0, 1, 2, 0], "id": 7}  # fmt: skip
-    batch = Batch([left, packed])
+    batch = core().Batch([left, packed])
     assert [s["input_ids"].tolist() for s in batch.sequences] == [[5, 6], [5, 6], [7, 8, 9]]
     assert batch.sequences[2]["labels"].tolist() == [8, 9, -100]
     assert batch.sequences[2]["weights"].tolist() == [3, 4, 5]
     assert [f.get("id") for f in batch.features] == [None, 7, 7]
     with pytest.raises(InvalidError, match=r"inputs\[1\].*the label before is not -100"):
-        Batch([left, {**packed, "labels": [6, 7, 8, 9, -100, -100]}])
+        core().Batch([left, {**packed, "labels": [6, 7, 8, 9, -100, -100]}])
     for positions in ([0, 2], [1, 2], [0, 1, 0, 2]):
         with pytest.raises(InvalidError, match="do not count up from 0, as those of a sample"):
-            Batch([{"input_ids": [5] * len(positions), "position_ids": positions}])
+            core().Batch([{"input_ids": [5] * len(positions), "position_ids": positions}])
 
 
 def test_what_cannot_be_packed_is_named(tiny_llama_dir, tmp_path):

@@ -86,7 +86,7 @@ def test_a_model_that_does_not_exist_is_named():
         ({"lora_config": {"target_modules": ["no"]}}, "target module 'no' matches nothing"),
         ({"seed": -1}, "engine: seed is -1, it must be an integer of at least 0"),
         ({"weight": 0}, "engine: weight is 0, it must be a number of at least 0.001"),
-        ({"weight": 1001}, "engine: weight is 1001.0, it must be at most 1000"),
+        ({"weight": 1001}, "engine: weight is 1001, it must be .* 0.001, at most 1000"),
         ({"weight": float("nan")}, "engine: weight is nan, it must be a number"),
         ({"priority": "high"}, "engine: priority is 'high', it must be an integer"),
         ({"full_parameters": 1}, "engine: full_parameters is 1, it must be True or False"),
@@ -106,7 +106,10 @@ def test_a_name_is_one_tenants(engine, tenant):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda t: t.forward(5), "engine: inputs is 5, it must be a list of InputFeatures"),
+        (
+            lambda t: t.forward(5),
+            "engine: inputs is 5, it must be a dict, a list of dicts, or sample",
+        ),
         (lambda t: t.forward([{}]), r"inputs\[0\] must be an InputFeature with input_ids"),
         (
             lambda t: t.forward_backward([{"note": "a", "\ud800": 1, "output": "b"}]),
@@ -190,7 +193,7 @@ def test_a_name_is_one_tenants(engine, tenant):
         (lambda t: t.step(norm_type=0), "engine: norm_type is 0, it must be a number above 0"),
         (lambda t: t.clip_grad_norm(norm_type=0), "engine: norm_type is 0, it must be a number a"),
         (lambda t: t.clip_grad_norm("a"), "engine: max_grad_norm is 'a', it must be a number"),
-        (lambda t: t.sample(5), "engine: prompts is 5, it must be a list of InputFeatures"),
+        (lambda t: t.sample(5), "engine: prompts is 5, it must be a dict, a list of dicts, or sa"),
         (lambda t: t.sample(BATCH, 5), "engine: sampling_params is 5, it must be SamplingParams"),
         (lambda t: t.sample(BATCH, [None] * 2), "sampling_params has 2 entries for 3 prompts"),
         (lambda t: t.sample(BATCH, {"max_tokens": 600}), "max_tokens of prompt 0 is 600, the mod"),

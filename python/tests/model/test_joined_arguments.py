@@ -22,6 +22,7 @@ def joined(*values, named=(), name="given"):
     loss = lambda: None  # noqa: E731
     loss.row_arguments = named
     ranks = Together.__new__(Together)
+    ranks.is_alone = False
     ranks._ranks, ranks._counts = SimpleNamespace(size=2, rank=0), [2, 2]
     sent = [{name: pickle.loads(pickle.dumps(value))} for value in values]
     return ranks.joined(sent, SimpleNamespace(loss=loss))[name]

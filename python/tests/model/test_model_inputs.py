@@ -6,7 +6,7 @@ import torch
 from features import A, B, C, Squares, reference
 
 from twinkle import InvalidError
-from twinkle.engine.batch import Batch
+from twinkle.core import core
 from twinkle.metric import Metric
 from twinkle.processor import InputProcessor
 
@@ -95,7 +95,7 @@ def test_arrays_may_have_any_byte_order(model):
     for scored in (model.forward_only, model.forward_backward):
         logps = [scored(inputs=[feature])["logps"] for feature in (plain, swapped)]
         assert torch.equal(*logps)
-    tensors = [Batch([feature]).tensors() for feature in (plain, swapped)]
+    tensors = [core().Batch([feature]).tensors() for feature in (plain, swapped)]
     assert all(torch.equal(values, tensors[1][name]) for name, values in tensors[0].items())
 
 

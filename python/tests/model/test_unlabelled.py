@@ -3,8 +3,9 @@
 import pytest
 
 from twinkle import LoraConfig, TransformersModel, get_logger
+from twinkle.core import core
 from twinkle.engine import Engine
-from twinkle.engine.batch import Batch
+from twinkle.engine.batch import warn_of_unlabelled
 
 pytestmark = pytest.mark.usefixtures("engine_built")
 LEARNT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
@@ -32,18 +33,10 @@ def test_an_input_without_labels_is_warned_of_once(tiny_llama_dir, logged):
         assert logged == [TEXT]
 
 
-def test_after_the_warning_no_label_is_read(logged):
-    batch = Batch([{"input_ids": [1], "labels": [-100]}])
-    get_logger()._seen.discard("model: unlabelled")
-    batch.warn_of_unlabelled()
-    batch.sequences = None
-    batch.warn_of_unlabelled()
-    assert len(logged) == 1
-
-
 def test_the_warning_names_the_roles_that_are_texts(logged):
     messages = [{"role": ["a"]}, {"role": "gpt"}, {"role": None}, {}, "user", {"role": {}}]
     get_logger()._seen.discard("model: unlabelled")
-    Batch([{"input_ids": [1], "labels": [-100], "messages": messages}]).warn_of_unlabelled()
+    feature = {"input_ids": [1], "labels": [-100], "messages": messages}
+    warn_of_unlabelled(core().Batch([feature]))
     (text,) = logged
     assert "the roles of its messages are 'gpt', only 'assistant' is trained" in text

@@ -11,7 +11,6 @@ from twinkle.core import core
 from twinkle.data_format import LoraConfig, SamplingParams
 from twinkle.dataset import Dataset, DatasetMeta
 from twinkle.engine import Engine
-from twinkle.engine.arguments import as_json
 from twinkle.errors import InvalidError, TwinkleError
 from twinkle.model import TransformersModel
 from twinkle.sampler import TorchSampler
@@ -42,7 +41,7 @@ def test_a_repetition_penalty_that_no_logit_survives():
 def test_options_that_are_deep(wrap):
     value = deep(wrap)
     with pytest.raises(InvalidError, match=r"^engine: extras: foo is "):
-        as_json("engine: extras", {"foo": value})
+        core().json_of("engine: extras", {"foo": value})
     with pytest.raises(InvalidError, match=r"^model: optimizer.foo.* is nested deeper than 128"):
         core().Loop().with_optimizer("AdamW", {"foo": value})
     with pytest.raises(InvalidError, match=r"^sampler: stop is "):
@@ -55,7 +54,7 @@ def test_options_that_contain_themselves():
     value = []
     value.append(value)
     with pytest.raises(InvalidError, match=r"^engine: extras: foo is "):
-        as_json("engine: extras", {"foo": value})
+        core().json_of("engine: extras", {"foo": value})
     with pytest.raises(InvalidError, match=r"^lora: target_modules.* is nested deeper than 128"):
         LoraConfig(target_modules=value)
 

@@ -8,21 +8,19 @@ from twinkle.core import core
 from twinkle.errors import require
 from twinkle.version import __version__
 
-_TEXTS = "a digest of the model's generation_config.json and tokenizer"
-_OWN = ("park_directory",)  # each rank may have its own
-
 
 def facts(path, given, mesh):
     """{name: what must be the same on every rank} of an engine of the model at `path`, with the
     arguments `given`, on a mesh of several ranks."""
-    alike = {name: value for name, value in given.items() if name not in _OWN}
+    texts = core().digest_of_texts(path)
     found = json.loads(core().arithmetic(str(given["mixed_precision"]), given["device"], True))
     axes = {n: s for n, s in zip(mesh.mesh_dim_names, mesh.mesh.shape, strict=True) if s > 1}
     return {
         "device_mesh": axes,
-        **alike,
+        # Each rank may have its own folder to park in.
+        **{name: value for name, value in given.items() if name != "park_directory"},
         "a digest of the model's config.json, indexes and weights": core().digest_of_files(path),
-        _TEXTS: core().digest_of_texts(path),
+        "a digest of the model's generation_config.json and tokenizer": texts,
         # The build, and what the bits of results depend on.
         "twinkle's version": __version__,
         "torch's version": version("torch"),  # found has that of the build

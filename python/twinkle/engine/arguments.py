@@ -1,20 +1,11 @@
 """Checks and converts twinkle.engine's arguments; errors name field, value and limits."""
 
 import dataclasses
-import json
 import os
 
 from twinkle import checks, hub
 from twinkle.data_format import LoraConfig, SamplingParams
-from twinkle.engine.batch import as_list
 from twinkle.template.template import resolve
-
-
-def features_of(what, values):
-    """as_list of features. InvalidError: neither a list, a tuple nor a dict, and as there."""
-    if not isinstance(values, (list, tuple, dict)):
-        checks.refuse(what, values, "a list of InputFeatures")
-    return as_list(values)
 
 
 def adapter_of(lora_config, model_id):
@@ -33,34 +24,12 @@ def adapter_of(lora_config, model_id):
     return config, {"lora_json": config.to_json()}
 
 
-def as_json(what, values):
-    """JSON text of a dict, '' of an empty one. InvalidError: names a value that is not JSON; NaN
-    and infinity are not."""
-    for key, value in values.items():
-        if not is_json(value):
-            must = "a finite number, a text, True or False, or a list of them"
-            checks.refuse(f"{what}: {key}", value, must)
-    return json.dumps(values) if values else ""
-
-
-def is_json(value):
-    """True for what JSON has."""
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
-
-
 def clip_arguments(folder, max_grad_norm, norm_type):
     """Both by name, for the engine. folder: 'model' or 'engine', for errors. InvalidError:
     max_grad_norm below 0, norm_type not above 0, no numbers."""
-    return {
-        "max_grad_norm": checks.number(
-            f"{folder}: max_grad_norm", max_grad_norm, least=0, infinite=True
-        ),
-        "norm_type": checks.number(f"{folder}: norm_type", norm_type, above=0, infinite=True),
-    }
+    most = checks.number(f"{folder}: max_grad_norm", max_grad_norm, least=0, infinite=True)
+    norm_type = checks.number(f"{folder}: norm_type", norm_type, above=0, infinite=True)
+    return {"max_grad_norm": most, "norm_type": norm_type}
 
 
 def params_of(folder, params):

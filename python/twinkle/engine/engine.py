@@ -139,7 +139,21 @@ class Engine:
         cannot be, named.
         """
         with self.ranks.alike("its tenant"):
-            fields = self._tenant_fields(name, lora_config, seed, weight, full_parameters, priority)
+            checks.text("engine: name", name)
+            checks.flag("engine: full_parameters", full_parameters)
+            require(
+                lora_config is None or not full_parameters,
+                "engine: lora_config and full_parameters=True exclude each other: give one of them",
+            )
+            fields = {
+                "tenant": name,
+                "seed": checks.integer("engine: seed", seed, 0, 2**64 - 1),
+                "weight": checks.number("engine: weight", weight, least=0.001, most=1000),
+                "priority": checks.integer("engine: priority", priority, -(2**31), 2**31 - 1),
+                "frozen": lora_config is None and not full_parameters,
+            }
+            if lora_config is not None:
+                fields |= adapter_of(lora_config, self.model_id)[1]
         made = Ledger(tenant=None)
         try:
             made.run(self.operations.create, lambda _: {"tenant": Tenant(self, name)}, **fields)
@@ -150,22 +164,6 @@ class Engine:
                 made.tenant.delete()
             raise
         return made.tenant
-
-    def _tenant_fields(self, name, lora_config, seed, weight, full_parameters, priority):
-        checks.text("engine: name", name)
-        checks.flag("engine: full_parameters", full_parameters)
-        require(
-            lora_config is None or not full_parameters,
-            "engine: lora_config and full_parameters=True exclude each other: give one of them",
-        )
-        seed = checks.integer("engine: seed", seed, 0, 2**64 - 1)
-        weight = checks.number("engine: weight", weight, least=0.001)
-        require(weight <= 1000, f"engine: weight is {weight}, it must be at most 1000")
-        priority = checks.integer("engine: priority", priority, -(2**31), 2**31 - 1)
-        fields = {"tenant": name, "seed": seed, "weight": weight, "priority": priority}
-        if lora_config is not None:
-            return fields | adapter_of(lora_config, self.model_id)[1]
-        return fields | {"frozen": not full_parameters}
 
 
 def end_dropped():

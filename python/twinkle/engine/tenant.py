@@ -2,21 +2,17 @@
 
 import itertools
 
-import numpy as np
-
 from twinkle import checks
 from twinkle.core import core
-from twinkle.engine.arguments import as_json, clip_arguments, features_of, params_of
-from twinkle.engine.batch import batch_of
+from twinkle.engine.arguments import clip_arguments, params_of
+from twinkle.engine.batch import as_list, batch_of, warn_of_unlabelled
 from twinkle.engine.future import Future, Result
 from twinkle.engine.sampling import Prompts, routes_shape
 from twinkle.engine.stream import TokenStream
-from twinkle.errors import refuse_unknown, require
+from twinkle.errors import require
 from twinkle.infra import current_run
 from twinkle.loss.old_logps import Compared, warn_of_ratio
 from twinkle.seeding import stable_seed
-
-_OWN_FIELDS = {"tenant", "sequences", "loss", "loss_options"}  # a tenant makes these itself
 
 
 class Tenant:
@@ -65,7 +61,7 @@ class Tenant:
         shape = routes_shape(self.engine, options.get("routed_experts"))
 
         def convert(result):
-            out = _scores(batch, result if loss else {**result, "loss": None})
+            out = Result(batch.scores(result if loss else {**result, "loss": None}))
             if shape:
                 out["routed_experts"] = [ids.reshape(shape) for ids in result["routed_experts"]]
             return out
@@ -106,7 +102,7 @@ class Tenant:
         def convert(result):
             if not result.get("label_logits"):
                 warn_of_ratio(compared, sequences, result["logps"])
-            return _scores(batch, result)
+            return Result(batch.scores(result))
 
         return Future(future, convert)
 
@@ -122,7 +118,7 @@ class Tenant:
 
         def fields():
             name = checks.text("engine: optimizer", optimizer)
-            text = as_json("engine: options", options)
+            text = core().json_of("engine: options", options)
             core().check_optimizer(name, text)
             limits = clip_arguments("engine", max_grad_norm, norm_type)
             return {"optimizer": name, "options": text, "divide": divide, **limits}
@@ -244,13 +240,10 @@ class Tenant:
 
     # ---- arguments
 
-    def _made(self, name, fields):
-        return core().Operation(name, tenant=self.name, **fields)
-
     def _submit(self, name, convert=lambda value: value, fields=dict):
         """A Future of an operation, whose fields every rank checks before any submits it."""
         with self.engine.ranks.alike(f"its {name}"):
-            operation = self._made(name, fields())
+            operation = core().Operation(name, tenant=self.name, **fields())
         return Future(self._core.submit(operation), convert)
 
     def _scored(self, name, inputs, loss, options, grads):
@@ -258,23 +251,13 @@ class Tenant:
         grads: of outputs, by name."""
 
         def make():
-            features = features_of("engine: inputs", inputs)
+            features = as_list(inputs, "engine: inputs")
             batch = batch_of(features, self.engine.model_info(), self.engine.template)
             if name == "forward_backward" and all(grad is None for grad in grads.values()):
-                batch.warn_of_unlabelled()
-            checks.text("engine: loss", loss, none=name == "forward")
-            known = {*core().operation_fields(name)} - _OWN_FIELDS
-            fields = {option: options[option] for option in known & options.keys()}
-            rest = {option: value for option, value in options.items() if option not in known}
-            if loss is None:
-                refuse_unknown("engine: forward without a loss", rest, sorted(fields))
-            lists = {n: v for n, v in rest.items() if isinstance(v, (list, tuple, np.ndarray))}
-            for extra, values in lists.items():
-                batch.add_extra(extra, values, core().per_sequence(loss, extra))
-            rest = {option: value for option, value in rest.items() if option not in lists}
-            fields |= {"loss": loss or "", "loss_options": as_json("engine: extras", rest)}
-            sequences = batch.with_grads(grads, set(lists)) if grads else batch.sequences
-            return (batch, sequences, self._made(name, {"sequences": sequences, **fields})), None
+                warn_of_unlabelled(batch)
+            fields = batch.operation(name, loss, options, grads)
+            operation = core().Operation(name, tenant=self.name, **fields)
+            return (batch, fields["sequences"], operation), None
 
         (batch, sequences, operation), _ = self.engine.ranks.agree(f"its {name}", make)
         return batch, sequences, self._core.submit(operation)
@@ -284,7 +267,7 @@ class Tenant:
         template = self.engine.template
         features = [
             f if "input_ids" in f else template().encode(f, add_generation_prompt=True)
-            for f in features_of("engine: prompts", prompts)
+            for f in as_list(prompts, "engine: prompts")
         ]
         params = [params_of("engine", p) for p in (given if isinstance(given, list) else [given])]
         require(
@@ -301,20 +284,3 @@ class Tenant:
         run, call = current_run().seed, next(self._num_samples)  # counts calls that were right
         seed_of = lambda i: stable_seed(run, "engine", self.name, call, begin + i)  # noqa: E731
         return prompts.request(self.name, seed_of)
-
-
-def _scores(batch, result):
-    """The engine's result for a user: arrays as long as the inputs; only what was asked for."""
-    out = Result(loss=result["loss"], num_tokens=result["num_tokens"])
-    if result.get("label_logits"):
-        out["label_logits"] = result["label_logits"]
-        return out
-    out["logps"] = batch.rows(result["logps"])
-    if result["entropies"]:
-        out["entropies"] = batch.rows(result["entropies"])
-    for name in ("logits", "embeddings"):
-        if result[name]:
-            out[name] = result[name]
-    if result["aux_loss"]:
-        out["aux_loss"] = result["aux_loss"]
-    return out

@@ -9,7 +9,7 @@ from twinkle.errors import ConflictError, refuse_unknown, require
 from twinkle.infra import current_run
 from twinkle.logger import get_logger
 from twinkle.model.checkpoint import Checkpoints
-from twinkle.model.group import Group, Groups, check_accumulation
+from twinkle.model.group import Group, Groups, Phase
 from twinkle.remote.how import at_once
 from twinkle.seeding import stable_seed
 from twinkle.template.template import Template
@@ -49,8 +49,8 @@ class Adapters(Checkpoints):
         with self._lock:
             self._tenants.settle()
             group.settle()
-            if group.tenant is not None:  # another thread was first
-                return group.tenant
+            if group.tenant is not None:
+                return group.tenant  # another thread was first
             if self._tenants.frozen is not None:  # who trains all weights is alone with the model
                 self._tenants.run(self.engine.delete, lambda _: {"frozen": None}, tenant=_FROZEN)
             if not self._value_head:  # a critic is trained whole, always
@@ -63,11 +63,10 @@ class Adapters(Checkpoints):
         return group.tenant
 
     def _count(self, group, operation, change, **fields):
-        """Runs an operation of the engine, by its name, for a group. change(loop, result): the
-        group's loop after it, of the one before."""
+        """Runs an operation, a method of the engine, for a group. change(loop, result): the group's
+        loop after it, of the one before."""
         changes = lambda result: {"loop": change(group.loop, result)}  # noqa: E731
-        run = getattr(self.engine, operation)
-        return group.run(run, changes, tenant=self._tenant(group), **fields)
+        return group.run(operation, changes, tenant=self._tenant(group), **fields)
 
     def frozen_tenant(self):
         """The engine's tenant of the base model as it is. ConflictError: it is being trained."""
@@ -102,8 +101,9 @@ class Adapters(Checkpoints):
         group = Group(adapter_name, self._default_template())
         group.config, group.created = adapter_of(config_or_dir, self.model_id)
         group.created["seed"] = stable_seed(current_run().seed, "adapter", adapter_name)
-        group.set_gradient_accumulation_steps(check_accumulation(gradient_accumulation_steps))
-        group.tenant = f"adapter/{adapter_name}"
+        steps = checks.integer("model: gradient_accumulation_steps", gradient_accumulation_steps, 1)
+        group.set_gradient_accumulation_steps(steps)
+        group.created["tenant"] = group.tenant = f"adapter/{adapter_name}"
         return group
 
     def _add(self, group):
@@ -123,15 +123,13 @@ class Adapters(Checkpoints):
                 f"remove_adapter({group.name!r}) first"
             )
         groups[group.name] = group
-        created = {"tenant": group.tenant, **group.created}
-        self._tenants.run(self.engine.create, lambda _: {"groups": groups}, **created)
+        self._tenants.run(self.engine.create, lambda _: {"groups": groups}, **group.created)
 
     @at_once
     def remove_adapter(self, adapter_name=None):
         """Forgets an adapter and its optimizer's state. InvalidError: there is none of the name, or
         it is the base model."""
-        with self._ranks.alike("its remove_adapter"):
-            group = self._group(adapter_name)
+        with self._checked("remove_adapter", adapter_name) as group:
             require(group.config is not None, "model: the base model cannot be removed")
         with self._lock:
             self._tenants.settle()
@@ -144,17 +142,16 @@ class Adapters(Checkpoints):
     @at_once
     def reload_initial_weights(self, adapter_name=None):
         """Weights, optimizer and counters as they were before the first step; settings stay."""
-        with self._ranks.alike("its reload_initial_weights"):
-            group = self._group(adapter_name)
-        before = group.tenant
+        with self._checked("reload_initial_weights", adapter_name) as group:
+            before = group.tenant
 
         def fresh(tenant, stale):
-            loop, train = group.loop.from_the_start(), group.train.forgotten()
+            loop, train = group.loop.from_the_start(), Phase(group.train.metrics)
             return {"loop": loop, "train": train, "tenant": tenant, "stale": stale}
 
         if group.created:  # the new one is there before the old one goes
             self._drop_stale(group)
-            again = {"tenant": f"{before}'", **group.created}
+            again = {**group.created, "tenant": f"{before}'"}
             group.run(self.engine.create, lambda _: fresh(again["tenant"], before), **again)
             self._drop_stale(group)
         elif before is not None:  # all weights: made anew when it is first needed

@@ -99,57 +99,43 @@ def refuse_grad_scaler(what):
 
 @dataclass(frozen=True)
 class Task:
-    """The outputs of a forward besides log-probabilities, or instead of them."""
+    """What a forward is asked for."""
 
-    embedding: bool = False  # each sequence's, in place of log-probabilities
+    # The output that there is whatever else is asked for: logps, a sequence's embeddings, the
+    # values of a value head, or the logits of an adapter's head of labels.
+    gives: str = "logps"
     logits: bool = False
     temperature: float = 1.0
-    loss_logits: bool = False  # for the loss, which learns through them
-    values: bool = False  # the logits of a value head
-    labels: bool = False  # the logits of an adapter's head of labels
     router_aux_loss_coef: float = 0.0  # in training: of the experts' auxiliary loss
     routes: bool = False  # where tokens went
+    loss_logits: bool = False  # for the loss, which learns through them
 
     @property
-    def learning(self):
-        """The engine's arguments of a forward_backward alone."""
-        coef = self.router_aux_loss_coef
-        return {"router_aux_loss_coef": coef} if coef else {}
-
-    @property
-    def needs_logits(self):
-        """True: the loss, or a value head, is of the engine's logits."""
-        return self.loss_logits or self.values
-
-    @property
-    def gives(self):
-        """The output that there is whatever else is asked for."""
-        if self.embedding:
-            return "embeddings"
-        if self.labels:
-            return "logits"
-        return "values" if self.values else "logps"
+    def of_values(self):
+        """True: the engine's logits are those of a value head."""
+        return self.gives == "values"
 
     def of(self, group, value_head):
         """The same with what the group's loss asks for, and what its head gives."""
         if group.num_labels:  # their logits come anyway
-            return replace(self, logits=False, labels=True)
-        logits = group.loss.require_logits and not self.embedding
-        return replace(self, loss_logits=logits, values=value_head)
+            return replace(self, gives="logits", logits=False)
+        if self.gives != "logps":
+            return self
+        gives = "values" if value_head else "logps"
+        return replace(self, gives=gives, loss_logits=group.loss.require_logits)
 
     def check(self, loss):
         """InvalidError: the loss needs what the forward does not give."""
         wanted = [flag for flag in ("require_logps", "require_logits") if getattr(loss, flag)]
         require(
-            not (self.embedding and wanted),
+            self.gives != "embeddings" or not wanted,
             f"loss: {type(loss).__name__} has {' and '.join(wanted)}, but task='embedding' gives "
             "embeddings alone; set a loss of embeddings, with require_logps = False",
         )
 
     def sequences(self, batch):
         """As the engine takes them."""
-        has_none = self.embedding or self.values or self.labels
-        return batch.unscored() if has_none else batch.sequences
+        return batch.sequences if self.gives == "logps" else batch.unscored()
 
     def check_size(self, batch, vocabulary):
         """InvalidError: more logits than are given, the padding counted."""
@@ -161,12 +147,9 @@ class Task:
 def forward_kwargs(method, kwargs, temperature):
     """(Task, the loss's keyword arguments). InvalidError: what cannot be had is refused by name."""
     kwargs = dict(kwargs)
-    task = kwargs.pop("task", "causal_lm")
-    # The head is fused in either of the last two.
-    if not isinstance(task, str) or task not in ("embedding", "causal_lm", "fused_lm_ce"):
-        checks.refuse("model: task", task, "'causal_lm', 'fused_lm_ce' or 'embedding'")
+    known = ("causal_lm", "fused_lm_ce", "embedding")  # the head is fused in either of the first
+    task = checks.one_of("model: task", kwargs.pop("task", "causal_lm"), known)
     logits = checks.flag("model: return_logits", kwargs.pop("return_logits", False))
-    logits = logits and task != "embedding"  # there are none
     routes = records(method, kwargs.pop("router_replay_action", None))
     coef = 0.0 if method == "forward_only" else kwargs.pop("router_aux_loss_coef", 0.0)
     coef = checks.number("model: router_aux_loss_coef", coef, least=0)
@@ -175,24 +158,8 @@ def forward_kwargs(method, kwargs, temperature):
         checks.integer("model: micro_batch_size", size, least=1, none=True)
         refuse_unknown(f"model: {method}", kwargs)
     temperature = checks.number("model: temperature", temperature, above=0)
-    out = Task(task == "embedding", logits, temperature, router_aux_loss_coef=coef, routes=routes)
-    return out, kwargs
-
-
-def slice_kwargs(kwargs, begin, size, total, are_of_rows=None):
-    """The part of per-sample loss arguments that belongs to a micro-batch. are_of_rows: {name:
-    whether it has an entry for each row, or, of a dict, the same of each entry}; of what is not in
-    it lengths tell."""
-
-    def cut(value, is_of_rows):
-        if isinstance(value, dict):
-            known = is_of_rows if isinstance(is_of_rows, dict) else dict.fromkeys(value, is_of_rows)
-            return {key: cut(item, known.get(key)) for key, item in value.items()}
-        sized = hasattr(value, "__len__") and getattr(value, "ndim", 1) > 0
-        may_be = sized and not isinstance(value, str) and is_of_rows is not False
-        return value[begin : begin + size] if may_be and len(value) == total else value
-
-    return kwargs if size == total else cut(kwargs, are_of_rows)
+    gives = "embeddings" if task == "embedding" else "logps"  # without logits
+    return Task(gives, logits and gives == "logps", temperature, coef, routes), kwargs
 
 
 def require_backward(group):
@@ -205,12 +172,11 @@ def require_backward(group):
 
 def check_outputs(loss, together):
     """InvalidError: the last forward was not asked for what the loss needs."""
-    for flag, name in (("require_logits", "logits"), ("require_entropy", "entropies")):
-        require(
-            together.task.embedding
-            or not getattr(loss, flag)
-            or name in together.outputs
-            or (loss.require_logits and name == "entropies"),  # computed from logits
-            f"model: {type(loss).__name__} has {flag}, but was set after the forward: call forward "
-            "or forward_only again",
-        )
+    flag, name = "require_entropy", "entropies"
+    if loss.require_logits:  # of which entropies are computed
+        flag, name = "require_logits", "logits"
+    require(
+        together.task.gives == "embeddings" or not getattr(loss, flag) or name in together.outputs,
+        f"model: {type(loss).__name__} has {flag}, but was set after the forward: call forward "
+        "or forward_only again",
+    )

@@ -54,26 +54,22 @@ class Checkpoints(Settings):
         written, a max_shard_size for an adapter, an expert_format for a model or with
         save_optimizer; an older checkpoint stays then.
         """
-        with self._ranks.alike("its save"):
+        with self._checked("save", adapter_name) as group:
             refuse_unknown("model: save", kwargs)
-            group = self._group(adapter_name)
             checks.integer("model: interval", interval, least=1)
             save_optimizer = checks.flag("model: save_optimizer", save_optimizer)
-            if name is None:
-                name = f"checkpoint-step-{group.cur_step}"
+            name = f"checkpoint-step-{group.cur_step}" if name is None else name
             directory = _directory_of(name, output_dir)
             max_shard_bytes = checks.file_size("model: max_shard_size", max_shard_size)
             expert_format = checks.text("model: expert_format", expert_format, none=True) or ""
-            samples = checks.integer(
-                "model: consumed_train_samples", consumed_train_samples, 0, 2**63 - 1
-            )
+            state = group.loop.state(consumed_train_samples)
         if group.cur_step % interval:
             return None
         return self.engine.save(
             tenant=self._tenant(group),
             directory=directory,
             optimizer=save_optimizer,
-            extra_json=json.dumps(group.loop.state(samples)),
+            extra_json=json.dumps(state),
             max_shard_bytes=max_shard_bytes,
             expert_format=expert_format,
         ).result()
@@ -90,15 +86,12 @@ class Checkpoints(Settings):
         InvalidError: other shapes, a damaged file, another optimizer or schedule, or a schedule of
         other arguments, than is set; nothing changes then.
         """
-        with self._ranks.alike("its load"):
+        with self._checked("load", adapter_name) as group:
             checks.text("model: token", token, none=True)
-            group = self._group(adapter_name)
             load_optimizer = checks.flag("model: load_optimizer", load_optimizer)
             given = _path("name", name) if output_dir is None else _directory_of(name, output_dir)
             directory = HubOperation.download_model(given, token=token)
-            state = core().loop_state_in(directory, True) if load_optimizer else None
-            if load_optimizer:
-                group.loop.check(state)
+            state = group.loop.state_in(directory) if load_optimizer else None
         self._load(group, directory, state)
 
     @at_once
@@ -110,17 +103,15 @@ class Checkpoints(Settings):
         was. resume_only_model: weights alone; the optimizer begins anew, its options and the
         model's counters stay. NotFoundError, InvalidError and warning: as load's.
         """
-        with self._ranks.alike("its resume_from_checkpoint"):
+        with self._checked("resume_from_checkpoint", adapter_name) as group:
             directory = _checkpoint(checkpoint_dir)
             resume_only_model = checks.flag("model: resume_only_model", resume_only_model)
-            group = self._group(adapter_name)
-            state = core().loop_state_in(directory, not resume_only_model)
-            if not resume_only_model:
-                group.loop.check(state)
+            state_in = core().loop_state_in if resume_only_model else group.loop.state_in
+            state = state_in(directory)
         self._load(group, directory, None if resume_only_model else state)
-        if not resume_only_model:
-            group.set_gradient_accumulation_steps(state.get("gradient_accumulation_steps"))
         steps = "gradient_accumulation_steps"
+        if not resume_only_model:
+            group.set_gradient_accumulation_steps(state.get(steps))
         saved = {"cur_step": 0, "consumed_train_samples": 0, steps: getattr(group, steps)}
         return {name: state.get(name, default) for name, default in saved.items()}
 
@@ -131,7 +122,8 @@ class Checkpoints(Settings):
         def loaded(loop, _):
             return loop.with_weights() if state is None else loop.with_state(state)
 
-        self._count(group, "load", loaded, directory=directory, optimizer=state is not None)
+        read = {"directory": directory, "optimizer": state is not None}
+        self._count(group, self.engine.load, loaded, **read)
         if group.config is not None:
             warn_of_another_base(directory, self.model_id, self.model_info["directory"])
 

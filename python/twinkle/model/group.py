@@ -21,10 +21,6 @@ class Phase:
     metrics: list
     together: Any = None  # the Together of its last forward, for calculate_loss and backward
 
-    def forgotten(self):
-        """Without the batch and what was computed of it; the metrics are the same."""
-        return Phase(self.metrics)
-
 
 def optimizer_name(optimizer_cls):
     """The engine's name of 'AdamW', torch.optim.AdamW, ... InvalidError: neither a text nor a class
@@ -40,12 +36,6 @@ def optimizer_name(optimizer_cls):
         "options beside it: set_optimizer('AdamW', lr=1e-4)",
     )
     return name
-
-
-def check_accumulation(steps, none=False):
-    """Micro-batches of one step; None only with `none`. InvalidError: below 1."""
-    what = "model: gradient_accumulation_steps"
-    return checks.integer(what, steps, least=1, most=2**63 - 1, none=none)
 
 
 class Groups(dict):
@@ -84,15 +74,13 @@ class Group(Ledger):
         """Labels of the adapter's head; 0: it has none."""
         return getattr(self.config, "num_labels", None) or 0
 
-    def with_micro_batch(self, result):
+    def with_micro_batch(self, _):
         """The changes of a forward_backward, for `run`: a forward before it does not outlive it."""
-        del result
-        return {"loop": self.loop.with_micro_batch(), "train": self.train.forgotten()}
+        return {"loop": self.loop.with_micro_batch(), "train": Phase(self.train.metrics)}
 
     def set_gradient_accumulation_steps(self, steps):
         """Micro-batches of one step, from now on; None leaves them. InvalidError: below 1."""
-        if (steps := check_accumulation(steps, none=True)) is not None:
-            self.loop = self.loop.with_accumulation(steps)
+        self.loop = self.loop.with_accumulation(steps)
 
     def take_settings(self, other):
         """Settings that were made before this group's adapter was added."""

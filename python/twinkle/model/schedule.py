@@ -4,7 +4,6 @@ import inspect
 
 from twinkle import checks
 from twinkle.core import core
-from twinkle.engine.arguments import is_json
 from twinkle.errors import InvalidError
 
 _MOMENTUM = 0.9  # the optimizer's without a model; some schedulers would change it
@@ -17,9 +16,8 @@ def with_schedule(loop, scheduler_cls, options):
     """
     from torch.optim import lr_scheduler
 
-    name, found, base = scheduler_cls, scheduler_cls, lr_scheduler.LRScheduler
-    if isinstance(name, str):
-        found = getattr(lr_scheduler, name, None)
+    name, base = scheduler_cls, lr_scheduler.LRScheduler
+    found = getattr(lr_scheduler, name, None) if isinstance(name, str) else name
     is_torchs = inspect.isclass(found) and issubclass(found, base) and found is not base
     if not isinstance(name, str):
         if not is_torchs:
@@ -29,7 +27,7 @@ def with_schedule(loop, scheduler_cls, options):
     own = is_torchs and not found.__module__.startswith("torch.optim")
     if not is_torchs or (name in core().schedule_names() and not own):
         return loop.with_schedule(name, options)
-    kept = {option: value for option, value in options.items() if is_json(value)}
+    kept = {option: value for option, value in options.items() if core().is_json(value)}
     return loop.with_rate(name, kept, TorchSchedule(found, options).lr)
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from contextlib import contextmanager
 
 from twinkle import checks, loss, metric, patch, processor, template
 from twinkle.core import core
@@ -45,6 +46,12 @@ class Settings(TwinkleModel):
         group = groups[adapter_name] if is_name else groups.__missing__(adapter_name)
         group.settle()
         return group
+
+    @contextmanager
+    def _checked(self, call, adapter_name):
+        """In its block every rank checks a call, before any does it; gives the adapter's group."""
+        with self._ranks.alike(f"its {call}"):
+            yield self._group(adapter_name)
 
     @property
     def optimizer_group(self):
@@ -183,8 +190,8 @@ class Settings(TwinkleModel):
         if group.config is not None:
             shown = ("r", "lora_alpha", "lora_dropout", "target_modules")
             lora["lora"] = ", ".join(f"{name} {getattr(group.config, name)}" for name in shown)
-        options = {**group.options}
-        options.setdefault("weight_decay", DEFAULT_WEIGHT_DECAY)
+        decay = group.options.get("weight_decay", DEFAULT_WEIGHT_DECAY)
+        options = {**group.options, "weight_decay": decay}
         options = ", ".join(f"{key} {value}" for key, value in options.items())
         size = f"{info['num_parameters']:,} parameters"
         lines = {

@@ -10,7 +10,7 @@ from twinkle import checks
 from twinkle.checkpoint_engine.mixin import SendsWeights
 from twinkle.core import core, option_names
 from twinkle.engine.arguments import clip_arguments
-from twinkle.engine.batch import as_list, batch_of
+from twinkle.engine.batch import as_list, batch_of, warn_of_unlabelled
 from twinkle.engine.engine import Engine
 from twinkle.errors import refuse_unknown, require
 from twinkle.infra import current_run, place
@@ -19,9 +19,8 @@ from twinkle.loss.base import check_head, check_kwargs, engine_loss, evaluate
 from twinkle.loss.old_logps import check_scores, warn_of_ratio
 from twinkle.model import arguments, python_loss
 from twinkle.model.adapters import Adapters
-from twinkle.model.group import Group, Groups, check_accumulation
+from twinkle.model.group import Group, Groups
 from twinkle.model.inside import Inside
-from twinkle.model.predictions import predictions
 from twinkle.model.remote import of_all, of_batch, of_whole_batch
 from twinkle.model.router_replay import padded_routes
 from twinkle.model.sharing import sharing_options
@@ -80,21 +79,19 @@ class TransformersModel(SendsWeights, Adapters):
         replay = kwargs.get("enable_router_replay", False)
         replay = checks.flag("model: enable_router_replay", replay)
         arguments.check_model_cls(model_cls, self._value_head)
-        checks.text("model: mixed_precision", mixed_precision)
+        self.mixed_precision = checks.text("model: mixed_precision", mixed_precision)
         for name in ("torch_dtype", "dtype"):
             arguments.check_dtype(mixed_precision, kwargs.get(name))
         if grad_scaler_config:
             arguments.refuse_grad_scaler("grad_scaler_config")
         self.device_mesh, self._device = place(self, device_mesh, kwargs.get("remote_group"))
         shared = sharing_options(self.device_mesh, strategy, ddp_config, fsdp_config)
-        for name in shared:
-            require(
-                options.get(name) is None,
-                f"model: {name} is given, but fsdp_config says how much stays gathered, too: leave "
-                "one out",
-            )
+        require(
+            not shared or options.get("gathered_bytes") is None,
+            "model: gathered_bytes is given, but fsdp_config says how much stays gathered, too: "
+            "leave one out",
+        )
         arguments.check_kwargs_of_model(kwargs, self._device)
-        self.mixed_precision = mixed_precision
         engine = Engine(
             model_id,
             mixed_precision,
@@ -113,9 +110,8 @@ class TransformersModel(SendsWeights, Adapters):
         arguments.check_config(config, self.model_info["config_json"])
         self.model = Inside(self.model_info)
         # The adapters, and the tenant of the base model as it is; what changes them holds the lock.
-        self._tenants = Ledger(
-            groups=Groups({"": Group("", self._default_template())}), frozen=None
-        )
+        groups = Groups({"": Group("", self._default_template())})
+        self._tenants = Ledger(groups=groups, frozen=None)
         self._lock = threading.RLock()
         self._number = next(_numbers)
 
@@ -123,7 +119,7 @@ class TransformersModel(SendsWeights, Adapters):
 
     def _batch(self, group, inputs, task):
         features, info, template = as_list(inputs), self.model_info, group.get_template
-        batch = batch_of(features, info, template, group.processor, marks=task.embedding)
+        batch = batch_of(features, info, template, group.processor, task.gives == "embeddings")
         if engine_loss(group.loss) is not None and task.gives == "logps":
             core().refuse_own_tokens(batch.sequences)
         return batch
@@ -157,21 +153,20 @@ class TransformersModel(SendsWeights, Adapters):
         together = self._together(inputs, check)
         group, task = together.group, together.task
         trains_all = disable_lora and group.has_optimizer  # the engine refuses it by its reason
-        asked = {"routed_experts": True} if task.routes else {}
         result = self._scored(
             self._tenant(group, training or trains_all),
             together,
             task,
             train=training,
-            logits=task.logits or task.needs_logits,
+            logits=task.logits or task.loss_logits or task.of_values,
             disable_lora=bool(disable_lora),
-            **asked,
+            routed_experts=task.routes,
         )
         together.outputs = together.model_output(together.scores(result))
         together.disable_lora = disable_lora and group.config is not None
         group.phase(training).together, group.mode = together, "train" if training else "eval"
         out = together.own_outputs(together.outputs, result)
-        if not (task.logits or task.labels):  # the loss alone has asked for them
+        if not (task.logits or task.gives == "logits"):  # the loss alone has asked for them
             out.pop("logits", None)
         if "logps" in out:
             out["temperature"] = task.temperature
@@ -184,15 +179,14 @@ class TransformersModel(SendsWeights, Adapters):
 
     def _scored(self, tenant, together, task, **asked):
         """The engine's result for this rank's sequences."""
-        result = self.engine.forward(
+        return self.engine.forward(
             tenant=tenant,
             sequences=task.sequences(together.own),
             temperature=task.temperature,
             entropy=together.group.loss.require_entropy,
-            embedding=task.embedding,
+            embedding=task.gives == "embeddings",
             **asked,
         ).result()
-        return python_loss.with_values(together.own, result) if task.values else result
 
     @of_batch
     def forward(self, *, inputs, adapter_name=None, temperature=1.0, **kwargs):
@@ -231,7 +225,7 @@ class TransformersModel(SendsWeights, Adapters):
         """The predictions of the weights that scored the batch, which have not changed since."""
         base = together.disable_lora
         tenant = self.frozen_tenant() if base else self._tenant(group, training=False)
-        return predictions(self.engine, tenant, together)
+        return together.predictions(self.engine, tenant)
 
     @of_whole_batch
     def calculate_loss(self, adapter_name=None, **kwargs):
@@ -274,8 +268,7 @@ class TransformersModel(SendsWeights, Adapters):
         """Adds the gradient of the last calculate_loss to the accumulated ones.
         gradient_accumulation_steps: from now on. InvalidError: no forward and calculate_loss came
         before, or a gradient is not finite."""
-        with self._ranks.alike("its backward"):
-            group = self._group(adapter_name)
+        with self._checked("backward", adapter_name) as group:
             together = group.train.together
             require(
                 group.mode == "train" and together is not None and together.loss is not None,
@@ -285,7 +278,7 @@ class TransformersModel(SendsWeights, Adapters):
                 together.loss is group.loss,
                 "model: the loss was set anew after calculate_loss: call calculate_loss again",
             )
-            check_accumulation(gradient_accumulation_steps, none=True)
+            group.loop.with_accumulation(gradient_accumulation_steps)
         group.check_metrics(True, together, together.loss_kwargs)
         group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         task = replace(together.task, logits=False)  # nobody sees them here
@@ -325,8 +318,8 @@ class TransformersModel(SendsWeights, Adapters):
         def check():
             task, loss_kwargs = arguments.forward_kwargs("forward_backward", kwargs, temperature)
             checks.integer("model: micro_batch_size", micro_batch_size, least=1, none=True)
-            check_accumulation(gradient_accumulation_steps, none=True)
             group = self._group(adapter_name)
+            group.loop.with_accumulation(gradient_accumulation_steps)
             check_kwargs(group.loss, loss_kwargs)
             check_scores(loss_kwargs, task.temperature, self._scorer(group))
             task.check(group.loss)
@@ -336,8 +329,8 @@ class TransformersModel(SendsWeights, Adapters):
         together = self._together(inputs, check)
         group = together.group
         group.check_metrics(True, together, together.given)
-        if not (together.task.embedding or together.task.labels):
-            together.whole.warn_of_unlabelled()
+        if together.task.gives in ("logps", "values"):
+            warn_of_unlabelled(together.whole)
         group.set_gradient_accumulation_steps(gradient_accumulation_steps)
         group.mode = "train"
         return self._accumulate(together, together.task, together.given, micro_batch_size)
@@ -346,7 +339,6 @@ class TransformersModel(SendsWeights, Adapters):
         """loss_kwargs: of all ranks."""
         group, started = together.group, time.perf_counter()
         tenant, loss, name = self._tenant(group), group.loss, engine_loss(group.loss)
-        by_engine = name is not None and not task.values
 
         def learn(sequences, name, options):
             return group.run(
@@ -358,33 +350,35 @@ class TransformersModel(SendsWeights, Adapters):
                 loss_options=json.dumps(options),
                 temperature=task.temperature,
                 logits=task.logits,
-                **task.learning,
+                router_aux_loss_coef=task.router_aux_loss_coef,
             )
 
+        by_engine = name is not None and not task.of_values
         if by_engine:
-            of_all = task.sequences(together.whole)
-            sequences = python_loss.with_extras(loss, together.whole, loss_kwargs, of_all)
+            inputs = loss.engine_inputs(together.whole.tensors(), **loss_kwargs)
+            sequences = together.whole.with_extras(inputs, task.sequences(together.whole))
             mine = learnt = learn(sequences, name, loss.engine_options(**loss_kwargs))
             value, loss_tokens = mine["loss"], mine["num_tokens"]
         else:
-            mine = self._scored(tenant, together, task, train=True, logits=task.needs_logits)
+            logits = task.loss_logits or task.of_values
+            mine = self._scored(tenant, together, task, train=True, logits=logits)
             value, counts, sequences = python_loss.evaluate_in_parts(
-                loss, together.whole, loss_kwargs, micro_batch_size, together.scores(mine)
+                together, loss_kwargs, micro_batch_size, together.scores(mine)
             )
             loss_tokens = sum(counts) or 1  # the value's: a mean of means is one mean
             numbers = {"num_tokens": sum(count or 1 for count in counts)}
             learnt = learn(sequences, "LinearLoss", numbers)
             if task.loss_logits:  # the second pass was given their gradients alone
                 mine = {**mine, "logits": mine["logits"] if task.logits else []}
-            elif not task.values:
+            elif not task.of_values:
                 mine = learnt
         scores = together.scores(mine)
-        if by_engine and not task.labels:
+        if by_engine and task.gives != "logits":
             warn_of_ratio(group, sequences, scores["logps"])
         outputs = together.model_output(scores, value)
-        if task.learning:
+        if task.router_aux_loss_coef:
             outputs["aux_loss"] = learnt["aux_loss"]
-        predict = lambda: predictions(self.engine, tenant, together)  # noqa: E731
+        predict = lambda: together.predictions(self.engine, tenant)  # noqa: E731
         numbers = {"loss_tokens": loss_tokens, "started": started}
         group.accumulate_metrics(True, together.whole, outputs, predict, loss_kwargs, **numbers)
         return together.own_outputs(outputs, mine)
@@ -400,13 +394,12 @@ class TransformersModel(SendsWeights, Adapters):
         Like step, zero_grad and lr_step it does nothing between accumulation boundaries (None).
         InvalidError: a negative limit. ConflictError: nothing is accumulated.
         """
-        with self._ranks.alike("its clip_grad_norm"):
-            group = self._group(adapter_name)
+        with self._checked("clip_grad_norm", adapter_name) as group:
             limits = clip_arguments("model", max_grad_norm, norm_type)
         if group.just_stepped or not group.at_boundary:
             return None
         clipped = lambda loop, result: loop.with_clip(result["grad_norm"])  # noqa: E731
-        self._count(group, "clip_grad_norm", clipped, **limits)
+        self._count(group, self.engine.clip_grad_norm, clipped, **limits)
         return group.grad_norm
 
     @of_all
@@ -416,23 +409,20 @@ class TransformersModel(SendsWeights, Adapters):
         optim_params: {lr, weight_decay, eps, betas, ...} from now on; lr only without a schedule.
         InvalidError: no backward since the last step, or options that the optimizer refuses.
         """
-        with self._ranks.alike("its step"):
-            group = self._group(adapter_name)
+        with self._checked("step", adapter_name) as group:
             arguments.require_backward(group)
-            if group.at_boundary:
-                optim_params = checks.mapping("model: optim_params", optim_params, none=True)
-                group.loop.step(dict(optim_params))
-        self._step(group, optim_params)
+            given = dict(checks.mapping("model: optim_params", optim_params, none=True))
+            group.loop.step(given)
+        self._step(group, given)
 
-    def _step(self, group, optim_params, limits=None, schedule=0):
+    def _step(self, group, given, limits=None, schedule=0):
         """True: there was one. limits: as of clip_arguments; None: it does not clip. schedule:
         steps of the schedule that are counted with it."""
         if not group.at_boundary:
             return False
-        given = dict(optim_params)
         request, lr = group.loop.step(given)
         stepped = lambda loop, done: loop.with_step(given, done["grad_norm"], schedule)  # noqa: E731
-        self._count(group, "step", stepped, **request, **(limits or {}))
+        self._count(group, self.engine.step, stepped, **request, **(limits or {}))
         for metric in group.train.metrics:
             metric.on_step(grad_norm=group.grad_norm, lr=lr, iters=group.iters)
         return True
@@ -440,12 +430,11 @@ class TransformersModel(SendsWeights, Adapters):
     @of_all
     def zero_grad(self, adapter_name=None):
         """Forgets the accumulated gradients at a boundary; a step has done so already."""
-        with self._ranks.alike("its zero_grad"):
-            group = self._group(adapter_name)
-        between = group.accumulated and not group.at_boundary
+        with self._checked("zero_grad", adapter_name) as group:
+            between = group.accumulated and not group.at_boundary
         if not (between or group.just_stepped or group.tenant is None):
             # Also with nothing accumulated here: gradients may have come with a loaded optimizer.
-            self._count(group, "zero_grad", lambda loop, _: loop.without_gradients())
+            self._count(group, self.engine.zero_grad, lambda loop, _: loop.without_gradients())
 
     @of_all
     def lr_step(self, adapter_name=None):
@@ -460,12 +449,10 @@ class TransformersModel(SendsWeights, Adapters):
         """clip_grad_norm, step, zero_grad and lr_step in one. Returns the norm before clipping, or
         None between boundaries. max_grad_norm: 0, None and inf do not clip.
         gradient_accumulation_steps: from now on. InvalidError: no backward since the last step."""
-        with self._ranks.alike("its clip_grad_and_step"):
-            group = self._group(adapter_name)
+        with self._checked("clip_grad_and_step", adapter_name) as group:
             max_grad_norm = 0.0 if max_grad_norm is None else max_grad_norm
             limits = clip_arguments("model", max_grad_norm, norm_type)
-            check_accumulation(gradient_accumulation_steps, none=True)
+            group.loop.with_accumulation(gradient_accumulation_steps)
             arguments.require_backward(group)
         group.set_gradient_accumulation_steps(gradient_accumulation_steps)
-        stepped = self._step(group, {}, limits, schedule=1)
-        return group.grad_norm if stepped else None
+        return group.grad_norm if self._step(group, {}, limits, schedule=1) else None

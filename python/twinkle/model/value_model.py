@@ -31,7 +31,7 @@ class TransformersValueModel(TransformersModel):
         self._groups[""].loss = PPOValueLoss()
 
     def _batch(self, group, inputs, task):
-        embedding = "embedding" if task.embedding else ""
+        embedding = "embedding" if task.gives == "embeddings" else ""
         given = {"task": embedding, "return_logits": task.logits, "temperature": task.temperature}
         for name, plain in (("task", ""), ("return_logits", False), ("temperature", 1.0)):
             require(
