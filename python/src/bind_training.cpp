@@ -1,324 +1,294 @@
 // The engine's losses and optimizers by name: checks of their options, losses' values and
-// gradients, and the numbers that a script gives for the labels of a batch; and twinkle._core.Loop,
-// a training loop as a value. What changes it returns the changed one, so that a script counts an
-// operation, or does not, in one assignment.
+// gradients, and what a script gives them besides its batch; and twinkle._core.Loop, a training
+// loop as a value. What changes it returns the changed one, so that a script counts an operation,
+// or does not, in one assignment.
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "python/src/json_caster.h"
 #include "twinkle/engine/loop/loop.h"
-#include "twinkle/loss/loss.h"
+#include "twinkle/loss/arguments/arguments.h"
+#include "twinkle/loss/arguments/old_policy.h"
 #include "twinkle/loss/vectors/vectors.h"
 #include "twinkle/optim/optimizer.h"
 #include "twinkle/optim/schedules/schedule.h"
 
 namespace py = pybind11;
 using namespace py::literals;
-using twinkle::Code;
-using twinkle::require;
 
+namespace twinkle::python {
 namespace {
 
-using Array = py::array_t<double, py::array::c_style | py::array::forcecast>;
-
-twinkle::Json json_options(const std::string& text) {
-  return text.empty() ? twinkle::Json() : twinkle::parse_json(text, "options");
+Json json_options(const std::string& text) {
+  return text.empty() ? Json() : parse_json(text, "options");
 }
 
-at::Tensor tensor_of(const Array& values) {
-  return at::from_blob(const_cast<double*>(values.data()), {values.size()}, at::kDouble).clone();
-}
+// ---- arrays and tensors
 
-py::object array_of(const at::Tensor& values) {
-  if (!values.defined()) return py::none();
-  const at::Tensor wide = values.to(at::kDouble).contiguous();
-  return py::array_t<double>(wide.numel(), wide.const_data_ptr<double>());
-}
-
-py::tuple run_loss(const std::string& name, const std::string& options,
-                   const std::vector<int64_t>& counts, const std::map<std::string, Array>& extras,
-                   const Array& logps, const std::optional<Array>& entropies) {
-  const twinkle::loss::Loss& loss = twinkle::loss::find(name);
-  const twinkle::Json json = json_options(options);
-  twinkle::loss::Inputs in{
-      .logprobs = tensor_of(logps), .weights = at::ones({logps.size()}), .cu_seqlens = {0}};
-  for (const int64_t count : counts) in.cu_seqlens.push_back(in.cu_seqlens.back() + count);
-  for (const auto& [extra, values] : extras) {
-    if (extra == "weights")
-      in.weights = tensor_of(values).to(at::kFloat);
-    else
-      in.extras[extra] = tensor_of(values);
-  }
-  if (entropies) in.entropies = tensor_of(*entropies);
-  const twinkle::loss::Output out = twinkle::loss::run(loss, in, json);
-  return py::make_tuple(out.loss, array_of(out.grad),
-                        array_of(twinkle::loss::entropy_grad(loss, in, json)));
-}
-
-// A tensor of an array's memory.
 template <class T>
-at::Tensor view_of(const py::array_t<T, py::array::c_style | py::array::forcecast>& values) {
-  const std::vector<int64_t> sizes(values.shape(), values.shape() + values.ndim());
-  return at::from_blob(const_cast<T*>(values.data()), sizes, c10::CppTypeToScalarType<T>::value);
+at::Tensor view_of(const py::array& values) {
+  const py::array_t<T, py::array::c_style | py::array::forcecast> array(values);
+  const std::vector<int64_t> sizes(array.shape(), array.shape() + array.ndim());
+  return at::from_blob(
+      const_cast<T*>(array.data()), sizes, [array](void*) {}, c10::CppTypeToScalarType<T>::value);
 }
-// The same of an array of float32, float64 or int64, which `kept` holds.
-at::Tensor view_of(const py::array& values, std::vector<py::array>& kept) {
-  const auto taken = [&]<class T>(T) {
-    py::array_t<T, py::array::c_style | py::array::forcecast> array(values);
-    kept.push_back(array);
-    return view_of<T>(array);
-  };
+// A tensor of an array's memory, or of a copy's: float32, float64, int64 or bool.
+at::Tensor as_tensor(const py::object& given) {
+  const py::array values(given);
   const char kind = values.dtype().kind();
-  if (kind == 'i') return taken(int64_t{});
-  return values.itemsize() == 4 ? taken(0.0F) : taken(0.0);
+  const auto size = values.itemsize();
+  if (kind == 'b') return view_of<bool>(values);
+  if (kind == 'i' || (kind == 'u' && size < 8)) return view_of<int64_t>(values);
+  return kind == 'f' && size == 4 ? view_of<float>(values) : view_of<double>(values);
 }
 
-py::tuple run_vector_loss(const std::string& name, const std::string& options,
-                          const std::map<std::string, py::array>& extras,
-                          const py::array& vectors) {
-  std::vector<py::array> kept;
-  twinkle::loss::VectorExtras given;
-  for (const auto& [extra, values] : extras) given[extra] = view_of(values, kept);
-  const twinkle::loss::VectorLoss& loss = twinkle::loss::find_vectors(name);
-  const at::Tensor rows = view_of(vectors, kept);
-  twinkle::loss::OfVectors out;
-  {
-    const py::gil_scoped_release released;  // as autograd wants it
-    out = loss.run(rows, given, json_options(options));
+// Null: it has none.
+py::object numpy_of(const py::handle& value) {
+  const py::object convert = py::module_::import("numpy").attr("asarray");
+  py::object given = py::reinterpret_borrow<py::object>(value);
+  if (py::hasattr(given, "detach")) {  // torch's, which NumPy knows no half precision of
+    given = given.attr("detach")().attr("cpu")();
+    const bool is_float = given.attr("is_floating_point")().cast<bool>();
+    if (is_float && given.attr("dtype").attr("itemsize").cast<int>() < 4)
+      given = given.attr("float")();
   }
-  py::array grad(vectors.dtype(),
-                 std::vector<py::ssize_t>(vectors.shape(), vectors.shape() + vectors.ndim()));
-  std::memcpy(grad.mutable_data(), out.grad.contiguous().const_data_ptr(),
-              static_cast<size_t>(grad.nbytes()));
-  return py::make_tuple(out.loss, grad);
+  auto made = py::reinterpret_steal<py::object>(PyObject_CallOneArg(convert.ptr(), given.ptr()));
+  if (!made) PyErr_Clear();
+  return made;
 }
 
-// ---- numbers for labels
-
-using Labels = py::array_t<int64_t, py::array::c_style | py::array::forcecast>;
-using Mask = py::array_t<bool, py::array::c_style | py::array::forcecast>;
-
-constexpr double kLeftOut = -std::numeric_limits<double>::infinity();
-
-[[noreturn]] void refuse(const std::string& what, const py::handle& value, const char* must) {
-  py::module_::import("twinkle.checks").attr("refuse")(what, value, must);
-  throw py::error_already_set();  // refuse() has raised
+// torch's tensor of one's memory; None: it is not defined.
+py::object as_torch(const at::Tensor& values) {
+  if (!values.defined()) return py::none();
+  auto kept = std::make_unique<at::Tensor>(values.contiguous());
+  const at::Tensor& whole = *kept;
+  const std::vector<py::ssize_t> shape(whole.sizes().begin(), whole.sizes().end());
+  const auto made = [&]<class T>(T) -> py::object {
+    const py::capsule owner(kept.release(), [](void* tensor) {
+      const std::unique_ptr<at::Tensor> owned(static_cast<at::Tensor*>(tensor));
+    });
+    const py::array_t<T> array(shape, whole.const_data_ptr<T>(), owner);
+    return py::module_::import("torch").attr("from_numpy")(array);
+  };
+  if (whole.scalar_type() == at::kBool) return made(bool{});
+  if (whole.scalar_type() == at::kLong) return made(int64_t{});
+  return whole.scalar_type() == at::kFloat ? made(float{}) : made(double{});
 }
 
-// The labels of one sequence that count.
-struct Sequence {
-  std::string what;              // "loss: old_logps of inputs[0]"
-  std::vector<int64_t> at, ids;  // their positions and tokens
-  int64_t length;                // positions without the padding behind
-};
+// ---- what a script gives besides its batch
 
-std::vector<Sequence> sequences_of(const std::string& name, const Labels& labels, const Mask& mask,
-                                   const std::optional<Mask>& attended) {
-  std::vector<Sequence> out;
-  for (py::ssize_t i = 0; i < labels.shape(0); ++i) {
-    Sequence one{.what = "loss: " + name + " of inputs[" + std::to_string(i) + "]",
-                 .length = attended ? 0 : labels.shape(1)};
-    for (py::ssize_t t = 0; t < labels.shape(1); ++t) {
-      if (attended && *attended->data(i, t)) one.length = t + 1;
-      if (!*mask.data(i, t)) continue;
-      one.at.push_back(t);
-      one.ids.push_back(*labels.data(i, t));
-    }
-    out.push_back(std::move(one));
-  }
-  return out;
+std::string short_repr(const py::handle& value) {
+  return py::str(py::module_::import("twinkle.checks").attr("short")(value));
 }
 
 bool is_list(const py::handle& value) {
   return PyList_Check(value.ptr()) || PyTuple_Check(value.ptr());
 }
 
-// True if it has the form of SampledSequence.logprobs: of each token [(token id, log p), ...].
-bool is_sampled(const py::handle& row) {
-  if (!is_list(row) || py::len(row) == 0) return false;
-  for (const py::handle entry : row) {
-    if (!is_list(entry) || py::len(entry) == 0) return false;
-    for (const py::handle pair : entry)
-      if (!is_list(pair) || py::len(pair) != 2) return false;
-  }
-  return true;
-}
-
-// The log-probability of each label among those of its token.
-py::list of_sampled(const Sequence& sequence, const py::handle& row) {
-  require(py::len(row) == sequence.ids.size(), Code::kInvalid, sequence.what,
-          " has the log-probabilities of ", py::len(row), " sampled tokens for ",
-          sequence.ids.size(),
-          " labels, they must be equally many: train on the new_input_feature that came with them");
-  py::list out;
-  for (size_t i = 0; i < sequence.ids.size(); ++i) {
-    const py::object entry = row[py::int_(i)];
-    py::object found = py::none();
-    py::list tokens;
-    for (const py::handle pair : entry) {
-      const py::object token = pair[py::int_(0)];
-      tokens.append(token);
-      if (token.equal(py::int_(sequence.ids[i]))) found = pair[py::int_(1)];
+// A SampledSequence.logprobs, for each token [(token id, log p), ...]; empty: it is none.
+std::vector<loss::OfToken> sampled_in(const py::handle& row) {
+  std::vector<loss::OfToken> out;
+  if (!is_list(row)) return {};
+  for (const py::handle token : row) {
+    if (!is_list(token) || py::len(token) == 0) return {};
+    out.emplace_back();
+    for (const py::handle pair : token) {
+      if (!is_list(pair) || py::len(pair) != 2) return {};
+      const py::object id = pair[py::int_(0)], logp = pair[py::int_(1)];
+      if (!PyIndex_Check(id.ptr()) || !PyNumber_Check(logp.ptr())) return {};
+      out.back().emplace_back(id.cast<int64_t>(), logp.cast<double>());
     }
-    if (found.is_none()) {
-      const py::object shown =
-          py::module_::import("twinkle.checks")
-              .attr("short")(py::len(tokens) > 1 ? py::object(tokens) : py::object(tokens[0]));
-      twinkle::fail(Code::kInvalid, sequence.what, " has at ", i, " the log-probability of token",
-                    py::len(tokens) > 1 ? "s " : " ", std::string(py::str(shown)),
-                    ", but the label is ", sequence.ids[i],
-                    ": train on the new_input_feature that came with it");
-    }
-    out.append(found);
   }
   return out;
 }
 
-// Any numbers, as they are.
-py::array numbers_of(const Sequence& sequence, const py::handle& row) {
-  const py::object convert = py::module_::import("numpy").attr("asarray");
-  const auto made =
-      py::reinterpret_steal<py::object>(PyObject_CallOneArg(convert.ptr(), row.ptr()));
-  if (!made) {
-    PyErr_Clear();
-    refuse(sequence.what, row, "a number or a list of numbers");
-  }
-  const py::array out(made);
-  const char kind = out.dtype().kind();
-  if (kind != 'f' && kind != 'i' && kind != 'u' && kind != 'b' && out.size() > 0)
-    refuse(sequence.what, row, "a number or a list of numbers");
-  return out;
+loss::Entry entry_of(const py::handle& value) {
+  if (value.is_none()) return {.told = "None", .is_none = true};
+  if (auto sampled = sampled_in(value); !sampled.empty()) return {.sampled = std::move(sampled)};
+  const py::object made = numpy_of(value);
+  if (!made) return {.told = short_repr(value)};
+  const py::array array(made);
+  if (array.size() == 0)
+    return {.numbers = at::empty(std::vector<int64_t>(array.shape(), array.shape() + array.ndim()),
+                                 at::kDouble)};
+  if (!std::strchr("fiub", array.dtype().kind())) return {.told = short_repr(value)};
+  return {.numbers = as_tensor(made)};
 }
 
-template <class T>
-void check_finite(const std::string& what, const py::array_t<T>& values, bool masked) {
-  const auto width = values.ndim() == 2 ? values.shape(1) : 1;
-  for (py::ssize_t i = 0; i < values.size(); i += width) {
-    bool any_left = false;
-    for (py::ssize_t j = i; j < i + width; ++j) {
-      const auto value = static_cast<double>(values.data()[j]);
-      require(std::isfinite(value) || (masked && value == kLeftOut), Code::kInvalid, what,
-              " has an entry that is nan or inf, all must be finite",
-              masked ? ", or -inf for a probability of 0" : "");
-      any_left = any_left || value != kLeftOut;
-    }
-    require(any_left, Code::kInvalid, what,
-            " has a label of which every entry is -inf, at least one must be finite");
-  }
-}
-
-// [n] or [n, K] of the sequence's labels.
-template <class T>
-py::array_t<T> at_labels(const Sequence& sequence, const py::handle& given, bool is_wide) {
-  using Values = py::array_t<T, py::array::c_style | py::array::forcecast>;
-  py::array row = numbers_of(sequence, given);
-  const auto n = static_cast<py::ssize_t>(sequence.at.size());
-  if (!is_wide && row.size() == 1) {
-    py::array_t<T> out(n);
-    std::fill_n(out.mutable_data(), n, *Values(row.reshape({1})).data());
-    return out;
-  }
-  if (!is_wide && row.ndim() == 2 && row.shape(0) == 1) row = row.reshape({row.size()});
-  require(row.ndim() == (is_wide ? 2 : 1), Code::kInvalid, sequence.what, " has shape ",
-          std::string(py::str(py::list(row.attr("shape")))), ", it must be ",
-          is_wide ? "[entries, K]" : "one number, or a list of them");
-  const py::ssize_t entries = row.shape(0);
-  require(entries == n || entries >= sequence.length, Code::kInvalid, sequence.what, " has ",
-          entries, " entries, it must have one for each of its ", n, " labels, or for each of its ",
-          sequence.length, " positions");
-  if (entries == n) return Values(row);
-  const py::array_t<int64_t> at(n, sequence.at.data());
-  return Values(row[at]);
-}
-
-template <class T>
-py::object of_all(const std::vector<Sequence>& sequences, const py::handle& given, bool is_wide,
-                  bool masked) {
-  py::list parts;
-  size_t i = 0;
-  for (const py::handle one : given) {
-    const Sequence& sequence = sequences[i++];
-    const py::object row = !is_wide && is_sampled(one) ? py::object(of_sampled(sequence, one))
-                                                       : py::reinterpret_borrow<py::object>(one);
-    const auto values = at_labels<T>(sequence, row, is_wide);
-    if (!std::is_integral_v<T>) check_finite(sequence.what, values, masked);
-    parts.append(values);
-  }
-  if (py::len(parts) == 0) return py::array_t<T>(0);
-  return py::module_::import("numpy").attr("concatenate")(parts);
-}
-
-void check_entries(const std::string& name, const py::handle& given, py::ssize_t count,
-                   const char* of_each) {
-  const bool has_none = py::hasattr(given, "ndim") && given.attr("ndim").cast<int>() == 0;
-  if (!py::hasattr(given, "__len__") || has_none || PyUnicode_Check(given.ptr()) ||
+loss::Given given_of(const std::string& name, const py::handle& value) {
+  py::object entries = py::reinterpret_borrow<py::object>(value);
+  if (name == loss::kOutputs)
+    entries = py::isinstance<py::dict>(value) ? value.attr("get")("logps") : py::none();
+  const py::handle given = entries;
+  const bool is_number = py::getattr(given, "ndim", py::int_(1)).equal(py::int_(0));
+  if (!py::hasattr(given, "__len__") || is_number || PyUnicode_Check(given.ptr()) ||
       PyBytes_Check(given.ptr()) || PyDict_Check(given.ptr()))
-    refuse("loss: " + name, given,
-           (std::string("a list or tensor with an entry for each ") + of_each).c_str());
-  require(static_cast<py::ssize_t>(py::len(given)) == count, Code::kInvalid, "loss: ", name,
-          " has ", py::len(given), " entries for ", count, " ", of_each,
-          "s, they must be equally many");
+    return {.told = short_repr(value)};
+  if (py::hasattr(given, "detach")) entries = numpy_of(given);
+  loss::Given out;
+  for (const py::handle one : entries) out.entries.push_back(entry_of(one));
+  return out;
 }
 
-py::object labels_rows(const std::string& name, const py::object& given, const Labels& labels,
-                       const Mask& mask, const std::optional<Mask>& attended,
-                       const std::string& kind) {
-  check_entries(name, given, labels.shape(0), "sequence");
-  const std::vector<Sequence> sequences = sequences_of(name, labels, mask, attended);
-  if (kind.empty()) return of_all<double>(sequences, given, false, false);
-  if (kind == "integers") return of_all<int64_t>(sequences, given, true, false);
-  return of_all<float>(sequences, given, true, kind == "logits");
+at::Tensor tensor_in(const py::object& inputs, const char* name) {
+  const py::object value = inputs.attr("get")(name);
+  return value.is_none() ? at::Tensor() : as_tensor(numpy_of(value));
 }
 
-py::array_t<double> pair_numbers(const std::string& name, const py::object& given,
-                                 py::ssize_t pairs) {
-  check_entries(name, given, pairs, "pair");
-  py::array_t<double> out(pairs);
-  py::ssize_t i = 0;
-  for (const py::handle one : given) {
-    const Sequence sequence{.what = "loss: " + name + "[" + std::to_string(i) + "]", .length = 1};
-    py::array value = numbers_of(sequence, one);
-    require(value.size() == 1, Code::kInvalid, sequence.what, " has ", value.size(),
-            " entries, it must be one number, the sum over the reply's labels; log-probabilities "
-            "of each label go into ref_logps, of both replies");
-    const auto number = py::array_t<double>(value.reshape({1}));
-    check_finite<double>(sequence.what, number, false);
-    out.mutable_data()[i++] = *number.data();
+loss::Labels labels_of(const py::object& inputs) {
+  loss::Labels out = {.labels = tensor_in(inputs, "labels"),
+                      .attention_mask = tensor_in(inputs, "attention_mask"),
+                      .loss_scale = tensor_in(inputs, "loss_scale")};
+  if (!out.labels.defined()) out.labels = tensor_in(inputs, "input_ids");
+  return out;
+}
+
+py::object scored_labels(const py::object& inputs, const std::string& reader,
+                         const std::string& must) {
+  const loss::Must labels = must == "some"    ? loss::Must::kSome
+                            : must == "pairs" ? loss::Must::kPairs
+                                              : loss::Must::kAny;
+  return as_torch(loss::scored(labels_of(inputs), reader, labels));
+}
+
+py::object label_rows(const std::string& name, const py::object& given, const py::object& inputs,
+                      const py::object& mask, const std::string& type) {
+  const auto rows = loss::label_rows(labels_of(inputs), as_tensor(numpy_of(mask)));
+  const loss::Of of = type == "floats"     ? loss::Of::kFloats
+                      : type == "logits"   ? loss::Of::kLogits
+                      : type == "integers" ? loss::Of::kIntegers
+                                           : loss::Of::kNumbers;
+  return as_torch(loss::at_labels(name, given_of(name, given), rows, of));
+}
+
+py::dict loss_extras(const std::string& name, const std::string& options, const py::object& inputs,
+                     const py::dict& given, const std::string& reader) {
+  loss::LossCall call{.loss = name,
+                      .reader = reader,
+                      .options = json_options(options),
+                      .labels = labels_of(inputs)};
+  for (const auto& [key, value] : given) {
+    const std::string argument = py::str(key);
+    if (!value.is_none()) call.given[argument] = given_of(argument, value);
+  }
+  const loss::Loss* known = loss::look_up(name);
+  py::dict out;
+  for (const auto& [extra, values] : loss::extras_of(call)) {
+    const bool is_flat = !known || loss::per_sequence(*known, extra);
+    out[extra.c_str()] =
+        as_torch(is_flat ? values : loss::spread(values, loss::scored(call.labels, reader)));
   }
   return out;
+}
+
+// ---- values and gradients
+
+using Array = py::array_t<double, py::array::c_style | py::array::forcecast>;
+using Tensors = std::map<std::string, py::object>;
+
+// extras: [B, L], or [B] per sequence; and, in place of 1, the labels' "weights" [B, L].
+py::tuple run_loss(const std::string& name, const std::string& options, const Tensors& extras,
+                   const py::object& logps, const py::object& entropies, const py::object& scored) {
+  const loss::Loss& named = loss::find(name);
+  const Json json = json_options(options);
+  const at::Tensor mask = as_tensor(numpy_of(scored)), ends = mask.sum(-1).cumsum(0);
+  const auto at_mask = [&mask](const py::object& values) {
+    const at::Tensor all = as_tensor(numpy_of(values)).to(at::kDouble);
+    return all.dim() == 2 ? all.masked_select(mask) : all;
+  };
+  loss::Inputs in{.logprobs = at_mask(logps), .cu_seqlens = {0}};
+  for (int64_t i = 0; i < ends.numel(); ++i) in.cu_seqlens.push_back(ends[i].item<int64_t>());
+  for (const auto& [extra, values] : extras) in.extras[extra] = at_mask(values);
+  const auto weights = in.extras.extract("weights");
+  in.weights = weights ? weights.mapped().to(at::kFloat) : at::ones({in.logprobs.numel()});
+  if (!entropies.is_none()) in.entropies = at_mask(entropies);
+  const loss::Output out = loss::run(named, in, json);
+  const auto grad_of = [&mask](const at::Tensor& rows) {
+    return as_torch(rows.defined() ? loss::spread(rows.to(at::kDouble), mask) : rows);
+  };
+  return py::make_tuple(out.loss, grad_of(out.grad), grad_of(loss::entropy_grad(named, in, json)));
+}
+
+py::tuple run_vector_loss(const std::string& name, const std::string& options,
+                          const Tensors& extras, const py::object& vectors) {
+  loss::VectorExtras given;
+  for (const auto& [extra, values] : extras) given[extra] = as_tensor(numpy_of(values));
+  const loss::VectorLoss& named = loss::find_vectors(name);
+  const at::Tensor rows = as_tensor(numpy_of(vectors));
+  loss::OfVectors out;
+  {
+    const py::gil_scoped_release released;  // as autograd wants it
+    out = named.run(rows, given, json_options(options));
+  }
+  return py::make_tuple(out.loss, as_torch(out.grad));
+}
+
+// The numbers of a sequence's field; none: it has none.
+std::optional<Array> numbers_of(const py::dict& fields, const char* name) {
+  if (!fields.contains(name)) return std::nullopt;
+  return Array(py::object(fields[name]));
+}
+
+void add_gaps(const py::dict& sequence, const Array& logps, loss::Gaps& gaps) {
+  const auto labels = numbers_of(sequence, "labels"), weights = numbers_of(sequence, "weights");
+  if (!labels || !sequence.contains("extras")) return;
+  const py::dict extras = sequence["extras"];
+  std::optional<Array> old = numbers_of(extras, "old_logps"), advantages;
+  if (!old && (old = numbers_of(extras, "logprobs")))
+    advantages = numbers_of(extras, "advantages");  // Tinker's losses score prompts, too, with 0
+  if (!old) return;
+  for (py::ssize_t t = 0; t < labels->size(); ++t) {
+    if (labels->at(t) == -100 || (weights && weights->at(t) == 0)) continue;
+    if (!advantages || advantages->at(t) != 0) gaps.add(logps.at(t), old->at(t));
+  }
+}
+
+// sequences: as the engine has taken them; logps: of each, what the policy says of its labels.
+py::object ratio_warning(const py::list& sequences, const std::vector<Array>& logps) {
+  loss::Gaps gaps;
+  for (size_t i = 0; i < logps.size(); ++i) add_gaps(py::dict(sequences[i]), logps[i], gaps);
+  if (gaps.count == 0) return py::none();
+  return py::str(loss::ratio_warning(gaps));
+}
+
+void check_loss(const std::string& name, const std::string& options) {
+  for (const loss::VectorLoss& one : loss::vector_losses())
+    if (one.class_name == name) return one.check(json_options(options));
+  loss::find(name).check(json_options(options));
+}
+
+std::string loss_table() {
+  JsonObject options, out;
+  for (const loss::Loss& one : loss::all())
+    if (one.options) options[one.class_name] = one.options();
+  for (const loss::VectorLoss& one : loss::vector_losses()) options[one.class_name] = one.options();
+  for (const loss::ArgumentsOf& of : loss::all_arguments())
+    out[of.loss] = JsonObject{{"arguments", JsonArray(of.rows.begin(), of.rows.end())},
+                              {"numbers", JsonArray(of.numbers.begin(), of.numbers.end())},
+                              {"options", options.at(of.loss)}};
+  return pretty(out);
 }
 
 }  // namespace
+}  // namespace twinkle::python
 
 void bind_loss(py::module_& m) {
-  m.def(
-      "check_loss",
-      [](const std::string& name, const std::string& options) {
-        twinkle::loss::find(name).check(json_options(options));
-      },
-      "name"_a, "options"_a = "", "Raises what is wrong with these options.");
-  m.def(
-      "loss_options",
-      [] {
-        twinkle::JsonObject out;
-        for (const twinkle::loss::Loss& loss : twinkle::loss::all())
-          if (loss.options) out[loss.class_name] = loss.options();
-        for (const twinkle::loss::VectorLoss& loss : twinkle::loss::vector_losses())
-          out[loss.class_name] = loss.options();
-        return twinkle::pretty(out);
-      },
-      "JSON: the options of each loss by its class's name, in the order of its arguments.");
+  namespace here = twinkle::python;
+  m.def("check_loss", &here::check_loss, "name"_a, "options"_a = "",
+        "Raises what is wrong with these options.");
+  m.def("loss_table", &here::loss_table,
+        "JSON: of each loss by its class's name the options in their order, the arguments of a "
+        "call with an entry for each sequence, pair or label, and options that a call may give.");
   m.def(
       "per_sequence",
       [](const std::string& name, const std::string& extra) {
@@ -326,19 +296,23 @@ void bind_loss(py::module_& m) {
         return loss && twinkle::loss::per_sequence(*loss, extra);
       },
       "name"_a, "extra"_a, "Whether the loss reads one number a sequence of it, not one a label.");
-  m.def("label_rows", &labels_rows, "name"_a, "given"_a, "labels"_a, "mask"_a, "attended"_a,
-        "kind"_a,
-        "What `given` has for the labels [B, L] of mask, in order: [N] float64 of kind '', or "
+  m.def("scored_labels", &here::scored_labels, "inputs"_a, "reader"_a, "must"_a = "",
+        "[B, L] bool: the labels that count. must: 'some' of the batch, 'pairs' that have some.");
+  m.def("label_rows", &here::label_rows, "name"_a, "given"_a, "inputs"_a, "mask"_a, "type"_a = "",
+        "What `given` has for the labels [B, L] of mask, in order: [N] float64 of type '', or "
         "[N, K] of 'floats' and 'logits', float32, and 'integers', int64.");
-  m.def("pair_numbers", &pair_numbers, "name"_a, "given"_a, "pairs"_a,
-        "[pairs] float64 of one number for each pair of sequences.");
-  m.def(
-      "run_loss", &run_loss, "name"_a, "options"_a, "counts"_a, "extras"_a, "logps"_a,
-      "entropies"_a = py::none(),
-      "The loss of rows, so many a sequence, and its gradients by log-probabilities and entropies "
-      "(None: 0), in float64. extras may have the rows' weights, too; without, they are 1.");
-  m.def("run_vector_loss", &run_vector_loss, "name"_a, "options"_a, "extras"_a, "vectors"_a,
+  m.def("loss_extras", &here::loss_extras, "name"_a, "options"_a, "inputs"_a, "given"_a, "reader"_a,
+        "{name: tensor} of what the loss reads of a call's arguments: [B, L], 0 where no label "
+        "counts, or [B]; of a loss of vectors [N, K] of the labels that count.");
+  m.def("run_loss", &here::run_loss, "name"_a, "options"_a, "extras"_a, "logps"_a,
+        "entropies"_a = py::none(), py::kw_only(), "mask"_a,
+        "The loss of the labels [B, L] of mask, and its gradients by log-probabilities and "
+        "entropies (None: 0), float64. extras may have the labels' weights, too; without, 1.");
+  m.def("run_vector_loss", &here::run_vector_loss, "name"_a, "options"_a, "extras"_a, "vectors"_a,
         "The loss of logits or embeddings, float32 or float64, and its gradient by them.");
+  m.def("ratio_warning", &here::ratio_warning, "sequences"_a, "logps"_a,
+        "A text where the policy is far from the one that sampled; '': near; None: no label has "
+        "an old log-probability.");
 }
 
 void bind_optim(py::module_& m) {
@@ -346,7 +320,7 @@ void bind_optim(py::module_& m) {
   m.def(
       "check_optimizer",
       [](const std::string& name, const std::string& options) {
-        return twinkle::optim::make(name, json_options(options))->lr();
+        return twinkle::optim::make(name, twinkle::python::json_options(options))->lr();
       },
       "name"_a, "options"_a = "", "The learning rate of these options; raises what is wrong.");
 }

@@ -8,7 +8,6 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from twinkle import _core as real
@@ -19,6 +18,8 @@ Batch, Loop, Metric = real.Batch, real.Loop, real.Metric
 as_list, part_of, is_json = real.as_list, real.part_of, real.is_json
 loop_state_in, schedule_names = real.loop_state_in, real.schedule_names
 refuse_misspelt, new_adapter_fields = real.refuse_misspelt, real.new_adapter_fields
+check_loss, run_loss, ratio_warning = real.check_loss, real.run_loss, real.ratio_warning
+loss_extras, scored_labels, label_rows = real.loss_extras, real.scored_labels, real.label_rows
 
 VOCAB = 11
 
@@ -70,21 +71,6 @@ class Stream:
 
 def refuse_own_tokens(sequences):
     del sequences
-
-
-def check_loss(name, options=""):
-    del options
-    if name not in ("CrossEntropyLoss", "GRPOLoss", "LinearLoss"):
-        raise InvalidError(f"loss: unknown loss '{name}'")
-
-
-def run_loss(name, options, counts, extras, logps, entropies=None):
-    assert name == "CrossEntropyLoss" and entropies is None
-    weights = extras.get("weights", np.ones(len(logps)))
-    options, scored = json.loads(options), max(int((weights != 0).sum()), 1)
-    factor = -weights / (scored if options["reduction"] == "mean" else 1)
-    grad = factor * (np.exp(logps) if options["dft"] else 1)
-    return float((grad * logps).sum()), grad, None
 
 
 DEVICE_NAMES = "'cpu', 'cuda' or 'cuda:' and a number"

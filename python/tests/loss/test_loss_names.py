@@ -27,10 +27,10 @@ def test_a_mapped_name_is_an_exported_loss(name):
     assert type(twinkle.construct_class(cls.__name__, Loss, twinkle.loss, **options)) is cls
 
 
-def test_the_table_of_options_is_the_engines(engine_built):
+def test_the_table_of_losses_is_the_engines(engine_built):
     """tools/loss_options.py writes it anew."""
     table = Path(twinkle.loss.__file__).with_name("options.json").read_text()
-    assert table == core().loss_options()
+    assert table == core().loss_table()
 
 
 def test_losses_and_metrics_load_torch_where_they_compute():

@@ -1,9 +1,8 @@
 """Losses of embeddings [B, D]: which sequences belong together."""
 
-import itertools
-
-from twinkle.errors import NotAvailableError, require
-from twinkle.loss.engine import TableLoss, of_vectors
+from twinkle.core import core
+from twinkle.errors import NotAvailableError
+from twinkle.loss.engine import TableLoss
 
 
 def anchors(inputs, reader):
@@ -12,23 +11,7 @@ def anchors(inputs, reader):
     reader: who reads them, such as 'loss: InfonceLoss'.
     InvalidError: other labels, a first sequence that is no anchor, an anchor without a positive.
     """
-    labels = inputs["labels"]
-    marks = labels.reshape(len(labels), -1)
-    require(
-        bool(((marks[:, 0] == 0) | (marks[:, 0] == 1)).all() and (marks[:, 1:] == -100).all()),
-        f"{reader} needs one label for each sequence, [1] for an anchor, which begins a "
-        "group, and [0] for its positive and negatives",
-    )
-    found = marks[:, 0].nonzero().flatten()
-    require(
-        len(found) > 0 and int(found[0]) == 0,
-        f"{reader}: the first sequence has the label 0, but a group begins with an anchor, "
-        "of label 1",
-    )
-    ends = itertools.pairwise([*found.tolist(), len(marks)])
-    alone = [begin for begin, end in ends if end - begin == 1]
-    require(not alone, f"{reader}: inputs{alone[:1]} is an anchor without a positive after it")
-    return found
+    return core().loss_extras("InfonceLoss", "", inputs, {}, reader)["anchors"]
 
 
 class InfonceLoss(TableLoss):
@@ -46,25 +29,18 @@ class InfonceLoss(TableLoss):
     """
 
     require_logps = False
-    row_arguments = ()
     more_arguments = ("process_group",)
 
     def _set(self, process_group, **options):
         super()._set(**options)
-        require(
-            self.use_batch or not (self.include_qq or self.include_dd),
-            "loss: include_qq and include_dd compare groups with each other, they need "
-            "use_batch=True",
-        )
         if process_group is not None:
             raise NotAvailableError(
                 "loss: process_group gathers embeddings of several processes, this version has "
                 "one: leave it out"
             )
 
-    def __call__(self, inputs, outputs):
+    def _call(self, inputs, outputs):
         """LossOutput of labels, 1 for an anchor and 0 for what follows it, and embeddings [B, D].
         InvalidError: as anchors; a group without negatives where hard_negatives is set."""
         embeddings = outputs["embeddings"]
-        value = of_vectors(self, embeddings, {"anchors": anchors(inputs, "loss: InfonceLoss")})
-        return {"loss": value, "num_tokens": 0}
+        return self._computed(core().run_vector_loss, self.engine_inputs(inputs), embeddings)

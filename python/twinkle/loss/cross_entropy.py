@@ -3,7 +3,7 @@
 from twinkle import checks
 from twinkle.errors import NotAvailableError
 from twinkle.loss.base import by_hand
-from twinkle.loss.engine import EngineLoss, computed
+from twinkle.loss.engine import EngineLoss
 
 
 class CrossEntropyLoss(EngineLoss):
@@ -14,19 +14,17 @@ class CrossEntropyLoss(EngineLoss):
     """
 
     whole_batch = False
-    row_arguments = ()
 
-    def __call__(self, inputs, outputs):
+    def _call(self, inputs, outputs):
         """LossOutput of labels and logps [B, L], or logits [B, L, V]; loss_scale [B, L] weighs the
         labels. The loss is float64, num_tokens an int64 tensor, the number of labels that count, or
         0 with reduction='mean'. InvalidError: other shapes."""
         inputs, outputs = by_hand(self, inputs, outputs)
-        mask = counted = inputs["labels"] != -100
-        weights = inputs.get("loss_scale")
-        if weights is not None:
-            counted, weights = mask & (weights != 0), weights[mask].double()
-        value = computed(self, inputs, outputs, mask, {}, weights)
-        return {"loss": value, "num_tokens": counted.sum() * (self.reduction == "sum")}
+        mask, weights = inputs["labels"] != -100, inputs.get("loss_scale")
+        extras = {} if weights is None else {"weights": weights}
+        counted = mask if weights is None else mask & (weights != 0)
+        out = self._of_labels(mask, extras, outputs["logps"])
+        return {**out, "num_tokens": counted.sum() * (self.reduction == "sum")}
 
 
 class ChunkedCrossEntropyLoss(CrossEntropyLoss):

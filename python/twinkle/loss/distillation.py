@@ -1,8 +1,9 @@
 """Losses that learn through logits: a teacher's distribution, or its logits themselves."""
 
+from twinkle.core import core
 from twinkle.errors import InvalidError, require
 from twinkle.loss.base import Loss, by_hand
-from twinkle.loss.engine import TableLoss, of_vectors
+from twinkle.loss.engine import TableLoss
 from twinkle.loss.labels import at_labels, scored
 
 
@@ -21,19 +22,9 @@ class GKDLoss(TableLoss):
     """
 
     require_logits = True
-    row_arguments = ("teacher_logits", "teacher_topk_logprobs", "teacher_topk_indices")
-    number_arguments = ("topk",)
     arguments = ("beta", "temperature", "chunk_size", "ignore_index", "topk")
 
-    def __call__(
-        self,
-        inputs,
-        outputs,
-        teacher_logits=None,
-        teacher_topk_logprobs=None,
-        teacher_topk_indices=None,
-        topk=None,
-    ):
+    def _call(self, inputs, outputs, **teacher):
         """LossOutput of labels [B, L] and logits [B, L, V].
 
         teacher_logits: [B, L, V], as forward_only(return_logits=True) gives them; with topk only
@@ -45,39 +36,9 @@ class GKDLoss(TableLoss):
         twinkle.loss.labels.
         """
         inputs, outputs = by_hand(self, inputs, outputs)
-        mask = _some_scored(inputs, "loss: GKDLoss")
-        pair = teacher_topk_logprobs, teacher_topk_indices
-        if teacher_logits is not None:
-            require(
-                all(given is None for given in pair),
-                "loss: teacher_logits and teacher_topk_... are given, pass one teacher",
-            )
-            given = {"teacher_logits": (teacher_logits, "logits")}
-        else:
-            require(topk is None, "loss: topk goes with teacher_logits, leave it out")
-            require(
-                all(given is not None for given in pair),
-                "loss: GKDLoss needs a teacher: pass teacher_logits=teacher.forward_only("
-                "inputs=..., return_logits=True)['logits'], or teacher_topk_logprobs and "
-                "teacher_topk_indices",
-            )
-            given = {
-                "teacher_topk_logprobs": (teacher_topk_logprobs, "logits"),
-                "teacher_topk_indices": (teacher_topk_indices, "integers"),
-            }
-        extras = {n: at_labels(n, values, inputs, mask, of) for n, (values, of) in given.items()}
-        value = of_vectors(self, outputs["logits"][mask], extras, topk=topk)
-        return {"loss": value, "num_tokens": 0}
-
-
-def _some_scored(inputs, reader):
-    """The mask of labels; of losses that read log-probabilities the engine refuses an empty one."""
-    mask = scored(inputs, reader)
-    require(
-        bool(mask.any()),
-        f"{reader} has no label to learn from, all are -100 (ignored) or missing",
-    )
-    return mask
+        extras = self.engine_inputs(inputs, **teacher)
+        logits = outputs["logits"][scored(inputs, "loss: GKDLoss")]
+        return self._computed(core().run_vector_loss, extras, logits, **teacher)
 
 
 class MSELoss(Loss):
@@ -102,7 +63,7 @@ class MSELoss(Loss):
                 "teacher.forward_only(inputs=..., return_logits=True)['logits']"
             )
         inputs, outputs = by_hand(self, inputs, outputs)
-        mask = _some_scored(inputs, "loss: MSELoss")
+        mask = scored(inputs, "loss: MSELoss", "some")
         targets = at_labels("targets", targets, inputs, mask, "floats")
         logits = outputs["logits"][mask]
         require(

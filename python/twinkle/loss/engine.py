@@ -1,6 +1,6 @@
 """Losses that the compiled engine computes: in training with the decoder's own pass, and here.
-Their options, with defaults and ranges, are those of the engine's table (options.json, which
-tools/loss_options.py writes)."""
+Their options, with defaults and ranges, and their arguments are those of the engine's table
+(options.json, which tools/loss_options.py writes)."""
 
 import functools
 import inspect
@@ -18,24 +18,29 @@ _TABLE = json.loads(Path(__file__).with_name("options.json").read_text())
 
 class TableLoss(Loss):
     """Base of losses of the engine's table: a subclass of the name of one has its options as
-    arguments and attributes. arguments: their names in order, if it is not the table's;
-    more_arguments: others, which go to _set. number_arguments: options that a call gives."""
+    arguments and attributes, and its _call with the table's arguments as __call__. arguments: the
+    options' names in order, if it is not the table's; more_arguments: others, which go to _set.
+    number_arguments: options that a call gives."""
 
     whole_batch = True
     arguments = None
     more_arguments = ()
-    number_arguments = ()
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        if cls.__module__.startswith("twinkle.loss.") and cls.__name__ in _TABLE:
-            cls.table_name = cls.__name__
-            cls._options = {option["name"]: option for option in _TABLE[cls.__name__]}
-            names = [*(vars(cls).get("arguments") or cls._options), *cls.more_arguments]
-            defaults = {n: cls._options.get(n, {}).get("default") for n in names}
-            defaults["ignore_index"] = -100
-            cls.option_names = tuple(n for n in names if n in cls._options and n != "ignore_index")
-            cls.__init__ = _method(cls._set, {"self": ..., **defaults})
+        if not (cls.__module__.startswith("twinkle.loss.") and cls.__name__ in _TABLE):
+            return
+        cls.table_name, table = cls.__name__, _TABLE[cls.__name__]
+        cls.row_arguments, cls.number_arguments = map(tuple, (table["arguments"], table["numbers"]))
+        cls._options = {option["name"]: option for option in table["options"]}
+        names = [*(cls.arguments or cls._options), *cls.more_arguments]
+        defaults = {n: cls._options.get(n, {}).get("default") for n in names}
+        defaults["ignore_index"] = -100
+        cls.option_names = tuple(n for n in names if n in cls._options and n != "ignore_index")
+        cls.__init__ = _method(cls._set, {"self": ..., **defaults})
+        required = dict.fromkeys(("self", "inputs", "outputs"), ...)
+        given = dict.fromkeys((*cls.row_arguments, *cls.number_arguments))
+        cls.__call__ = _method(cls._call, required | given)
 
     def _set(self, ignore_index, **options):
         """InvalidError: an option that is out of its range, another ignore_index than -100."""
@@ -45,6 +50,7 @@ class TableLoss(Loss):
         )
         for name, value in options.items():
             setattr(self, name, self._checked(name, value))
+        core().check_loss(self.table_name, json.dumps(self.engine_options()))
 
     def _checked(self, name, value):
         option, what = self._options[name], f"loss: {name}"
@@ -65,23 +71,29 @@ class TableLoss(Loss):
         numbers = {name: self._checked(name, value) for name, value in given.items()}
         return {**{name: getattr(self, name) for name in self.option_names}, **numbers}
 
+    def engine_inputs(self, inputs, **kwargs):
+        """{name: tensor} of what the engine's loss reads of a call's arguments: float64 [B, L], 0
+        where no label counts, or [B]; of GKDLoss [N, K], of InfonceLoss 'anchors' [G] int64.
+        InvalidError: what __call__ refuses."""
+        options, reader = json.dumps(self.engine_options()), f"loss: {type(self).__name__}"
+        return core().loss_extras(self.table_name, options, inputs, kwargs, reader)
+
+    def _computed(self, run, extras, *values, **kwargs):
+        """LossOutput of what run(name, options, extras, *values) of the engine gives: the loss,
+        float64, through which gradients flow back once."""
+        options = json.dumps(self.engine_options(**kwargs))
+        run = functools.partial(run, self.table_name, options, extras)
+        return {"loss": _function().apply(run, *values), "num_tokens": 0}
+
 
 class EngineLoss(TableLoss):
     """Base of the losses of whole batches that the engine computes with the decoder's pass, in
-    float64. A subclass has engine_inputs, and a __call__ of its row_arguments and
-    number_arguments."""
-
-    row_arguments = ()
+    float64."""
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        if "option_names" in vars(cls):
-            cls.engine_name = cls.__name__
-        if "option_names" in vars(cls) and "__call__" not in vars(cls):
-            cls.row_arguments = cls.row_arguments  # the class that has the __call__ has them
-            arguments = dict.fromkeys((*cls.row_arguments, *cls.number_arguments))
-            required = dict.fromkeys(("self", "inputs", "outputs"), ...)
-            cls.__call__ = _method(EngineLoss._call, required | arguments)
+        if "table_name" in vars(cls):
+            cls.engine_name = cls.table_name
 
     def _call(self, inputs, outputs, **kwargs):
         """LossOutput of labels and logps [B, L], through which gradients flow back once, and of
@@ -89,7 +101,14 @@ class EngineLoss(TableLoss):
         class says, and as twinkle.loss.labels."""
         inputs, outputs = by_hand(self, inputs, outputs)
         mask = scored(inputs, f"loss: {type(self).__name__}")
-        return {"loss": computed(self, inputs, outputs, mask, kwargs), "num_tokens": 0}
+        names = ("logps", "entropies") if self.require_entropy else ("logps",)
+        extras = self.engine_inputs(inputs, **kwargs)
+        return self._of_labels(mask, extras, *(outputs[name] for name in names), **kwargs)
+
+    def _of_labels(self, mask, extras, *values, **kwargs):
+        """LossOutput of the labels of mask [B, L] and values [B, L]."""
+        run = functools.partial(core().run_loss, mask=mask)
+        return self._computed(run, extras, *values, **kwargs)
 
 
 def _method(function, arguments):
@@ -112,39 +131,17 @@ def _method(function, arguments):
     return method
 
 
-def computed(loss, inputs, outputs, mask, kwargs, weights=None):
-    """The value of the engine's loss that `loss` is, float64, of the labels of mask [B, L] with
-    weights [N] (None: 1), through which gradients flow back once."""
-    extras = {
-        name: (values[mask] if values.ndim == 2 else values).numpy()
-        for name, values in loss.engine_inputs(inputs, **kwargs).items()
-    }
-    if weights is not None:
-        extras["weights"] = weights.numpy()
-    run = functools.partial(
-        core().run_loss,
-        loss.engine_name,
-        json.dumps(loss.engine_options(**kwargs)),
-        mask.sum(-1).tolist(),
-        extras,
-    )
-    logps = outputs["logps"].double()[mask]
-    entropies = outputs["entropies"].double()[mask] if loss.require_entropy else None
-    return function_of_arrays().apply(run, logps, entropies)
-
-
 @functools.cache
-def function_of_arrays():
-    """torch's Function of losses that run(*arrays) computes."""
+def _function():
     import torch  # here: to import twinkle.loss takes no torch
 
     class EngineFunction(torch.autograd.Function):
-        """run(*arrays) is the loss and its gradients by them; None: there is none."""
+        """run(*values) is the loss and its gradients by them; None: there is none."""
 
         @staticmethod
         def forward(ctx, run, *values):
-            value, *grads = run(*(None if x is None else x.detach().numpy() for x in values))
-            ctx.save_for_backward(*(None if g is None else torch.from_numpy(g) for g in grads))
+            value, *grads = run(*values)
+            ctx.save_for_backward(*grads)
             return torch.tensor(value, dtype=torch.float64)
 
         @staticmethod
@@ -153,12 +150,3 @@ def function_of_arrays():
             return None, *(None if g is None else upstream * g for g in ctx.saved_tensors)
 
     return EngineFunction
-
-
-def of_vectors(loss, vectors, extras, **numbers):
-    """The value of the engine's loss that `loss` is, float64, of vectors [N, D] through which
-    gradients flow back once. extras: tensors that it reads. InvalidError: it cannot take them."""
-    arrays = {name: value.numpy() for name, value in extras.items()}
-    options = json.dumps(loss.engine_options(**numbers))
-    run = functools.partial(core().run_vector_loss, loss.table_name, options, arrays)
-    return function_of_arrays().apply(run, vectors)

@@ -1,32 +1,21 @@
 """Losses of a head of labels beside an adapter: of scores of replies, and of classes. The engine
 computes them in its own pass, in float64."""
 
-import functools
-import json
-
-from twinkle import checks
-from twinkle.core import core
 from twinkle.loss.base import by_hand
-from twinkle.loss.engine import TableLoss, function_of_arrays
-from twinkle.loss.labels import of_pairs
-from twinkle.loss.preference import Replies
+from twinkle.loss.engine import EngineLoss
+from twinkle.loss.labels import scored
 
 
-class _LabelLoss(TableLoss):
+class _LabelLoss(EngineLoss):
     require_logps = False
     of_labels = True
 
-    def _value(self, logits, extras):
-        """The loss of logits [B, n], through which gradients flow back once."""
-        run = functools.partial(
-            core().run_loss,
-            self.table_name,
-            json.dumps(self.engine_options()),
-            [logits.shape[1]] * len(logits),
-            {name: values.numpy() for name, values in extras.items()},
-        )
-        value = function_of_arrays().apply(run, logits.double().flatten(), None)
-        return {"loss": value, "num_tokens": 0}
+    def _of_logits(self, logits, **given):
+        """LossOutput of logits [B, n]."""
+        import torch
+
+        extras = self.engine_inputs({"input_ids": logits}, **given)
+        return self._of_labels(torch.ones_like(logits, dtype=torch.bool), extras, logits)
 
 
 class RewardLoss(_LabelLoss):
@@ -41,27 +30,17 @@ class RewardLoss(_LabelLoss):
     InvalidError: a negative coefficient, another number of margins, an odd number of sequences."""
 
     require_values = True
-    engine_name = "RewardLoss"
-    row_arguments = ("margin",)
 
-    def engine_inputs(self, inputs, margin=None):
-        if margin is None:
-            return {}
-        pairs = len(inputs["input_ids"]) // 2
-        return {"margin": of_pairs("margin", margin, pairs).repeat_interleave(2)}
-
-    def __call__(self, inputs, outputs, margin=None):
+    def _call(self, inputs, outputs, **margin):
         """LossOutput of logits [B, 1] or [B], which are the scores, or of labels and values
         [B, L]. InvalidError: of values also a sequence without labels."""
         scores = outputs.get("logits")
         if "values" in outputs or scores is None:
             inputs, outputs = by_hand(self, inputs, outputs)
-            mask = Replies(inputs, "loss: RewardLoss").mask
+            mask = scored(inputs, "loss: RewardLoss", "pairs")
             last = mask.shape[1] - 1 - mask.int().flip(1).argmax(1)  # argmax takes the first 1
             scores = outputs["values"].gather(1, last[:, None])
-        return self._value(
-            scores.reshape(len(scores), -1), self.engine_inputs({"input_ids": scores}, margin)
-        )
+        return self._of_logits(scores.reshape(len(scores), -1), **margin)
 
 
 class ClassificationLoss(_LabelLoss):
@@ -73,23 +52,6 @@ class ClassificationLoss(_LabelLoss):
     A call's argument is label, a number for each sequence, of classes an integer from 0.
     InvalidError: another problem_type, no label, a label of no class."""
 
-    engine_name = "ClassificationLoss"
-    row_arguments = ("label",)
-
-    def engine_inputs(self, inputs, label=None):
-        import torch
-
-        count = len(inputs["input_ids"])
-        try:
-            values = torch.as_tensor(label, dtype=torch.float64)
-        except (TypeError, ValueError, RuntimeError):
-            values = None
-        if values is None or values.shape != (count,):
-            must = f"one number for each of the {count} sequences, such as [0, 2, 1]"
-            checks.refuse("loss: label", label, must)
-        return {"label": values}
-
-    def __call__(self, inputs, outputs, label=None):
+    def _call(self, inputs, outputs, **label):
         """LossOutput of logits [B, n]."""
-        logits = outputs["logits"]
-        return self._value(logits, self.engine_inputs({"input_ids": logits}, label))
+        return self._of_logits(outputs["logits"], **label)

@@ -9,39 +9,10 @@ what the reference's forward_only returned, in place of ref_logps. InvalidError:
 without a reference, and as twinkle.loss.labels.
 """
 
-from twinkle.errors import require
 from twinkle.loss.engine import EngineLoss
-from twinkle.loss.labels import reference, scored, spread
 
 
-class _PolicyLoss(EngineLoss):
-    row_arguments = ("old_logps", "advantages", "ref_logps", "ref_outputs")
-
-    @property
-    def require_entropy(self):
-        """True with an entropy_coef above 0."""
-        return self.entropy_coef > 0
-
-    def engine_inputs(
-        self, inputs, old_logps=None, advantages=None, ref_logps=None, ref_outputs=None, **numbers
-    ):
-        del numbers
-        name = f"loss: {type(self).__name__}"
-        require(
-            advantages is not None,
-            f"{name} needs advantages: pass advantages=[...], one for each sequence; "
-            "to score without learning call forward_only",
-        )
-        given = {"advantages": ("advantages", advantages)}
-        if old_logps is not None:
-            given["old_logps"] = "old_logps", old_logps
-        if self.beta > 0:
-            given["ref_logps"] = reference(name, ref_logps, ref_outputs)
-        mask = scored(inputs, name)
-        return {extra: spread(*values, inputs, mask) for extra, values in given.items()}
-
-
-class GRPOLoss(_PolicyLoss):
+class GRPOLoss(EngineLoss):
     """Group relative policy optimization (Shao et al. 2024, arXiv 2402.03300, eq. 3):
     -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A) + beta KL - entropy_coef H, the mean over
     each sequence's labels, then over the sequences. KL = exp(ref - lp) - (ref - lp) - 1, H is the
@@ -49,6 +20,11 @@ class GRPOLoss(_PolicyLoss):
 
     epsilon_high: epsilon where it is None. InvalidError: a negative coefficient.
     """
+
+    @property
+    def require_entropy(self):
+        """True with an entropy_coef above 0."""
+        return self.entropy_coef > 0
 
 
 class PPOLoss(GRPOLoss):
@@ -84,7 +60,6 @@ class CISPOLoss(GRPOLoss):
     """
 
     arguments = ("epsilon", "epsilon_high", "beta", "entropy_coef")
-    number_arguments = ("num_items_in_batch",)
 
 
 class BNPOLoss(GRPOLoss):
@@ -110,16 +85,3 @@ class OPSDLoss(EngineLoss):
     a reply, since the teacher's prompt has another length. InvalidError: none of them, and as
     twinkle.loss.labels.
     """
-
-    row_arguments = ("teacher_logps", "ref_logps", "ref_outputs")
-
-    def engine_inputs(self, inputs, teacher_logps=None, ref_logps=None, ref_outputs=None):
-        name, given = "teacher_logps", teacher_logps
-        require(
-            any(x is not None for x in (teacher_logps, ref_logps, ref_outputs)),
-            "loss: OPSDLoss needs a teacher: pass teacher_logps=[...], of each label of a reply",
-        )
-        if given is None:
-            name, given = reference("loss: OPSDLoss", ref_logps, ref_outputs)
-        mask = scored(inputs, "loss: OPSDLoss")
-        return {"teacher_logps": spread(name, given, inputs, mask)}

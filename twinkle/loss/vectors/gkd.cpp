@@ -29,6 +29,8 @@ struct Options {
   }
 };
 
+Options parse(const Json& json) { return parsed<Options>(json, "GKDLoss"); }
+
 // KL(P || Q) of log-probabilities [N, K], the sum over rows; 0 where P is 0.
 at::Tensor kl(const at::Tensor& p, const at::Tensor& q) {
   return (p.exp() * (p - q).masked_fill(p.isneginf(), 0.0)).sum();
@@ -77,7 +79,7 @@ Teacher teacher_of(const VectorExtras& extras, int64_t vocabulary, const Options
 }
 
 OfVectors run(const at::Tensor& vectors, const VectorExtras& extras, const Json& json) {
-  const auto o = parsed<Options>(json, "GKDLoss");
+  const Options o = parse(json);
   const int64_t rows = vectors.size(0);
   const Teacher teacher = teacher_of(extras, vectors.size(1), o);
   require(o.beta < 1 || !teacher.logits.isneginf().any().item<bool>(), Code::kInvalid,
@@ -102,6 +104,9 @@ OfVectors run(const at::Tensor& vectors, const VectorExtras& extras, const Json&
 
 }  // namespace
 
-VectorLoss gkd() { return {.class_name = "GKDLoss", .options = described<Options>, .run = run}; }
+VectorLoss gkd() {
+  return {
+      .class_name = "GKDLoss", .options = described<Options>, .check = checked<parse>, .run = run};
+}
 
 }  // namespace twinkle::loss

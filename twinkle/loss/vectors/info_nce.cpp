@@ -41,6 +41,14 @@ struct Options {
   }
 };
 
+Options parse(const Json& json) {
+  const auto o = parsed<Options>(json, "InfonceLoss");
+  require(o.use_batch || !(o.include_qq || o.include_dd), Code::kInvalid,
+          "loss: include_qq and include_dd compare groups with each other, they need "
+          "use_batch=True");
+  return o;
+}
+
 constexpr double kOut = -std::numeric_limits<double>::infinity();
 
 struct Documents {
@@ -90,7 +98,7 @@ at::Tensor loss_of(const at::Tensor& embeddings, const at::Tensor& anchors, cons
 }
 
 OfVectors run(const at::Tensor& vectors, const VectorExtras& extras, const Json& json) {
-  const auto o = parsed<Options>(json, "InfonceLoss");
+  const Options o = parse(json);
   const at::AutoGradMode enabled(true);
   const at::Tensor leaf = vectors.detach().requires_grad_(true);
   const at::Tensor loss = loss_of(leaf.to(at::kDouble), extras.at("anchors"), o);
@@ -100,7 +108,10 @@ OfVectors run(const at::Tensor& vectors, const VectorExtras& extras, const Json&
 }  // namespace
 
 VectorLoss info_nce() {
-  return {.class_name = "InfonceLoss", .options = described<Options>, .run = run};
+  return {.class_name = "InfonceLoss",
+          .options = described<Options>,
+          .check = checked<parse>,
+          .run = run};
 }
 
 }  // namespace twinkle::loss

@@ -22,8 +22,9 @@ struct OfVectors {
 using VectorExtras = std::map<std::string, at::Tensor>;
 
 struct VectorLoss {
-  std::string_view class_name;  // "GKDLoss": as scripts name it
-  Json (*options)();            // as Loss::options
+  std::string_view class_name;         // "GKDLoss": as scripts name it
+  Json (*options)();                   // as Loss::options
+  void (*check)(const Json& options);  // as Loss::check
   // vectors [N, D] float32 or float64 on the CPU. Error kInvalid: options or extras that the loss
   // cannot take.
   OfVectors (*run)(const at::Tensor& vectors, const VectorExtras& extras, const Json& options);
