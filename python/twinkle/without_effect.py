@@ -58,7 +58,7 @@ WITHOUT_EFFECT = {
         ("peft_type", "auto_mapping", "revision", "inference_mode", "peft_version",
          "runtime_config", "loftq_config", "megatron_core", "lora_ga_config",
          "qalora_group_size"), _FILE),
-    "SAPOLoss": {"epsilon": "nothing is clipped"},
+    "SAPOLoss": dict.fromkeys(("epsilon", "epsilon_high"), "nothing is clipped"),
     "vLLMSampler: engine_args": {
         "trust_remote_code": _CODE,
         "max_logprobs": "logprobs may always be up to the engine's own limit",

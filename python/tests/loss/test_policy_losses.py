@@ -72,7 +72,7 @@ CASES = {
     ),
     "gspo": (GSPOLoss(0.2, 0.25), lambda: sequence_ratios(ragged(NEW), ragged(OLD))),
     "sapo": (
-        SAPOLoss(tau_pos=1.5, tau_neg=0.6),
+        SAPOLoss(tau_pos=1.5, tau_neg=0.6, epsilon_high=0.1),
         lambda: of_sequences(by_hand(soft, NEW, OLD)),
     ),
     "cispo": (

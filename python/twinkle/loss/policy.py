@@ -43,11 +43,11 @@ class SAPOLoss(GRPOLoss):
     """Soft adaptive policy optimization (arXiv 2511.20347): -sigmoid(tau (r - 1)) 4 / tau A in
     place of the clip, tau being tau_pos where A > 0, and tau_neg elsewhere; averaged as GRPOLoss.
 
-    epsilon: is in the signature of ModelScope's Twinkle; nothing is clipped, so it has no effect.
-    InvalidError: a tau that is not above 0, and as GRPOLoss.
+    epsilon, epsilon_high: ModelScope's Twinkle takes them; nothing is clipped, so they have no
+    effect. InvalidError: a tau that is not above 0, and as GRPOLoss.
     """
 
-    arguments = ("epsilon", "beta", "tau_pos", "tau_neg", "entropy_coef")
+    arguments = ("epsilon", "beta", "tau_pos", "tau_neg", "entropy_coef", "epsilon_high")
 
 
 class CISPOLoss(GRPOLoss):
