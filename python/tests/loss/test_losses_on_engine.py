@@ -216,7 +216,7 @@ def test_infonce_without_its_task_or_labels_is_named(fp32):
     ("loss", "kwargs", "text"),
     [
         ("GRPOLoss", {}, "GRPOLoss needs advantages"),
-        ("GRPOLoss", {"advantage": [1] * 4}, "GRPOLoss takes no argument 'advantage'; it takes ad"),
+        ("GRPOLoss", {"advantage": [1] * 4}, "GRPOLoss: unknown argument 'advantage'; it takes ad"),
         ("GRPOLoss", {"advantages": [1] * 3}, "advantages has 3 entries for 4 sequences"),
         ("DPOLoss", {}, "DPOLoss needs a reference"),
         ("GKDLoss", {}, "GKDLoss needs a teacher"),

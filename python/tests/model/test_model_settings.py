@@ -14,7 +14,7 @@ from twinkle.model import MultiLoraTransformersModel, TransformersModel
     [
         ({"task": "embedding"}, "CrossEntropyLoss has require_logps, but task='embedding'"),
         ({"return_logits": 1}, "return_logits is 1, it must be True or False"),
-        ({"advantages": [1.0]}, "CrossEntropyLoss takes no argument 'advantages'"),
+        ({"advantages": [1.0]}, "CrossEntropyLoss: unknown argument 'advantages'"),
         ({"micro_batch_size": 0}, "micro_batch_size is 0"),
         ({"adapter_name": "nobody"}, "there is no adapter 'nobody'; there are none"),
     ],

@@ -4,7 +4,7 @@ import inspect
 import math
 
 from twinkle import checks
-from twinkle.errors import InvalidError, require
+from twinkle.errors import InvalidError, refuse_unknown, require
 
 
 class Loss:
@@ -226,13 +226,8 @@ def check_kwargs(loss, kwargs):
     parameters = inspect.signature(function).parameters.values()
     if engine_loss(loss) is None and any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
-    known = {p.name for p in parameters} - {"inputs", "outputs", "kwargs"}
-    unknown = sorted(set(kwargs) - known)
-    require(
-        not unknown,
-        f"loss: {type(loss).__name__} takes no argument {', '.join(map(repr, unknown))}"
-        + (f"; it takes {', '.join(sorted(known))}" if known else ""),
-    )
+    known = sorted({p.name for p in parameters} - {"inputs", "outputs", "kwargs"})
+    refuse_unknown(f"loss: {type(loss).__name__}", kwargs, known)
 
 
 def evaluate(loss, inputs, outputs, kwargs):
