@@ -1,6 +1,7 @@
 """Loads the compiled module twinkle._core, with a clear text when that cannot be."""
 
 import importlib
+import sys
 from importlib.metadata import PackageNotFoundError, version
 
 from twinkle.errors import NotAvailableError
@@ -25,6 +26,8 @@ def _load():
 
 def core():
     """The module twinkle._core. NotAvailableError: another torch, or it is not built."""
+    if loaded := sys.modules.get("twinkle._core"):
+        return loaded
     try:
         torch = version("torch")
     except PackageNotFoundError:

@@ -239,6 +239,7 @@ def test_another_torch_than_the_engines_is_named(monkeypatch, found):
         return found
 
     monkeypatch.setattr(core, "version", version)
+    monkeypatch.delitem(sys.modules, "twinkle._core", raising=False)  # as before it is loaded
     text = f"built for torch 2.11, but torch is {found or 'missing'}: pip install 'torch==2.11"
     with pytest.raises(NotAvailableError, match=text):
         core.core()
