@@ -35,48 +35,6 @@ void bind_sampling(py::module_& m, py::class_<engine::Engine, EnginePointer>& en
 
 namespace {
 
-bool is_numpy_bool(const py::handle& value) {
-  const std::string name = py::str(py::type::of(value).attr("__name__"));
-  return name == "bool_" || name == "bool";
-}
-
-// Null: it is none of the kind. NumPy's numbers are numbers, True is none.
-Json value_of(const AnyOption& option, const py::handle& value) {
-  const bool is_flag = py::isinstance<py::bool_>(value) || is_numpy_bool(value);
-  if (option.kind == OptionKind::kFlag) {
-    return is_flag ? Json(PyObject_IsTrue(value.ptr()) == 1) : Json(nullptr);
-  }
-  if (option.kind == OptionKind::kText || option.kind == OptionKind::kTexts) {
-    if (PyUnicode_Check(value.ptr()))
-      return Json(utf8(value, "engine: " + std::string(option.name)));
-    if (!py::hasattr(value, "__fspath__")) return nullptr;
-    const py::object path = value.attr("__fspath__")();
-    return PyUnicode_Check(path.ptr()) ? value_of(option, path) : Json(nullptr);
-  }
-  if (is_flag || PyUnicode_Check(value.ptr())) return nullptr;
-  const bool is_integer = option.kind == OptionKind::kInteger;
-  if (is_integer ? PyIndex_Check(value.ptr()) == 0 : PyNumber_Check(value.ptr()) == 0)
-    return nullptr;
-  const auto number = py::reinterpret_steal<py::object>(is_integer ? PyNumber_Index(value.ptr())
-                                                                   : PyNumber_Float(value.ptr()));
-  int overflow = 0;
-  const int64_t integer =
-      number && is_integer ? PyLong_AsLongLongAndOverflow(number.ptr(), &overflow) : 0;
-  if (!number || overflow != 0) {
-    PyErr_Clear();
-    return nullptr;
-  }
-  return is_integer ? Json(integer) : Json(number.cast<double>());
-}
-
-void set(const AnyOption& option, const py::handle& given) {
-  const Json value = value_of(option, given);
-  require(option.allows(value), Code::kInvalid, "engine: ", option.name, " is ",
-          std::string(py::str(py::module_::import("twinkle.checks").attr("short")(given))),
-          ", it must be ", option.kind == OptionKind::kFlag ? "True or False" : option.must_be());
-  option.set(value);
-}
-
 const char* noun_of(OptionKind kind) {
   switch (kind) {
     case OptionKind::kFlag:
@@ -107,9 +65,16 @@ engine::EngineOptions engine_options_of(const py::dict& given) {
     const auto found =
         std::ranges::find_if(all, [&](const AnyOption& one) { return one.name == name; });
     if (found == all.end()) refuse_name(name, names_of(all), "engine: ", "option");
-    if (!value.is_none()) set(*found, value);
+    if (!value.is_none()) set_option(*found, value, "engine: " + name);
   }
   return out;
+}
+
+void check_engine_option(const std::string& name, const py::object& value,
+                         const std::string& what) {
+  engine::EngineOptions unused;
+  for (const AnyOption& one : options_of(unused))
+    if (one.name == name) return set_option(one, value, what);
 }
 
 py::list described_engine_options() {
@@ -296,6 +261,8 @@ void bind_engine(py::module_& m) {
   Py_AtExit(&here::end_threads);
   m.def("engine_options", &here::described_engine_options,
         "An engine's options: name, default, kind, range and help of each.");
+  m.def("check_engine_option", &here::check_engine_option, "name"_a, "value"_a, "what"_a,
+        "Raises where an engine would refuse the value of an option; what: its name in the text.");
   m.attr("DEVICE_NAMES") = twinkle::engine::kDeviceNames;
   m.def("is_device_name", &twinkle::engine::is_device_name, "name"_a);
   m.def("why_not_on", &twinkle::engine::why_not_on, "device"_a,

@@ -1,8 +1,13 @@
-// twinkle._core.Engine.sample_stream: a Sample's fields in, a stream of tokens out.
+// twinkle._core.Engine.sample_stream: a Sample's fields in, a stream of tokens out; and parameters
+// as scripts give them.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <limits>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -10,6 +15,7 @@
 #include "python/src/future.h"
 #include "python/src/released_gil.h"
 #include "twinkle/engine/stream/token_queue.h"
+#include "twinkle/sampler/given/given_params.h"
 
 namespace py = pybind11;
 
@@ -75,6 +81,75 @@ std::unique_ptr<TokenStream> sample_stream(const EnginePointer& engine, const py
       queue, submit(engine, from_python<engine::Sample>(given, "engine: sample"), hooks));
 }
 
+// The fields of a script's SamplingParams that are there. `seed`: where they have none. `told`, if
+// it is one, gets those that are no None as Python's own numbers.
+sampler::GivenParams given_params(const py::dict& fields, uint64_t seed, py::dict* told) {
+  using Given = sampler::GivenParams;
+  Given out{.seed = seed};
+  for (const AnyOption& one : options_of(out)) {
+    const auto read = [&](std::string_view name) {
+      const py::str key(name.data(), name.size());
+      if (!fields.contains(key)) return;
+      const py::object value = fields[key];
+      if (value.is_none() && std::ranges::count(Given::kMayBeMissing, one.name) > 0) return;
+      set_option(one, value, std::string("sampler: ").append(name));
+      if (told != nullptr) (*told)[py::str(std::string(one.name))] = from_json(one.get());
+    };
+    read(one.name);
+    if (one.name == "max_tokens") read("max_new_tokens");  // transformers' name
+  }
+  return out;
+}
+
+// A text, a list of texts or of token ids, or None.
+void read_stop(const py::object& given, sampler::SamplingParams& out) {
+  if (given.is_none()) return;
+  const py::object all = py::isinstance<py::str>(given) ? py::make_tuple(given) : given;
+  bool is_known = py::isinstance<py::list>(all) || py::isinstance<py::tuple>(all);
+  for (const py::handle item : is_known ? py::tuple(all) : py::tuple()) {
+    if (PyUnicode_Check(item.ptr())) {
+      out.stop.emplace_back(utf8(item, "sampler: stop"));
+    } else if (PyLong_Check(item.ptr()) && !PyBool_Check(item.ptr())) {
+      constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+      int overflow = 0;
+      const int64_t id = PyLong_AsLongLongAndOverflow(item.ptr(), &overflow);
+      require(overflow == 0 && id >= 0 && id <= kMost, Code::kInvalid, "sampler: stop[",
+              out.stop_token_ids.size(), "] is ", detail::shown(item), ", it must be from 0 to ",
+              kMost);
+      out.stop_token_ids.push_back(static_cast<int32_t>(id));
+    } else {
+      is_known = false;
+    }
+  }
+  require(is_known && (out.stop.empty() || out.stop_token_ids.empty()), Code::kInvalid,
+          "sampler: stop is ", detail::shown(given),
+          ", it must be a text, a list of texts or of token ids");
+}
+
+py::dict sampling_params(const py::dict& fields) {
+  py::dict told;
+  sampler::SamplingParams params = params_of(given_params(fields, 0, &told), 1);
+  const py::str most("max_tokens"), other("max_new_tokens");
+  if (fields.contains(most) && fields.contains(other)) {
+    require(fields[most].equal(fields[other]), Code::kInvalid, "sampler: max_tokens is ",
+            detail::shown(fields[most]), " and max_new_tokens is ", detail::shown(fields[other]),
+            ", two names of one number: leave one of them out");
+  }
+  if (fields.contains("stop")) read_stop(fields["stop"], params);
+  sampler::validate(params);
+  return told;
+}
+
+py::dict engine_params(const py::dict& fields, int64_t room, uint64_t seed) {
+  sampler::SamplingParams params = params_of(given_params(fields, seed, nullptr), room);
+  if (fields.contains("stop")) read_stop(fields["stop"], params);
+  py::dict out;
+  for_each_field(params, [&](const auto& field, const auto& member) {
+    out[py::str(std::string(field.name))] = py::cast(member);
+  });
+  return out;
+}
+
 }  // namespace
 
 void bind_sampling(py::module_& m, py::class_<engine::Engine, EnginePointer>& engine) {
@@ -88,6 +163,13 @@ void bind_sampling(py::module_& m, py::class_<engine::Engine, EnginePointer>& en
       .def("close", &TokenStream::close, "Ends the sampling, and frees what was not taken.")
       .def_readonly("future", &TokenStream::future);
   engine.def("sample_stream", &sample_stream, "As sample; a TokenStream.");
+  m.def("sampling_params", &sampling_params, py::arg("fields"),
+        "Checks the fields of a script's SamplingParams; the numbers among them, as a dict.");
+  m.def(
+      "engine_params", &engine_params, py::arg("fields"), py::arg("room"), py::arg("seed"),
+      "What sample takes as params, of the fields of a script's SamplingParams. room: tokens that "
+      "fit behind the prompt; seed: where they have none.");
+  m.attr("MAX_TOP_LOGPROBS") = sampler::kMaxTopLogprobs;
 }
 
 }  // namespace twinkle::python

@@ -1,5 +1,5 @@
-// A struct with a list of fields (twinkle/base/fields.h) from a Python dict, such as keyword
-// arguments: what is absent keeps its default. An error names the place and the field.
+// A struct with a list of fields (twinkle/base/fields.h) or of options from Python's values, such
+// as keyword arguments: what is absent keeps its default. An error names the place and the field.
 #pragma once
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -9,9 +9,11 @@
 #include <type_traits>
 #include <vector>
 
+#include "python/src/json_caster.h"
 #include "python/src/sequences.h"
 #include "twinkle/base/fields.h"
 #include "twinkle/base/fields/json_codec.h"
+#include "twinkle/base/fields/options.h"
 
 namespace twinkle::python {
 
@@ -111,6 +113,44 @@ T from_python(const py::handle& given, const std::string& what) {
   T out;
   from_python(given, what, out);
   return out;
+}
+
+// Null: it is none of the option's kind. NumPy's numbers are numbers, True is none.
+inline Json value_of(const AnyOption& option, const py::handle& value) {
+  const bool is_flag = detail::is_flag(value);
+  if (option.kind == OptionKind::kFlag) {
+    return is_flag ? Json(PyObject_IsTrue(value.ptr()) == 1) : Json(nullptr);
+  }
+  if (option.kind == OptionKind::kText || option.kind == OptionKind::kTexts) {
+    if (PyUnicode_Check(value.ptr()))
+      return Json(utf8(value, "engine: " + std::string(option.name)));
+    if (!py::hasattr(value, "__fspath__")) return nullptr;
+    const py::object path = value.attr("__fspath__")();
+    return PyUnicode_Check(path.ptr()) ? value_of(option, path) : Json(nullptr);
+  }
+  if (is_flag || PyUnicode_Check(value.ptr())) return nullptr;
+  const bool is_integer = option.kind == OptionKind::kInteger;
+  if (is_integer ? PyIndex_Check(value.ptr()) == 0 : PyNumber_Check(value.ptr()) == 0)
+    return nullptr;
+  const auto number = py::reinterpret_steal<py::object>(is_integer ? PyNumber_Index(value.ptr())
+                                                                   : PyNumber_Float(value.ptr()));
+  if (number && !is_integer) return number.cast<double>();
+  int overflow = 0;
+  const int64_t integer = number ? PyLong_AsLongLongAndOverflow(number.ptr(), &overflow) : 0;
+  if (number && overflow == 0) return integer;
+  const uint64_t bits = overflow > 0 ? PyLong_AsUnsignedLongLong(number.ptr()) : 0;
+  if (overflow > 0 && !PyErr_Occurred()) return bits;
+  PyErr_Clear();
+  return nullptr;
+}
+
+// Error kInvalid: a value of another kind or outside the limits. `what` is the option in the text:
+// "engine: kv_tokens".
+inline void set_option(const AnyOption& option, const py::handle& given, const std::string& what) {
+  const Json value = value_of(option, given);
+  require(option.allows(value), Code::kInvalid, what, " is ", detail::shown(given), ", it must be ",
+          option.kind == OptionKind::kFlag ? "True or False" : option.must_be());
+  option.set(value);
 }
 
 // "tenant="", version=0": the fields and their defaults, for a method's documentation.

@@ -20,6 +20,8 @@ loop_state_in, schedule_names = real.loop_state_in, real.schedule_names
 refuse_misspelt, new_adapter_fields = real.refuse_misspelt, real.new_adapter_fields
 check_loss, run_loss, ratio_warning = real.check_loss, real.run_loss, real.ratio_warning
 loss_extras, scored_labels, label_rows = real.loss_extras, real.scored_labels, real.label_rows
+check_engine_option, MAX_TOP_LOGPROBS = real.check_engine_option, real.MAX_TOP_LOGPROBS
+sampling_params, engine_params = real.sampling_params, real.engine_params
 
 VOCAB = 11
 

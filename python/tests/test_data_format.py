@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from twinkle import InvalidError, NotFoundError
@@ -20,10 +21,16 @@ def test_sampling_params_of_the_documents():
         ("max_tokens", 1.5, "max_tokens is 1.5, it must be an integer"),
         ("seed", -1, "seed is -1"),
         ("temperature", -0.1, "temperature is -0.1, it must be a number of at least 0"),
+        (
+            "temperature",
+            1e-31,
+            r"temperature is 1e-31, it must be 0 \(greedy\) or from 1e-30 to 1e30",
+        ),
         ("temperature", "hot", "temperature is 'hot', it must be a number"),
-        ("top_k", -2, "top_k is -2"),
-        ("top_p", 0, "top_p is 0, it must be a number above 0, at most 1"),
-        ("top_p", 1.1, "top_p is 1.1, it must be a number above 0, at most 1"),
+        ("top_k", -2, "top_k is -2, it must be an integer of at least -1, at most 2147483647"),
+        ("top_k", 2**31, "top_k is 2147483648, it must be an integer of at least -1, at most 21"),
+        ("top_p", 0, "top_p is 0, it must be above 0 and at most 1"),
+        ("top_p", 1.1, "top_p is 1.1, it must be a number of at least 0, at most 1"),
         ("min_p", -0.1, "min_p is -0.1, it must be a number of at least 0, at most 1"),
         ("min_p", 1.1, "min_p is 1.1, it must be a number of at least 0, at most 1"),
         ("repetition_penalty", 0, "repetition_penalty is 0"),
@@ -42,7 +49,11 @@ def test_sampling_params_of_the_documents():
             "prompt_logprobs is 129, it must be an integer of at least 0, at most 128",
         ),
         ("stop", ["a", 1], "stop is"),
-        ("stop", [""], "stop holds an empty text"),
+        ("stop", ["a", ""], r'stop\[1\] is "", it must hold at least 1 character'),
+        ("stop", [5, 2**31], r"stop\[1\] is 2147483648, it must be from 0 to 2147483647"),
+        ("stop", [True], r"stop is \[True\], it must be a text, a list of texts or of token ids"),
+        ("stop", {"a"}, r"stop is \{'a'\}, it must be a text, a list of texts or of token ids"),
+        ("routed_experts", 1, "routed_experts is 1, it must be True or False"),
     ],
 )
 def test_wrong_sampling_values_are_named(field, value, text):
@@ -52,7 +63,7 @@ def test_wrong_sampling_values_are_named(field, value, text):
 
 def test_from_dict_takes_the_other_name_and_refuses_unknown_ones():
     assert SamplingParams.from_dict({"max_new_tokens": 3}).max_tokens == 3
-    with pytest.raises(InvalidError, match="unknown sampling parameter 'warmth'"):
+    with pytest.raises(InvalidError, match=r"unknown argument 'warmth'; it takes .*, temperature"):
         SamplingParams.from_dict({"warmth": 1})
 
 
@@ -108,6 +119,17 @@ def test_two_names_of_one_number_must_agree():
         SamplingParams.from_dict({"max_tokens": 3, "max_new_tokens": "many"})
 
 
+def test_numbers_are_pythons_own_and_what_is_set_later_is_checked_when_it_is_used():
+    params = SamplingParams(max_tokens=np.int32(5), temperature=np.float32(0.5), seed=2**64 - 1)
+    assert [type(n) for n in (params.max_tokens, params.temperature)] == [int, float]
+    assert params.for_engine(room=3)["max_tokens"] == 5 and params.seed == 2**64 - 1
+    assert SamplingParams().for_engine(room=3, seed=7)["max_tokens"] == 3
+    assert SamplingParams().for_engine(room=10**6, seed=7)["seed"] == 7
+    params.min_p = 2
+    with pytest.raises(InvalidError, match="min_p is 2, it must be a number of at least 0"):
+        params.for_engine()
+
+
 def test_to_transformers_speaks_its_language():
     greedy = SamplingParams(temperature=0.0).to_transformers()
     assert greedy["do_sample"] is False and greedy["max_new_tokens"] == 2048
@@ -121,6 +143,11 @@ def test_to_transformers_speaks_its_language():
 def test_to_vllm_names_the_samples_n():
     assert SamplingParams(num_samples=2, stop="x").to_vllm(seed=1)["n"] == 2
     assert SamplingParams(stop="x").to_vllm()["stop"] == ["x"]
+    assert SamplingParams(stop=[7]).to_vllm(n=3) == {
+        "max_tokens": None, "seed": None, "temperature": 1.0, "top_k": -1, "top_p": 1.0, "n": 3,
+        "repetition_penalty": 1.0, "logprobs": None, "prompt_logprobs": None, "min_p": 0.0,
+        "stop_token_ids": [7],
+    }  # fmt: skip
 
 
 def test_our_lora_config_has_pefts_defaults():

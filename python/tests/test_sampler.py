@@ -330,7 +330,7 @@ def test_sampling_parameters_may_be_given_by_name(make):
     assert len("".join(text for text, _ in sampler.sample_stream(feature, max_new_tokens=2))) > 0
     with pytest.raises(InvalidError, match="max_tokens is given next to sampling_params: put it"):
         sampler.sample(feature, {"temperature": 0}, max_tokens=3)
-    with pytest.raises(InvalidError, match="unknown sampling parameter 'max_token'; there are"):
+    with pytest.raises(InvalidError, match=r"unknown argument 'max_token'; .* mean max_tokens"):
         sampler.sample(feature, max_token=3)
 
 
@@ -346,14 +346,14 @@ def test_sampling_parameters_may_be_given_by_name(make):
         (5, {}, "sampling_params is 5, it must be SamplingParams or a dict"),
         ({"stop": [2**40]}, {}, r"stop\[0\] is 1099511627776, it must be from 0 to 2147483647"),
         ({"stop": [7, -1]}, {}, r"stop\[1\] is -1, it must be from 0 to 2147483647"),
-        ({"top_k": 2**40}, {}, "top_k is 1099511627776, it must be from -1 to 2147483647"),
+        ({"top_k": 2**40}, {}, "top_k is 1099511627776, it must be .* -1, at most 2147483647"),
         ({"top_k": 2**70}, {}, "top_k is .*, it must be an integer of at least -1, at most"),
         (
             {"num_samples": 2**40},
             {},
             "num_samples is .*, it must be an integer of at least 1, at most 65536",
         ),
-        ({"warmth": 5}, {}, "unknown sampling parameter 'warmth'"),
+        ({"warmth": 5}, {}, "sampler: SamplingParams: unknown argument 'warmth'; it takes"),
         ({}, {"return_encoded": 1}, "return_encoded is 1, it must be True or False"),
         ({}, {"adapter_name": "x"}, "there is no adapter 'x'; pass model="),
     ],

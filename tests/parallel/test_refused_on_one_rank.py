@@ -22,7 +22,7 @@ def told(tiny_llama_dir, tmp_path_factory):
         ("drawn of the model's engine, by path", "its prompts", "sampler: prompt 0 has 600 tokens"),
         ("a tenant's batch", "its forward_backward", "model: input_ids of inputs[1] has shape"),
         ("a tenant's rows", "its forward", "model: input_ids of inputs[1] has shape"),
-        ("a tenant's prompts", "its prompts", "engine: max_tokens of prompt 0 is 4"),
+        ("a tenant's prompts", "its prompts", "engine: prompt 0 has 600 tokens"),
         ("a batch's name", "a batch", "loss: CrossEntropyLoss"),
         ("a forward's name", "a batch", "model: forward_only"),
         ("a step's options", "its step", ""),
@@ -31,8 +31,8 @@ def told(tiny_llama_dir, tmp_path_factory):
         ("a tenant", "its tenant", "engine: weight is 0.0"),
         ("a tenant's step", "its step", ""),
         ("a tenant's save", "its save", "engine: directory"),
-        ("a name, drawn of its own engine", "its prompts", "sampler: unknown sampling parameter"),
-        ("a name, greedy of the model's engine", "its prompts", "sampler: unknown sampling"),
+        ("a name, drawn of its own engine", "its prompts", "sampler: SamplingParams: unknown"),
+        ("a name, greedy of the model's engine", "its prompts", "sampler: SamplingParams: unkn"),
     ],
 )
 def test_what_one_rank_refuses_is_told_to_the_others_by_its_name(case, made, why, told):

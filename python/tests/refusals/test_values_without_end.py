@@ -24,11 +24,19 @@ def deep(wrap):
     return value
 
 
-@pytest.mark.parametrize("value", [10**400, 10**5000, -(10**400), 2**64], ids="abcd")
-@pytest.mark.parametrize("name", ["temperature", "top_k", "seed", "max_tokens"])
-def test_numbers_beyond_64_bits(name, value):
-    with pytest.raises(InvalidError, match=f"^sampler: {name} is .*most 18446744073709551615"):
-        SamplingParams(**{name: value})
+@pytest.mark.parametrize(
+    ("name", "beyond", "most"),
+    [
+        ("temperature", 1.1e30, r"1e\+30"),
+        ("top_k", 2**31, 2**31 - 1),
+        ("seed", 2**64, 2**64 - 1),
+        ("max_tokens", 2**31, 2**31 - 1),
+    ],
+)
+def test_numbers_beyond_64_bits(name, beyond, most):
+    for value in (10**400, 10**5000, -(10**400), 2**200, beyond):
+        with pytest.raises(InvalidError, match=f"^sampler: {name} is .*most {most}$"):
+            SamplingParams(**{name: value})
 
 
 def test_a_repetition_penalty_that_no_logit_survives():

@@ -1,32 +1,13 @@
 """How to sample, and what was sampled."""
 
-from dataclasses import InitVar, dataclass, fields
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from twinkle import checks
-from twinkle.errors import names_arguments, require
+from twinkle.core import core
+from twinkle.errors import names_arguments
 
-DEFAULT_MAX_TOKENS = 2048
-MAX_TOP_LOGPROBS = 128
-MAX_SAMPLES = 65536  # for one prompt
-
-
-_MOST = 2**64 - 1
-# field: what checks.integer, or checks.number, takes
-_INTEGERS = {
-    "max_tokens": {"least": 0, "most": _MOST, "none": True},
-    "seed": {"least": 0, "most": _MOST, "none": True},
-    "top_k": {"least": -1, "most": _MOST},
-    "logprobs": {"least": 0, "most": MAX_TOP_LOGPROBS, "none": True},
-    "prompt_logprobs": {"least": 0, "most": MAX_TOP_LOGPROBS, "none": True},
-    "num_samples": {"least": 1, "most": MAX_SAMPLES},
-}
-_NUMBERS = {
-    "temperature": {"least": 0, "most": _MOST},
-    "top_p": {"above": 0, "most": 1},
-    "min_p": {"least": 0, "most": 1},
-    "repetition_penalty": {"least": 1e-6, "most": 1e6},
-}
+_MOST_TOKENS = 2**31 - 1
 
 
 @names_arguments(
@@ -51,11 +32,12 @@ class SamplingParams:
     the k likeliest tokens, and the chosen one. prompt_logprobs: the same of the prompt's tokens.
     Both are of the whole distribution at `temperature` (1 where it is 0). routed_experts: of a
     model with routed experts, where tokens go; then the prefix cache does not serve the request.
-    InvalidError, of another kind of value too: max_tokens, temperature or seed below 0, a seed of
-    2^64 or more, top_k below -1, top_p not above 0 or above 1, min_p outside 0 to 1,
-    repetition_penalty outside 1e-6 to 1e6, logprobs or prompt_logprobs outside 0 to 128,
-    num_samples outside 1 to 65536, a text in stop that is empty or has a lone surrogate, max_tokens
-    and max_new_tokens that differ.
+    InvalidError, of another kind of value too: max_tokens or a token id in stop outside 0 to
+    2^31 - 1, a seed outside 0 to 2^64 - 1, temperature neither 0 nor from 1e-30 to 1e30, top_k
+    outside -1 to 2^31 - 1, top_p not above 0 or above 1, min_p outside 0 to 1, repetition_penalty
+    outside 1e-6 to 1e6, logprobs or prompt_logprobs outside 0 to 128, num_samples outside 1 to
+    65536, a text in stop that is empty or has a lone surrogate, max_tokens and max_new_tokens that
+    differ.
     """
 
     max_tokens: int | None = None
@@ -73,71 +55,45 @@ class SamplingParams:
     routed_experts: bool = False
 
     def __post_init__(self, max_new_tokens):
-        if max_new_tokens is not None:
-            limit = _INTEGERS["max_tokens"]
-            checks.integer("sampler: max_new_tokens", max_new_tokens, **limit)
-            _one_number(self.max_tokens, max_new_tokens, self.max_tokens in (None, max_new_tokens))
-            self.max_tokens = max_new_tokens
-        for check, limits in ((checks.integer, _INTEGERS), (checks.number, _NUMBERS)):
-            for name, limit in limits.items():
-                setattr(self, name, check(f"sampler: {name}", getattr(self, name), **limit))
-        checks.flag("sampler: routed_experts", self.routed_experts)
-        stop = self._stops()
-        if not isinstance(stop, (list, tuple)) or not any(
-            all(isinstance(part, kind) and not isinstance(part, bool) for part in stop)
-            for kind in (str, int)
-        ):
-            checks.refuse("sampler: stop", self.stop, "a text, a list of texts or of token ids")
-        for part in self.stop_texts:
-            checks.utf8("sampler: stop", part)
-        require("" not in stop, "sampler: stop holds an empty text, which would end at once")
+        given = {**vars(self), "max_new_tokens": max_new_tokens}
+        for name in ("max_tokens", "max_new_tokens"):
+            if given[name] is None:  # here that is as if it were not there
+                del given[name]
+        vars(self).update(core().sampling_params(given))
 
-    def _stops(self):
-        return [self.stop] if isinstance(self.stop, str) else [] if self.stop is None else self.stop
+    def for_engine(self, room=_MOST_TOKENS, seed=0):
+        """The compiled engine's parameters, by name. room: tokens that fit behind the prompt. seed:
+        where the parameters have none. InvalidError: as the class, of what was set since."""
+        return core().engine_params(vars(self), room, seed)
 
     @property
     def engine_logprobs(self):
         """The log-probabilities that the engine is asked for."""
-        scores = self.prompt_logprobs
-        return {
-            "logprobs": self.logprobs is not None,
-            "top_logprobs": self.logprobs if (self.logprobs or 0) > 1 else 0,
-            "prompt_logprobs": scores is not None,
-            "top_prompt_logprobs": scores if (scores or 0) > 1 else 0,
-        }
+        return {n: value for n, value in self.for_engine().items() if n.endswith("logprobs")}
 
     @property
     def stop_texts(self):
         """The texts of `stop`, as a list."""
-        return [part for part in self._stops() if isinstance(part, str)]
+        return self.for_engine()["stop"]
 
     @property
     def stop_token_ids(self):
         """The token ids of `stop`, as a list."""
-        return [part for part in self._stops() if isinstance(part, int)]
+        return self.for_engine()["stop_token_ids"]
 
     @classmethod
     def from_dict(cls, values):
         """From a dict; `max_new_tokens` is taken for `max_tokens`. InvalidError: no dict, an
         unknown name, a value that the class refuses, two that differ for those two names."""
         values = dict(checks.mapping("sampler: sampling parameters", values))
-        known = [field.name for field in fields(cls)]
-        unknown = sorted(set(values) - {*known, "max_new_tokens"})
-        require(
-            not unknown,
-            f"sampler: unknown sampling parameter {', '.join(map(repr, unknown))}; "
-            f"there are {', '.join(known)}",
-        )
         made = cls(**values)
-        if {"max_tokens", "max_new_tokens"} <= set(values):  # where None is a number, too
-            given = values["max_tokens"], values["max_new_tokens"]
-            _one_number(*given, given[0] == given[1])
+        core().sampling_params(values)  # max_tokens: None next to max_new_tokens: 5 differs, too
         return made
 
     def to_transformers(self, tokenizer=None):
         """Keyword arguments of transformers' generate()."""
         out = {
-            "max_new_tokens": DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
+            "max_new_tokens": self.for_engine()["max_tokens"],
             "do_sample": self.temperature > 0,
             "repetition_penalty": self.repetition_penalty,
             "num_return_sequences": self.num_samples,
@@ -156,25 +112,11 @@ class SamplingParams:
 
     def to_vllm(self, **kwargs):
         """Keyword arguments of vllm.SamplingParams, overridden by `kwargs`."""
-        out = {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if f.name not in ("stop", "num_samples", "routed_experts")
-        }
-        out["n"] = self.num_samples
-        if self.stop_texts:
-            out["stop"] = self.stop_texts
-        if self.stop_token_ids:
-            out["stop_token_ids"] = self.stop_token_ids
-        return {**out, **kwargs}
-
-
-def _one_number(most, other, same):
-    require(
-        same,
-        f"sampler: max_tokens is {most!r} and max_new_tokens is {other!r}, two names of one "
-        "number: leave one of them out",
-    )
+        out = {**vars(self), "n": self.num_samples}
+        for name in ("stop", "num_samples", "routed_experts"):
+            del out[name]
+        stops = {"stop": self.stop_texts, "stop_token_ids": self.stop_token_ids}
+        return out | {name: each for name, each in stops.items() if each} | kwargs
 
 
 class SampledLogprobs(list):

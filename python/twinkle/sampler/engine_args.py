@@ -5,13 +5,13 @@ from dataclasses import replace
 from functools import partial
 
 from twinkle import checks
-from twinkle.core import option_names
-from twinkle.data_format.sampling import MAX_TOP_LOGPROBS
+from twinkle.core import core, option_names
 from twinkle.engine.arguments import params_of
 from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, require
 from twinkle.logger import get_logger
 from twinkle.without_effect import WITHOUT_EFFECT
 
+_WHAT = "sampler: engine_args"
 # Options of an engine of the sampler's own, by vLLM's names.
 _ENGINE = {
     "max_num_seqs": "max_sequences", "max_num_batched_tokens": "prefill_tokens",
@@ -28,39 +28,44 @@ def _mode(what, mode):
         raise NotAvailableError(
             f"{what} is {mode!r}, this version gives log-probabilities, no logits"
         )
-    return _one_of("raw_logprobs", "processed_logprobs")(what, mode)
+    return checks.one_of(what, mode, tuple(_PLAIN))
 
 
-def _one_of(*choices):
-    def check(what, value):
-        if value not in choices:
-            checks.refuse(what, value, " or ".join(map(repr, choices)))
-        return value
+def _only(value, why):
+    """A check of one that has a single value, which says what this engine does. why: and what to do
+    instead of asking for others."""
+
+    def check(what, given):
+        if given != value or isinstance(given, bool) != isinstance(value, bool):
+            checks.refuse(what, given, f"{value!r}, since {why}")
+        return given
 
     return check
 
 
-# Checks of values, by name; those of the engine's own names are the engine's.
-_INT32_MAX = 2**31 - 1
-_COUNT = partial(checks.integer, least=1, most=_INT32_MAX)
+# Checks of values, by name; those of options of the engine are its own.
+_COUNT = partial(checks.integer, least=1, most=2**31 - 1)
+_ONE_DEVICE = _only(1, "this version samples on one device")
 _CHECKS = {
-    "max_model_len": _COUNT, "max_loras": _COUNT, "max_lora_rank": _COUNT, "max_num_seqs": _COUNT,
-    "max_num_batched_tokens": _COUNT, "seed": partial(checks.integer, least=0, most=2**64 - 1),
-    "max_logprobs": partial(checks.integer, least=-1, most=MAX_TOP_LOGPROBS),
-    "gpu_memory_utilization": partial(checks.number, above=0, most=1), "logprobs_mode": _mode,
-    "enable_prefix_caching": checks.flag,
-    "enforce_eager": checks.flag, "enable_lora": checks.flag, _ROUTES: checks.flag,
-    _TOWER: checks.flag, "load_format": _one_of("auto", "safetensors"),
+    "max_model_len": _COUNT, "max_loras": _COUNT, "max_lora_rank": _COUNT,
+    "seed": partial(checks.integer, least=0, most=2**64 - 1), "logprobs_mode": _mode,
+    "max_logprobs": lambda what, n: checks.integer(what, n, -1, core().MAX_TOP_LOGPROBS),
+    "enable_lora": checks.flag, _ROUTES: checks.flag, _TOWER: checks.flag,
+    "load_format": partial(checks.one_of, choices=("auto", "safetensors")),
     "dtype": lambda what, value: str(value).removeprefix("torch."), "model": checks.path,
-}  # fmt: skip
-# Those with one value that says what this engine does, and what to do instead of asking for others.
-_ONE_DEVICE = (1, "this version samples on one device")
-_ONLY = {
-    "quantization": (None, "this version has none: leave it out"),
+    "quantization": _only(None, "this version has none: leave it out"),
     "tensor_parallel_size": _ONE_DEVICE, "pipeline_parallel_size": _ONE_DEVICE,
     "data_parallel_size": _ONE_DEVICE,
-    "kv_cache_dtype": ("auto", "keys and values have the model's dtype: see dtype"),
-    "cpu_offload_gb": (0, "weights are in the device's memory"),
+    "kv_cache_dtype": _only("auto", "keys and values have the model's dtype: see dtype"),
+    "cpu_offload_gb": _only(0, "weights are in the device's memory"),
+}  # fmt: skip
+# Values of SamplingParams under which the engine's log-probabilities, which are of the whole
+# distribution at the temperature, are those of a logprobs_mode; the last one leaves a field out.
+_PLAIN = {
+    "raw_logprobs": {"temperature": (0, 1)},
+    "processed_logprobs": {
+        "top_k": (-1, 0), "top_p": (1,), "min_p": (0,), "repetition_penalty": (1,),
+    },
 }  # fmt: skip
 _INSTEAD = {
     "num_gpu_blocks_override": "kv_tokens, in tokens", "kv_cache_memory_bytes": "kv_tokens",
@@ -73,30 +78,23 @@ _INSTEAD = {
 class EngineArgs:
     """A sampler's use of its engine_args, a dict of vLLM's names and of the engine's, or None.
 
-    Numbers are None where they are not given. adapters: adapter_path may be given. routed_experts:
-    every sample has them. precision: the engine's mixed_precision. options: for an engine of the
-    sampler's own. InvalidError: another thing or name, a value of another kind or outside its
-    limits, an option of the engine where that is the model's; NotAvailableError: what this version
-    does not have.
+    given: by name, without those that are None. precision: the engine's mixed_precision. options:
+    for an engine of the sampler's own. InvalidError: another thing or name, a value of another kind
+    or outside its limits, an option of the engine where that is the model's; NotAvailableError:
+    what this version does not have.
     """
 
     def __init__(self, args, model, model_id):
-        if args is not None and not isinstance(args, dict):
-            checks.refuse("sampler: engine_args", args, "a dict")
-        args = {name: value for name, value in (args or {}).items() if value is not None}
+        args = {} if args is None else checks.instance(_WHAT, args, dict, "a dict")
+        args = {name: value for name, value in args.items() if value is not None}
         for name in filter(args.get, _INSTEAD):
             raise InvalidError(
                 f"sampler: {name} of engine_args is not this engine's, use {_INSTEAD[name]}"
             )
         own = option_names()
-        refuse_unknown("sampler: engine_args", args, (*_CHECKS, *_INERT, *_ONLY, *own))
-        for name, (only, why) in _ONLY.items():
-            value = args.get(name, only)
-            same = value == only and isinstance(value, bool) == isinstance(only, bool)
-            require(
-                same, f"sampler: {name} is {checks.short(value)}, it must be {only!r}, since {why}"
-            )
-        args = {n: _CHECKS[n](f"sampler: {n}", v) if n in _CHECKS else v for n, v in args.items()}
+        refuse_unknown(_WHAT, args, (*_CHECKS, *_ENGINE, *_INERT, *own))
+        for name in filter(args.__contains__, _CHECKS):
+            args[name] = _CHECKS[name](f"sampler: {name}", args[name])
         _check_weights(args, model_id)
         if args.get(_TOWER):
             get_logger().warning(
@@ -106,6 +104,7 @@ class EngineArgs:
         options = {name: value for name, value in args.items() if name in own}
         for name in filter(args.__contains__, _ENGINE):
             ours, value = _ENGINE[name], args[name]
+            core().check_engine_option(ours, value, f"sampler: {name}")
             require(
                 ours not in options, f"sampler: {name} and {ours} are the same: give one of them"
             )
@@ -117,49 +116,28 @@ class EngineArgs:
                 f"sampler: {', '.join(given)} of engine_args would change the engine, which is the "
                 f"model's: leave it out, or give TransformersModel {ours}"
             )
-        self.max_model_len, self.seed = args.get("max_model_len"), args.get("seed")
-        self.max_lora_rank, self.logprobs_mode = (
-            args.get("max_lora_rank"),
-            args.get("logprobs_mode"),
-        )
-        self.max_loras, self.adapters = args.get("max_loras", 1), args.get("enable_lora", True)
-        self.routed_experts, self.options = args.get(_ROUTES, False), options
+        self.given, self.options = args, options
         self.precision = _precision(args.get("dtype", "auto"), model)
 
     def params(self, given, named):
         """SamplingParams of sample()'s, or of the fields that it was given by name. InvalidError:
-        they can't be."""
+        they can't be, or not with logprobs_mode."""
         require(
             given is None or not named,
             f"sampler: {', '.join(sorted(named))} is given next to sampling_params: put it there",
         )
         params = params_of("sampler", named if given is None else given)
-        stops = {f"stop[{i}]": token for i, token in enumerate(params.stop_token_ids)}
-        for name, value in {**stops, "top_k": params.top_k}.items():  # the engine would cut them
-            least = -1 if name == "top_k" else 0
-            require(
-                least <= value <= _INT32_MAX,
-                f"sampler: {name} is {value}, it must be from {least} to {_INT32_MAX}",
-            )
-        self._check_logprobs(params)
-        return replace(params, routed_experts=True) if self.routed_experts else params
-
-    def _check_logprobs(self, params):
-        """InvalidError: params under which the engine's log-probabilities, which are of the whole
-        distribution at the temperature, are not those of logprobs_mode."""
-        if self.logprobs_mode is None or (params.logprobs, params.prompt_logprobs) == (None, None):
-            return
-        plain = {"temperature": (0, 1)}
-        if self.logprobs_mode == "processed_logprobs":
-            plain = {"top_k": (-1, 0), "top_p": (1,), "min_p": (0,), "repetition_penalty": (1,)}
-        for name, same in plain.items():
-            value = getattr(params, name)
-            require(
-                value in same,
-                f"sampler: logprobs_mode is {self.logprobs_mode!r} and {name} is {value}, but "
-                "log-probabilities are of the whole distribution at the temperature: set it to "
-                f"{same[-1]}, or leave logprobs_mode out",
-            )
+        mode = self.given.get("logprobs_mode")
+        if (params.logprobs, params.prompt_logprobs) != (None, None):
+            for name, same in _PLAIN.get(mode, {}).items():
+                value = getattr(params, name)
+                require(
+                    value in same,
+                    f"sampler: logprobs_mode is {mode!r} and {name} is {value}, but "
+                    "log-probabilities are of the whole distribution at the temperature: set it to "
+                    f"{same[-1]}, or leave logprobs_mode out",
+                )
+        return replace(params, routed_experts=True) if self.given.get(_ROUTES) else params
 
 
 def _check_weights(args, model_id):

@@ -94,14 +94,14 @@ class TorchSampler(ReceivesWeights, Sampler):
             )
         if model_id is not None:
             model_id = checks.path("sampler: model_id", model_id)
-        self._args = args = EngineArgs(engine_args, model, model_id or model.model_id)
+        self._args = EngineArgs(engine_args, model, model_id or model.model_id)
         shared, group = None if model is None else model._device, kwargs.get("remote_group")
         self.device_mesh, self._device = place(self, device_mesh, group, shared)
         self.model_id = model_id if model_id is not None else str(model.tokenizer_id)
         self._model = model
         self.engine = self._engine_of(self.model_id) if model is None else model.engine
         limit = self.engine.model_info()["max_positions"]
-        self.max_model_len = limit if args.max_model_len is None else args.max_model_len
+        self.max_model_len = self._args.given.get("max_model_len", limit)
         require(
             self.max_model_len <= limit,
             f"sampler: max_model_len is {self.max_model_len}, it must be from 1 to {limit}",
@@ -126,7 +126,7 @@ class TorchSampler(ReceivesWeights, Sampler):
         if adapter_path is not None:
             checks.path("sampler: adapter_path", adapter_path)
             require(
-                self._args.adapters,
+                self._args.given.get("enable_lora", True),
                 "sampler: adapter_path is given, but engine_args says enable_lora=False",
             )
             return partial(self._adapter_at, self._adapter_directory(str(adapter_path)))
@@ -205,7 +205,7 @@ class TorchSampler(ReceivesWeights, Sampler):
             self.engine, self._tenants = engine, _no_tenants()
 
     def _adapter_directory(self, path):
-        directory, most = resolve(path), self._args.max_lora_rank
+        directory, most = resolve(path), self._args.given.get("max_lora_rank")
         require(
             most is None or LoraConfig.from_any(directory).r <= most,
             f"sampler: the adapter at {directory} has a higher rank than max_lora_rank, {most}",
@@ -223,7 +223,8 @@ class TorchSampler(ReceivesWeights, Sampler):
             return tenant
         tenant = f"sampler/{self._name}/{next(self._num_adapters)}/{directory}"
         others = [(d, each) for d, each in loaded.items() if d != directory]
-        kept = dict(others[max(0, len(others) + 1 - self._args.max_loras) :])
+        most = self._args.given.get("max_loras", 1)
+        kept = dict(others[max(0, len(others) + 1 - most) :])
         stale = tuple(each for d, (_, each) in loaded.items() if d not in kept)
         self._tenants.run(
             self.engine.create,
@@ -277,15 +278,10 @@ class TorchSampler(ReceivesWeights, Sampler):
             return (prompts, params, tenant_of), len(prompts.features)
 
         (prompts, params, tenant_of), begin = self._with_others(sampling_params, named, make)
-        future, completions = None, [[{}] for _ in prompts.features]
         with self._lock:  # no other thread forgets the adapter before its sample is queued
-            request = self._request(prompts, tenant_of(), begin)
-            if params.max_tokens != 0 or params.prompt_logprobs is not None:
-                future = self.engine.sample(**request)
-        if future is not None:
-            completions = future.result()
+            future = self.engine.sample(**self._request(prompts, tenant_of(), begin))
         shape = routes_shape(self.engine, params.routed_experts)
-        responses = prompts.responses(completions, self.template, shape)
+        responses = prompts.responses(future.result(), self.template, shape)
         if params.max_tokens == 0:
             for response, feature in zip(responses, prompts.features, strict=True):
                 response.sequences = [
@@ -314,9 +310,7 @@ class TorchSampler(ReceivesWeights, Sampler):
             params.num_samples == 1,
             f"sampler: num_samples is {params.num_samples}, sample_stream takes 1",
         )
-        if self.template is None:
-            self.template = Template(self.model_id)
-        prompts = self._prompts(inputs, params)
+        prompts = self._prompts(inputs, params, True)
         count = len(prompts.features)
         require(count == 1, f"sampler: sample_stream takes one input, not {count}")
         with self._lock:
@@ -344,10 +338,9 @@ class TorchSampler(ReceivesWeights, Sampler):
         if not isinstance(fields, dict):
             fields = getattr(given, "__dict__", {})
         most = fields.get("max_tokens", fields.get("max_new_tokens"))
-        computes = most != 0 or fields.get("prompt_logprobs") is not None
         draws = fields.get("seed") is None and fields.get("temperature", 1.0) != 0 and most != 0
         begin, ranks = first_row(), Ranks()  # known where the call was cut
-        if self._model is not None and computes:  # the engine takes prompts of all its ranks
+        if self._model is not None:  # the engine takes prompts of all its ranks
             ranks = self._model._ranks
         elif begin is None and draws:  # the others draw nothing, and one rank may ask for itself
             ranks = ranks_of(self.device_mesh)
@@ -357,8 +350,7 @@ class TorchSampler(ReceivesWeights, Sampler):
     def _request(self, prompts, tenant, begin):
         """The arguments of the engine's sample. begin: prompts of the ranks before this one."""
         self._calls += 1
-        run = current_run().seed if self._args.seed is None else self._args.seed
-        calls = self._calls
+        run, calls = self._args.given.get("seed", current_run().seed), self._calls
         return prompts.request(tenant, lambda i: stable_seed(run, "sample", calls, begin + i))
 
     def _prompts(self, inputs, params, return_encoded=False):
