@@ -1,9 +1,12 @@
-// twinkle._core.Engine.sample_stream: a Sample's fields in, a stream of tokens out; and parameters
-// as scripts give them.
+// twinkle._core.Engine.sample_stream: a Sample's fields in, a stream of tokens out; parameters as
+// scripts give them; and the text of tokens that come one by one.
+#include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <deque>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -16,6 +19,7 @@
 #include "python/src/released_gil.h"
 #include "twinkle/engine/stream/token_queue.h"
 #include "twinkle/sampler/given/given_params.h"
+#include "twinkle/text/stream/pieces.h"
 
 namespace py = pybind11;
 
@@ -34,18 +38,23 @@ class TokenStream {
   TokenStream(const TokenStream&) = delete;
   TokenStream& operator=(const TokenStream&) = delete;
 
-  py::list take() {
-    std::vector<TokenEvent> events;
-    for (bool over = false; events.empty() && !over;) {
+  py::object next() {
+    std::vector<TokenEvent> come;
+    for (bool over = false; ready_.empty() && !over; come.clear()) {
       future.check_signals();
-      const ReleasedGil released;
-      over = queue_->take(kSlice_s, events);
+      {
+        const ReleasedGil released;
+        over = queue_->take(kSlice_s, come);
+      }
+      ready_.insert(ready_.end(), come.begin(), come.end());
     }
-    if (events.empty()) give_back();
-    py::list out;
-    for (const TokenEvent& e : events)
-      out.append(py::make_tuple(e.prompt, e.sample, e.token, e.logprob, e.stop_reason));
-    return out;
+    if (ready_.empty()) {
+      give_back();
+      return py::none();
+    }
+    const TokenEvent e = std::move(ready_.front());
+    ready_.pop_front();
+    return py::make_tuple(e.sample, e.token, e.logprob, e.stop_reason);
   }
 
   // Ends the sample. These two do nothing in a fork: the sample is its parent's.
@@ -54,6 +63,7 @@ class TokenStream {
   // Frees the unread tokens, too.
   void close() {
     if (future.in_fork()) return;
+    ready_.clear();
     if (!cancel()) return give_back();
     queue_->close();
     room_.reset();  // the engine gives its bytes back when it ends the sample
@@ -71,6 +81,7 @@ class TokenStream {
   }
 
   std::shared_ptr<engine::TokenQueue> queue_;
+  std::deque<TokenEvent> ready_;  // taken, and not given yet
   std::shared_ptr<engine::HeldBytes::Room> room_;
 };
 
@@ -150,15 +161,25 @@ py::dict engine_params(const py::dict& fields, int64_t room, uint64_t seed) {
   return out;
 }
 
+using Decode = std::function<std::string(std::vector<int64_t>)>;  // a function of Python's
+
+std::unique_ptr<text::TextPieces> text_pieces(Decode decode) {
+  return std::make_unique<text::TextPieces>(
+      [decode = std::move(decode)](std::span<const int64_t> ids) {
+        return decode({ids.begin(), ids.end()});
+      });
+}
+
 }  // namespace
 
 void bind_sampling(py::module_& m, py::class_<engine::Engine, EnginePointer>& engine) {
   py::class_<TokenStream>(m, "TokenStream",
                           "The tokens of a Sample as they come; it ends with the object.")
-      .def("take", &TokenStream::take,
-           "Waits for tokens that were not taken yet: a list of (prompt, sample, token, logprob, "
-           "stop_reason), stop_reason '' but for a completion's last. []: it has ended. An "
-           "exception of a signal's handler, as at Ctrl-C, ends it.")
+      .def(
+          "next", &TokenStream::next,
+          "Waits for the next token: (sample, token, logprob, stop_reason), stop_reason '' but for "
+          "a completion's last. None: it has ended. An exception of a signal's handler, as at "
+          "Ctrl-C, ends it.")
       .def("cancel", &TokenStream::cancel, "Ends the sampling.")
       .def("close", &TokenStream::close, "Ends the sampling, and frees what was not taken.")
       .def_readonly("future", &TokenStream::future);
@@ -170,6 +191,12 @@ void bind_sampling(py::module_& m, py::class_<engine::Engine, EnginePointer>& en
       "What sample takes as params, of the fields of a script's SamplingParams. room: tokens that "
       "fit behind the prompt; seed: where they have none.");
   m.attr("MAX_TOP_LOGPROBS") = sampler::kMaxTopLogprobs;
+  py::class_<text::TextPieces>(m, "TextPieces", "The text of tokens that come one by one.")
+      .def(py::init(&text_pieces), py::arg("decode"), "decode: a function of a list of token ids.")
+      .def("add", &text::TextPieces::add, py::arg("token"),
+           "The text that one more token adds; '' while it is a part of a character.")
+      .def("add_last", &text::TextPieces::add_last, py::arg("token"),
+           "The text that is left behind the last token.");
 }
 
 }  // namespace twinkle::python

@@ -22,6 +22,7 @@ check_loss, run_loss, ratio_warning = real.check_loss, real.run_loss, real.ratio
 loss_extras, scored_labels, label_rows = real.loss_extras, real.scored_labels, real.label_rows
 check_engine_option, MAX_TOP_LOGPROBS = real.check_engine_option, real.MAX_TOP_LOGPROBS
 sampling_params, engine_params = real.sampling_params, real.engine_params
+TextPieces = real.TextPieces
 
 VOCAB = 11
 
@@ -50,14 +51,12 @@ class Done:
 
 
 class Stream:
-    """Tokens in twos."""
-
     def __init__(self, future):
         self.future = future
         (((item, *_),),) = (future.value,)
         last = len(item["tokens"]) - 1
         self.left = [
-            (0, 0, token, logprob, item["stop_reason"] if i == last else "")
+            (0, token, logprob, item["stop_reason"] if i == last else "")
             for i, (token, logprob) in enumerate(zip(item["tokens"], item["logprobs"], strict=True))
         ]
 
@@ -66,9 +65,8 @@ class Stream:
 
     close = cancel
 
-    def take(self):
-        out, self.left = self.left[:2], self.left[2:]
-        return out
+    def next(self):
+        return self.left.pop(0) if self.left else None
 
 
 def refuse_own_tokens(sequences):

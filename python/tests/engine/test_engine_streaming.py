@@ -8,8 +8,8 @@ import pytest
 from engine_batches import BATCH
 
 from twinkle import ConflictError, InvalidError
+from twinkle.core import core
 from twinkle.engine import Engine
-from twinkle.engine.stream import TextPieces
 from twinkle.sampler import TorchSampler
 from twinkle.template import Template
 
@@ -134,8 +134,8 @@ def test_pieces_of_a_text_wait_for_whole_characters(tiny_llama_dir):
         return template.decode(some, skip_special_tokens=True)
 
     for whole, cut in ((ids, text), (ids[:-3], decode(ids[:-3]))):
-        pieces = TextPieces(decode)
-        out = [pieces.add(token, last=i + 1 == len(whole)) for i, token in enumerate(whole)]
+        pieces = core().TextPieces(decode)
+        out = [*map(pieces.add, whole[:-1]), pieces.add_last(whole[-1])]
         assert "".join(out) == cut
         assert not any("\ufffd" in piece for piece in out[:-1])
 

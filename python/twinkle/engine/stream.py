@@ -1,12 +1,11 @@
 """Tokens as they come, and the text that each adds."""
 
-import functools
-from collections import deque
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 
+from twinkle.core import core
 from twinkle.engine.future import Future
-
-_INCOMPLETE = "\ufffd"  # a decoder's sign for bytes that are no character yet
 
 
 @dataclass(frozen=True)
@@ -20,32 +19,6 @@ class Token:
     stop_reason: str | None  # 'stop' or 'length' with a sequence's last token
 
 
-class TextPieces:
-    """The text of one sequence in pieces, which together are decode() of all its tokens."""
-
-    def __init__(self, decode):
-        self._decode = decode  # a function of a list of ids
-        self._ids = []
-        self._given = ""
-        self._start = self._read = 0  # ids[start:read] are given, and precede what comes
-
-    def add(self, token, last=False):
-        """The text that one more token id adds; '' while it is a part of a character. last: what is
-        left of the sequence's text."""
-        self._ids.append(token)
-        if last:
-            text = self._decode(self._ids)
-            return text[len(self._given) :]
-        before = self._decode(self._ids[self._start : self._read])
-        text = self._decode(self._ids[self._start :])
-        if text.endswith(_INCOMPLETE) or len(text) <= len(before):
-            return ""
-        piece = text[len(before) :]
-        self._start, self._read = self._read, len(self._ids)
-        self._given += piece
-        return piece
-
-
 class TokenStream:
     """An iterator over the Tokens of one prompt's sequences; then result() has the whole response.
 
@@ -55,16 +28,15 @@ class TokenStream:
     """
 
     def __init__(self, stream, template, logprobs=False, convert=None):
-        self._stream, self._template = stream, template
-        self._logprobs, self._convert = logprobs, convert
-        self._pieces, self._ready, self._closed = {}, deque(), False
+        self._stream, self._logprobs, self._convert = stream, logprobs, convert
+        # No method of its own, which would be a circle: a stream that is dropped ends at once.
+        decode = partial(template.decode, skip_special_tokens=True)
+        self._pieces, self._closed = defaultdict(partial(core().TextPieces, decode)), False
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        if self._closed:
-            raise StopIteration
         try:
             return self._next()
         except BaseException:  # at the end there is nothing left to cancel
@@ -72,19 +44,14 @@ class TokenStream:
             raise
 
     def _next(self):
-        ready = self._ready
-        if not ready:
-            ready.extend(self._stream.take())
-        if self._closed:  # by another thread, meanwhile
+        event = self._stream.next()
+        if event is None:
+            if not self._closed:
+                self._stream.future.result()  # the sample's error, if it failed
             raise StopIteration
-        if not ready:
-            self._stream.future.result()  # the sample's error, if it failed
-            raise StopIteration
-        _, sequence, token, logprob, reason = ready.popleft()
-        # No method of its own, which would be a circle: a stream that is dropped ends at once.
-        decode = functools.partial(self._template.decode, skip_special_tokens=True)
-        pieces = self._pieces.setdefault(sequence, TextPieces(decode))
-        text = pieces.add(token, last=bool(reason))
+        sequence, token, logprob, reason = event
+        pieces = self._pieces[sequence]
+        text = pieces.add_last(token) if reason else pieces.add(token)
         return Token(token, text, logprob if self._logprobs else None, sequence, reason or None)
 
     def result(self, timeout=None):
@@ -97,7 +64,7 @@ class TokenStream:
         """Ends the iteration and the sampling, and frees the tokens that were not read. result()
         stays, if the sample had ended."""
         self._closed = True
-        self._ready, self._pieces = deque(), {}
+        self._pieces.clear()
         self._stream.close()
 
     def __enter__(self):
