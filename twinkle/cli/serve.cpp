@@ -9,6 +9,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <future>
 #include <memory>
 #include <optional>
@@ -326,6 +327,17 @@ void complete(const ServeOptions& o, CLI::App& command, How& how) {
   if (how.task != Task::kPrintConfig) check_options(o);
 }
 
+// The parent that starts a server for itself, and has not said who is let in, has a key of the
+// state for its own requests, or they would be 401.
+void require_parents_key(const ServeOptions& o) {
+  const char* const key = std::getenv("TINKER_API_KEY");
+  require(o.auth == "open" || (key != nullptr && *key != '\0'), Code::kInvalid, "cli: the state ",
+          std::filesystem::absolute(o.state).string(),
+          " has keys, and its server asks for one: set TINKER_API_KEY to one of them, give another "
+          "state, or say --auth=keys where clients bring their own, --auth=open where none is "
+          "asked for");
+}
+
 void start(const ServeOptions& o, const CLI::App& command, const How& how) {
   if (how.task == Task::kPrintReference) {
     std::printf("%s", options_reference().c_str());
@@ -335,6 +347,9 @@ void start(const ServeOptions& o, const CLI::App& command, const How& how) {
     std::printf("%s", as_yaml(command, how.unsaid).c_str());
     return;
   }
+  if (how.task == Task::kServe && how.until_stdin_ends && how.config.empty() &&
+      how.unsaid.contains(command.get_option("--auth")))
+    require_parents_key(o);
   if (how.task != Task::kCheck)
     return run_service(o, command.get_parent()->version(), how.until_stdin_ends);
   if (const std::string warning = open_although_keys(o); !warning.empty())

@@ -7,13 +7,11 @@ import re
 import sys
 import threading
 from collections import deque
-from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 
 from twinkle import checks, program
-from twinkle.errors import InvalidError, NotAvailableError, require
+from twinkle.errors import InvalidError, NotAvailableError
 
-_STATE = "twinkle-state"  # the program's own default
 _DRAIN = 60  # seconds; the service takes at most 35 for what it has begun, and 15 to save runs
 _ADDRESSES = ("TWINKLE_SERVER_URL", "TINKER_BASE_URL")  # where clients look for it
 
@@ -26,8 +24,8 @@ class Service:
     state and so on; port is 0, a free one, unless it or config is given, and state is the folder
     twinkle-state where this process runs, unless that or config says another: it is made, or
     goes on. Without model and config it is a server of its own: its model is that of the variable
-    TWINKLE_SERVER_MODEL, or else the program's default, its port 8000, and this process, when it has
-    done all else, prints what is served and waits until Ctrl-C stops it.
+    TWINKLE_SERVER_MODEL, or else the program's default, its port 8000, and this process, when it
+    has done all else, prints what is served and waits until Ctrl-C stops it.
     InvalidError: what the program refuses, in its own words but for the names of options;
     a state that has keys, of which this process has none, unless auth or config is given.
     NotAvailableError: it is not built.
@@ -39,7 +37,6 @@ class Service:
         options, self._stays = _completed(options)
         command = [sys.executable, "-P", "-m", "twinkle", "serve", "--until-stdin-ends"]
         command += _arguments(options)
-        _require_key(options)
         self._owner = os.getpid()
         self._told = deque(maxlen=20)  # the program's own lines on standard error
         self._last = deque(maxlen=20)  # and what else is there, as of a loader or a kill
@@ -51,8 +48,9 @@ class Service:
         line = self._process.stdout.readline()
         found = re.search(r"https?://\S+", line)
         if found is None:
-            status = self._process.wait()
-            self._close()
+            with self._process as process:
+                status = process.wait()
+                self._log.join()
             told = "; ".join(line.strip().removeprefix("twinkle: ") for line in self._told)
             ended = f"twinkle serve ended with status {status}\n{''.join(self._last)}".strip()
             raise InvalidError("service: " + (_named(told) or ended))
@@ -67,12 +65,10 @@ class Service:
 
     def _read_log(self):
         for line in self._process.stderr:
-            with self._lock:
+            with self._lock:  # before it is up, why it does not start, perhaps: the error tells it
                 is_kept = line.startswith("twinkle: ") and not self._is_up
-                if is_kept:  # why it does not start, perhaps, which the error tells
-                    self._told.append(line)
+                (self._told if is_kept else self._last).append(line)
             if not is_kept:
-                self._last.append(line)
                 sys.stderr.write(line)
 
     def _at_exit(self):
@@ -88,21 +84,16 @@ class Service:
         atexit.unregister(self._at_exit)
         if self._owner != os.getpid():
             return
-        self._process.stdin.close()
-        try:
-            self._process.wait(_DRAIN)
-        except TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._close()
+        with self._process as process:  # closes its ends, and waits
+            process.stdin.close()
+            try:
+                process.wait(_DRAIN)
+            except TimeoutExpired:
+                process.kill()
+            self._log.join()
         for name in _ADDRESSES:
             if os.environ.get(name) == self.url:
                 del os.environ[name]
-
-    def _close(self):
-        self._log.join()
-        for end in (self._process.stdin, self._process.stdout, self._process.stderr):
-            end.close()
 
 
 def _completed(options):
@@ -123,18 +114,6 @@ def _arguments(options):
                 checks.refuse(f"service: {key}", item, "a text or a number")
             text = str(item).lower() if isinstance(item, bool) else item  # as false turns one off
             yield f"--{key.replace('_', '-')}={text}"
-
-
-def _require_key(options):
-    """Refuses a state with keys where this process has none: its own requests would be 401."""
-    state = Path(str(options.get("state") or _STATE)).absolute()
-    has_no_key = not {"auth", "config"} & set(options) and not os.environ.get("TINKER_API_KEY")
-    require(
-        not (has_no_key and (state / "keys.json").is_file()),
-        f"service: the state {state} has keys, and its server asks for one: set TINKER_API_KEY to "
-        "one of them, give another state, or say auth='keys' where clients bring their own, "
-        "auth='open' where none is asked for",
-    )
 
 
 def _named(text):
