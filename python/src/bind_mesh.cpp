@@ -47,8 +47,8 @@ class Meeting {
   py::list all_gather(const py::bytes& bytes, const std::string& place) {
     try {
       return gathered(bytes.cast<std::string>(), place);
-    } catch (const twinkle::Error&) {
-      throw;
+    } catch (const twinkle::Error& error) {
+      twinkle::fail(error.code, "infra: ", place, ": ", error.what());
     } catch (...) {
       channel_->close(place + ": " + twinkle::engine::text_of(std::current_exception()));
       throw;

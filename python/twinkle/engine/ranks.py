@@ -12,7 +12,7 @@ from pathlib import Path
 
 from twinkle.core import core
 from twinkle.engine.group import open_groups, timeout_seconds, watch_of
-from twinkle.errors import InternalError, InvalidError, require
+from twinkle.errors import require
 from twinkle.logger import get_logger
 from twinkle.platform import Platform
 
@@ -79,17 +79,14 @@ class _Several(Ranks):
         with self._lock:
             self._count += 1
             place = f"exchange {self._count}, {what}"
-            try:
-                sent = self._meeting.all_gather(pickle.dumps((what, value)), place)
-            except InternalError as error:
-                raise InternalError(f"infra: {place}: {error}") from error
+            sent = self._meeting.all_gather(pickle.dumps((what, value)), place)
         calls, values = zip(*map(pickle.loads, sent), strict=True)
         for rank, call in enumerate(calls):
-            if call != calls[0]:
-                raise InvalidError(
-                    f"infra: exchange {self._count}: rank 0 has come with {calls[0]}, rank {rank} "
-                    f"with {call}: all ranks must call the same methods in the same order"
-                )
+            require(
+                call == calls[0],
+                f"infra: exchange {self._count}: rank 0 has come with {calls[0]}, rank {rank} "
+                f"with {call}: all ranks must call the same methods in the same order",
+            )
         return list(values)
 
     def agree(self, what, make):
@@ -183,12 +180,9 @@ def _start_warner(watch, ended):
 def _warn_of_late(watch, ended, told):
     """Once for each rank that others have waited for too long, and place, but for `told`."""
     period = min(timeout_seconds() / 4, 1.0)
+    is_first = Platform.get_local_rank() == 0  # others' logger tells errors alone
+    say = get_logger().warning if is_first else get_logger().error
     while not ended.wait(period):
-        if (text := watch.late()) != told:
-            told, logger = text, get_logger()
-            if not text:
-                continue
-            if Platform.get_local_rank() == 0:
-                logger.warning(f"infra: {text}", ranks="all")
-            else:  # the logger there tells errors alone
-                logger.error(f"infra: {text}")
+        before, told = told, watch.late()
+        if told not in ("", before):
+            say(f"infra: {told}", ranks="all")
