@@ -34,7 +34,7 @@ std::unique_ptr<OwnMetric> metric_of(const std::string& name, const py::dict& op
   return std::make_unique<OwnMetric>(kind, options, kind.make(json.get_object(), kind.class_name));
 }
 
-// What a script gives under one of these names and is not None, each with f(name, value).
+// Calls f(name, value) for those of the names under which a script gives something but None.
 template <class F>
 void for_each_given(const py::dict& given, const ReadNames& names, F&& f) {
   for (const std::string_view name : names) {

@@ -37,7 +37,7 @@ struct PolicyOptions {
   }
 };
 
-// Of each item that is clipped on its own whether it is below, and above, the clip: bools.
+// Bools: each item that is clipped on its own is below, or above, the clip.
 struct Clipped {
   at::Tensor low, high;
 };

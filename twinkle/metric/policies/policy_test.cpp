@@ -66,7 +66,7 @@ TEST(PolicyMetric, ALossThatClipsInAnotherWayHasOtherShares) {
 
 TEST(PolicyMetric, ASequenceIsClippedByItsMeans) {
   Batch batch = ratios();
-  batch.counts = {1, 0, 2};  // of the second label and the third: d -log(2) / 2, A -1/4
+  batch.counts = {1, 0, 2};  // the last: d -log(2) / 2, A -1/4
   batch.tensors["advantages"] = at::tensor({1.0, -1.0, 0.5}).to(at::kDouble);
   const auto metric = make("GSPOMetric");
   metric->accumulate(batch);
