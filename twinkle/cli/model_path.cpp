@@ -6,13 +6,13 @@
 
 #include <algorithm>
 #include <array>
-#include <boost/algorithm/string/predicate.hpp>
 #include <cctype>
 #include <csignal>
 #include <cstdlib>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
+#include "twinkle/data/rows/files.h"
 #include "twinkle/text/rows.h"
 
 namespace twinkle::cli {
@@ -88,17 +88,18 @@ std::string model_path(const std::string& id, Download download) {
 }
 
 std::string data_path(const std::string& id) {
-  const std::string extension = fs::path(id).extension().string();
-  const auto is = [&extension](const char* known) {
-    return boost::algorithm::iequals(extension, known);
+  const auto is_read = [](const fs::path& file) {
+    const data::FileKind kind = data::kind_of_file(file);
+    return kind == data::FileKind::kLines || kind == data::FileKind::kWhole;
   };
-  const bool is_read =
-      std::ranges::any_of(std::array{".jsonl", ".json", ".csv", ".tsv", ".txt"}, is);
-  const char* aliases = std::getenv("TWINKLE_DATASET_ID_ALIASES");
-  const bool is_alias = aliases && std::string_view(aliases).find(id) != std::string_view::npos;
   std::error_code error;
-  const bool is_folder = fs::is_directory(id, error);
-  if (is_read && !is_folder && (is_there(id) || !is_alias)) return id;
+  if (fs::is_directory(id, error)) {
+    if (std::ranges::all_of(data::files_at(id), is_read)) return id;
+  } else if (is_read(id)) {
+    const char* aliases = std::getenv("TWINKLE_DATASET_ID_ALIASES");
+    const bool is_alias = aliases && std::string_view(aliases).find(id) != std::string_view::npos;
+    if (is_there(id) || !is_alias) return id;
+  }
   return ask("data", "twinkle.dataset.fetch", id);
 }
 

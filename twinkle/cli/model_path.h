@@ -17,9 +17,9 @@ bool is_adapter(const std::filesystem::path& folder);
 // For before the model is read, which may take long. Error kNotFound: `field`, as --adapter,
 // names no directory of an adapter.
 void check_adapter(const std::string& folder, const std::string& field = "--adapter");
-// The file of a data set's rows that the C++ readers take: a file of theirs as it is; for ids of
-// hubs, aliases of TWINKLE_DATASET_ID_ALIASES, folders and tables what `python -m
-// twinkle.dataset.fetch get ID` prints. Error kNotFound with what it said.
+// The file or folder of a data set's rows that the C++ readers take: theirs as they are; for ids of
+// hubs, aliases of TWINKLE_DATASET_ID_ALIASES, tables and folders that have any what `python -m
+// twinkle.dataset.fetch get ID` prints. Error kNotFound with what it said; and as data::files_at.
 std::string data_path(const std::string& id);
 
 // The name of the model in an adapter's files, as twinkle.hub.name_of: a path as it is, an id

@@ -41,7 +41,10 @@ TEST(DataPath, FilesOfRowsAreTheirOwnAnswerAndTheHubToolFindsTheRest) {
   EXPECT_EQ(data_path(rows), rows);
   EXPECT_EQ(data_path("none.csv"), "none.csv") << "its reader says that it is not there";
   EXPECT_EQ(data_path("hf://a/b"), "/cache/hf://a/b");
+  EXPECT_EQ(data_path(dir.path().string()), dir.path().string());
+  write_text(dir / "b.parquet", "");
   EXPECT_EQ(data_path(dir.path().string()), "/cache/" + dir.path().string());
+  EXPECT_EQ(data_path((dir / "b.parquet").string()), "/cache/" + (dir / "b.parquet").string());
   ::setenv("TWINKLE_DATASET_ID_ALIASES", "none.csv=/elsewhere", 1);
   EXPECT_EQ(data_path("none.csv"), "/cache/none.csv");
   ::unsetenv("TWINKLE_DATASET_ID_ALIASES");

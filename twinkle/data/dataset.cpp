@@ -6,6 +6,7 @@
 #include "twinkle/base/file.h"
 #include "twinkle/base/parallel.h"
 #include "twinkle/data/rows/csv.h"
+#include "twinkle/data/rows/files.h"
 #include "twinkle/data/rows/json_rows.h"
 #include "twinkle/data/rows/text_rows.h"
 #include "twinkle/text/rows.h"
@@ -31,12 +32,6 @@ std::vector<Result> each(const Dataset& dataset, const Work& work) {
   return results;
 }
 
-std::string extension_of(const std::filesystem::path& file) {
-  std::string out = file.extension().string();
-  for (char& c : out) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return out;
-}
-
 Table read_table(const std::filesystem::path& file, const Renames& columns) {
   const std::string extension = extension_of(file);
   if (extension == ".csv" || extension == ".tsv") return read_csv_rows(file, columns);
@@ -56,6 +51,29 @@ Table read_table(const std::filesystem::path& file, const Renames& columns) {
 
 }  // namespace
 
+Mixture::Mixture(std::vector<int64_t> sizes, Order order)
+    : sizes_(std::move(sizes)), order_(order) {
+  if (sizes_.empty()) return;
+  const auto [shortest, longest] = std::ranges::minmax(sizes_);
+  require(order != Order::kUntilLongest || shortest > 0 || longest == 0, Code::kInvalid,
+          "data: a part without rows cannot begin again, until one of ", longest, " rows ends");
+  const int64_t turns = order == Order::kUntilShortest ? shortest : longest;
+  size_ = order == Order::kOneByOne ? std::accumulate(sizes_.begin(), sizes_.end(), int64_t{0})
+                                    : turns * std::ssize(sizes_);
+}
+
+Mixture::Place Mixture::at(int64_t index) const {
+  require(index >= 0 && index < size_, Code::kInvalid, "data: row ", index,
+          " is outside the mixture of ", size_, " rows");
+  if (order_ != Order::kOneByOne) {
+    const int64_t part = index % std::ssize(sizes_);
+    return {part, index / std::ssize(sizes_) % sizes_[part]};
+  }
+  int64_t part = 0;
+  for (; index >= sizes_[part]; ++part) index -= sizes_[part];
+  return {part, index};
+}
+
 Dataset::Dataset(Table table)
     : sources_{{table.name, table.unit, table.note}}, rows_(std::move(table.rows)) {
   for (const int64_t place : table.places) origins_.push_back({0, place});
@@ -65,7 +83,11 @@ Dataset::Dataset(Table table)
 
 Dataset Dataset::read(const std::filesystem::path& file, const Renames& columns) {
   require(is_there(file), Code::kNotFound, "data: no file ", file.string());
-  return Dataset(read_table(file, columns));
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(file, ignored)) return Dataset(read_table(file, columns));
+  std::vector<Dataset> parts;
+  for (const auto& part : files_at(file)) parts.push_back(Dataset(read_table(part, columns)));
+  return concat(parts);
 }
 
 const Row& Dataset::row(int64_t index) const {
@@ -147,30 +169,28 @@ Dataset Dataset::replaced(Rows rows, const std::vector<int64_t>& origins) const 
   return out;
 }
 
-Dataset Dataset::concat(const std::vector<Dataset>& parts) {
+Dataset Dataset::mixed(const std::vector<Dataset>& parts, Mixture::Order order) {
   Dataset out;
+  std::vector<int64_t> sizes, first_source;
   for (const Dataset& part : parts) {
-    const int64_t first_source = std::ssize(out.sources_);
+    sizes.push_back(part.size());
+    first_source.push_back(std::ssize(out.sources_));
     out.sources_.insert(out.sources_.end(), part.sources_.begin(), part.sources_.end());
-    for (int64_t i = 0; i < part.size(); ++i) out.take(part, i, first_source);
+  }
+  const Mixture mixture(std::move(sizes), order);
+  for (int64_t i = 0; i < mixture.size(); ++i) {
+    const auto [part, row] = mixture.at(i);
+    out.take(parts[part], row, first_source[part]);
   }
   return out;
 }
 
+Dataset Dataset::concat(const std::vector<Dataset>& parts) {
+  return mixed(parts, Mixture::Order::kOneByOne);
+}
+
 Dataset Dataset::interleave(const std::vector<Dataset>& parts) {
-  Dataset out;
-  if (parts.empty()) return out;
-  std::vector<int64_t> first_source;
-  int64_t turns = parts[0].size();
-  for (const Dataset& part : parts) {
-    first_source.push_back(std::ssize(out.sources_));
-    out.sources_.insert(out.sources_.end(), part.sources_.begin(), part.sources_.end());
-    turns = std::min(turns, part.size());
-  }
-  for (int64_t turn = 0; turn < turns; ++turn) {
-    for (size_t p = 0; p < parts.size(); ++p) out.take(parts[p], turn, first_source[p]);
-  }
-  return out;
+  return mixed(parts, Mixture::Order::kUntilShortest);
 }
 
 }  // namespace twinkle::data

@@ -19,6 +19,30 @@ using Filter = std::function<bool(const Row&)>;
 // One row into none (dropped), one or several (split). Called from several threads at a time.
 using Encoder = std::function<Rows(const Row&)>;
 
+// Which row of which part comes at each index, where several parts are put together.
+class Mixture {
+ public:
+  enum class Order {
+    kOneByOne,       // the parts one after the other
+    kUntilShortest,  // a row of each in turn until the shortest part is used up
+    kUntilLongest    // the same until the longest is used up; shorter ones begin again
+  };
+  // Error kInvalid: kUntilLongest of a part without rows among others with some.
+  Mixture(std::vector<int64_t> sizes, Order order);
+
+  int64_t size() const { return size_; }
+  struct Place {
+    int64_t part, row;
+  };
+  // Error kInvalid: index outside [0, size).
+  Place at(int64_t index) const;
+
+ private:
+  std::vector<int64_t> sizes_;
+  Order order_;
+  int64_t size_ = 0;
+};
+
 class Dataset {
  public:
   struct Source {
@@ -28,8 +52,9 @@ class Dataset {
   Dataset() = default;
   explicit Dataset(Table table);
   // By the file's extension, in any case: .json, .jsonl, .csv, .tsv, .txt (a row {"text": line} for
-  // every line). Error kNotFound: no such file; kInvalid: another extension, a bad row with its
-  // line; names of columns that the file does not have.
+  // every line). Of a folder the rows of files_at(), one file after the other. Error kNotFound: no
+  // such file; kInvalid: another extension, a bad row with its line; names of columns that a file
+  // does not have.
   static Dataset read(const std::filesystem::path& file, const Renames& columns = {});
 
   int64_t size() const { return std::ssize(rows_); }
@@ -62,6 +87,7 @@ class Dataset {
     int64_t line = 0;  // the file's line, where `place` is none; 0: not known
   };
   void take(const Dataset& from, int64_t index, int64_t first_source);
+  static Dataset mixed(const std::vector<Dataset>& parts, Mixture::Order order);
 
   std::vector<Source> sources_;
   Rows rows_;

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "twinkle/base/error_for_test.h"
+#include "twinkle/io/scratch_dir_for_test.h"
 
 namespace twinkle::data {
 namespace {
@@ -50,11 +51,39 @@ TEST(Dataset, ReadsByExtensionAndRefusesOthers) {
   EXPECT_EQ(error_of([] { Dataset::read("/nowhere.csv"); }), "data: no file /nowhere.csv");
 }
 
+TEST(Dataset, OfAFolderHasTheRowsOfItsFilesInTheOrderOfTheirNames) {
+  const ScratchDir dir;
+  write_text(dir / "b.jsonl", "{\"i\": 2}\n");
+  write_text(dir / "a.csv", "i\n1\n");
+  const Dataset rows = Dataset::read(dir.path());
+  EXPECT_EQ(values(rows), (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(rows.where(1), (dir / "b.jsonl").string() + " line 1");
+}
+
 TEST(Dataset, SliceWrapsModuloTheLengthAndRefusesNegativeIndices) {
   EXPECT_EQ(values(numbers(3).slice({0, 2, 3, 7})), (std::vector<int64_t>{0, 2, 0, 1}));
   EXPECT_EQ(error_of([] { numbers(3).slice({-1}); }),
             "data: data_slice has index -1, it must be at least 0");
   EXPECT_EQ(error_of([] { Dataset().slice({0}); }), "data: cannot slice an empty dataset");
+}
+
+TEST(Mixture, PutsPartsOneAfterTheOtherOrInTurn) {
+  const auto places = [](Mixture::Order order) {
+    const Mixture mixture({3, 1, 2}, order);
+    std::string out;
+    for (int64_t i = 0; i < mixture.size(); ++i)
+      out += "abc"[mixture.at(i).part] + std::to_string(mixture.at(i).row) + " ";
+    return out;
+  };
+  EXPECT_EQ(places(Mixture::Order::kOneByOne), "a0 a1 a2 b0 c0 c1 ");
+  EXPECT_EQ(places(Mixture::Order::kUntilShortest), "a0 b0 c0 ");
+  EXPECT_EQ(places(Mixture::Order::kUntilLongest), "a0 b0 c0 a1 b0 c1 a2 b0 c0 ");
+  EXPECT_EQ(Mixture({}, Mixture::Order::kUntilShortest).size(), 0);
+  EXPECT_EQ(Mixture({0, 2}, Mixture::Order::kOneByOne).at(0).part, 1);
+  EXPECT_EQ(error_of([] { Mixture({2}, Mixture::Order::kOneByOne).at(2); }),
+            "data: row 2 is outside the mixture of 2 rows");
+  EXPECT_EQ(error_of([] { Mixture({0, 2}, Mixture::Order::kUntilLongest); }),
+            "data: a part without rows cannot begin again, until one of 2 rows ends");
 }
 
 TEST(Dataset, MapKeepsTheOtherFieldsAndCallsOncePerRow) {

@@ -18,6 +18,7 @@
 #include "twinkle/cli/train/objective.h"
 #include "twinkle/cli/train/recipe.h"
 #include "twinkle/data/loader.h"
+#include "twinkle/data/rows/files.h"
 #include "twinkle/engine/engine.h"
 #include "twinkle/engine/memory/text_of_error.h"
 #include "twinkle/io/atomic.h"
@@ -30,15 +31,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_data_file(const fs::path& path) {
-  const fs::path extension = path.extension();
-  return extension == ".jsonl" || extension == ".json" || extension == ".csv" ||
-         extension == ".tsv";
-}
-
 // Finds a wrong order of arguments, and a model that is not there.
 std::string checked_model(const TrainingOptions& o) {
-  require(!is_data_file(o.model), Code::kInvalid, "cli: ", o.model,
+  require(data::kind_of_file(o.model) == data::FileKind::kOther, Code::kInvalid, "cli: ", o.model,
           " is a data file; the model comes first: twinkle train ", o.data, " ", o.model);
   check_trackers(o.files.report_to);
   return model_path(o.model);
