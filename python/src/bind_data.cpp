@@ -1,10 +1,11 @@
-// _core.Dataset, _core.Loader and the built-in preprocessors: the same names as in twinkle/data,
-// rows as dicts. Work on rows runs without the GIL.
+// _core.Dataset, _core.Loader, files of rows and the built-in preprocessors: the same names as in
+// twinkle/data, rows as dicts. Work on rows runs without the GIL.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,14 +15,18 @@
 #include "python/src/interruptible.h"
 #include "python/src/json_caster.h"
 #include "python/src/released_gil.h"
+#include "twinkle/base/file.h"
 #include "twinkle/data/dataset.h"
 #include "twinkle/data/encode.h"
 #include "twinkle/data/forms.h"
 #include "twinkle/data/loader.h"
 #include "twinkle/data/packing.h"
 #include "twinkle/data/preprocessors/preprocessor.h"
-#include "twinkle/data/rows/json_rows.h"
+#include "twinkle/data/rows/files.h"
+#include "twinkle/data/rows/line_rows.h"
+#include "twinkle/data/stream_loader.h"
 #include "twinkle/data/writer.h"
+#include "twinkle/io/atomic.h"
 
 namespace py = pybind11;
 
@@ -29,8 +34,11 @@ namespace twinkle::python {
 namespace {
 
 using data::Dataset;
+using data::LineRows;
+using data::LineWriter;
 using data::Loader;
 using data::LoaderOptions;
+using data::Mixture;
 using data::Row;
 using data::Rows;
 using data::Table;
@@ -80,6 +88,20 @@ Dataset check(const Dataset& self, const text::Template& tmpl) {
 }
 
 void bind_dataset(py::module_& m) {
+  py::class_<Mixture>(m, "Mixture", "Which row of which part comes at each index.")
+      .def(py::init([](std::vector<int64_t> sizes, bool in_turn) {
+             using Order = Mixture::Order;
+             return Mixture(std::move(sizes), in_turn ? Order::kUntilLongest : Order::kOneByOne);
+           }),
+           py::arg("sizes"), py::arg("in_turn"), "in_turn: until the longest part is used up.")
+      .def("__len__", &Mixture::size)
+      .def(
+          "at",
+          [](const Mixture& self, int64_t index) {
+            const auto [part, row] = self.at(index);
+            return std::pair(part, row);
+          },
+          py::arg("index"), "(part, row in it).");
   py::class_<Dataset>(m, "Dataset",
                       "Rows that know their file and line; every operation gives a new one.")
       .def_static("read", &Dataset::read, py::arg("file"), py::arg("columns") = data::Renames(),
@@ -132,13 +154,59 @@ void bind_dataset(py::module_& m) {
           "Writes jsonl, json (which is jsonl) or csv, whole or not at all.");
 }
 
-void bind_preprocessors(py::module_& m) {
+std::string kind_of(const std::filesystem::path& file) {
+  switch (data::kind_of_file(file)) {
+    case data::FileKind::kLines:
+      return "lines";
+    case data::FileKind::kWhole:
+      return "whole";
+    case data::FileKind::kTable:
+      return "table";
+    case data::FileKind::kOther:
+      break;
+  }
+  return "";
+}
+
+py::tuple next_line(LineRows& self) {
+  std::optional<Row> row = self.next();
+  if (!row) throw py::stop_iteration();
+  return py::make_tuple(self.where(), from_json(Json(std::move(*row))));
+}
+
+void bind_files(py::module_& m) {
+  py::class_<LineRows>(m, "LineRows", "Pairs of a place and a row of a .jsonl or .txt file.")
+      .def(py::init<const std::filesystem::path&>(), py::arg("file"))
+      .def("__iter__", [](const py::object& self) { return self; })
+      .def("__next__", &next_line);
+  py::class_<LineWriter>(m, "LineWriter", "Rows added to a file of JSON lines, in batches.")
+      .def(py::init<std::filesystem::path, int64_t>(), py::arg("file"), py::arg("batch_size"))
+      .def(
+          "add",
+          [](LineWriter& self, const py::handle& row) { self.add(to_row(row, "data: the row")); },
+          py::arg("row"), "Keeps a row as it is now.")
+      .def("flush", &LineWriter::flush, NoGil());
+  m.def("kind_of_data", &kind_of, py::arg("file"),
+        "By its extension: 'lines', 'whole', 'table', of which Arrow is the reader, or ''.");
+  m.def("data_files", &data::files_at, py::arg("path"), py::arg("split"),
+        "The files of rows at a path that have the split: data/rows/files.h.");
   m.def(
-      "parse_line",
-      [](const py::bytes& line, const std::string& file, int64_t number) {
-        return from_json(Json(data::parse_line(std::string_view(line), file, number)));
+      "check_file", [](const std::filesystem::path& file) { (void)File(file, "data"); },
+      py::arg("file"), "InvalidError: it is no regular file, or cannot be opened.");
+  m.def("make_place", &data::make_place, py::arg("file"),
+        "Makes the folder of a file that is to be written.");
+  m.def(
+      "write_file",
+      [](const std::filesystem::path& file, const py::buffer& bytes) {
+        const py::buffer_info held = bytes.request();
+        const auto size = static_cast<size_t>(held.size * held.itemsize);
+        const ReleasedGil released;
+        write_file_atomically(file, {static_cast<const char*>(held.ptr), size});
       },
-      py::arg("line"), py::arg("file"), py::arg("number"), "The row of a line of JSON.");
+      py::arg("file"), py::arg("bytes"), "Replaces a file, whole or not at all.");
+}
+
+void bind_preprocessors(py::module_& m) {
   m.def(
       "preprocessors",
       [] {
@@ -166,6 +234,17 @@ void bind_preprocessors(py::module_& m) {
       "The fields that a built-in preprocessor sets on each row.");
 }
 
+using StreamLoader = data::StreamLoader<py::object>;
+
+StreamLoader::Reader reader_of(const py::object& rows) {
+  return [iterator = py::iter(rows)]() -> std::optional<py::object> {
+    PyObject* const row = PyIter_Next(iterator.ptr());
+    if (!row && PyErr_Occurred()) throw py::error_already_set();
+    if (!row) return std::nullopt;
+    return py::reinterpret_steal<py::object>(row);
+  };
+}
+
 void bind_loader(py::module_& m) {
   const LoaderOptions defaults;
   py::class_<LoaderOptions>(m, "LoaderOptions")
@@ -185,12 +264,28 @@ void bind_loader(py::module_& m) {
            py::arg("data_rank_and_world") = std::pair<int64_t, int64_t>(0, 1),
            py::arg("whole_batch") = defaults.whole_batch);
   py::class_<Loader>(m, "Loader", "Which rows come next.")
-      .def(py::init<int64_t, LoaderOptions>(), py::arg("num_rows"), py::arg("options"))
+      .def(py::init([](int64_t num_rows, const LoaderOptions& options) {
+             require(num_rows > 0, Code::kInvalid, data::kNoRows);
+             return Loader(num_rows, options);
+           }),
+           py::arg("num_rows"), py::arg("options"))
       .def("__len__", &Loader::num_batches)
       .def("start", &Loader::start, py::arg("epoch"))
       .def("next", &Loader::next, "This rank's rows of the next batch; empty at the end.")
       .def("skip", &Loader::skip, py::arg("num_rows"))
+      .def_property_readonly("remark", &Loader::remark)
       .def_property_readonly("consumed", &Loader::consumed);
+  py::class_<StreamLoader>(m, "StreamLoader", "Batches of rows that have no index.")
+      .def(py::init([](const py::object& rows, const LoaderOptions& options) {
+             return StreamLoader([rows] { return reader_of(rows); }, options);
+           }),
+           py::arg("rows"), py::arg("options"), "`rows` are read anew for every epoch.")
+      .def(
+          "start", [](StreamLoader& self, int64_t) { self.start(); }, py::arg("epoch"))
+      .def("next", &StreamLoader::next, "This rank's rows of the next batch; empty at the end.")
+      .def("skip", &StreamLoader::skip, py::arg("num_rows"))
+      .def_property_readonly("consumed", &StreamLoader::consumed)
+      .def_property_readonly("remark", &StreamLoader::remark);
 }
 
 }  // namespace
@@ -198,6 +293,7 @@ void bind_loader(py::module_& m) {
 
 void bind_data(py::module_& m) {
   twinkle::python::bind_dataset(m);
+  twinkle::python::bind_files(m);
   twinkle::python::bind_preprocessors(m);
   twinkle::python::bind_loader(m);
 }

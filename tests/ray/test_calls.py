@@ -88,7 +88,7 @@ def test_ranks_that_share_a_data_rank_get_the_same_piece(run):
 def test_a_batch_that_its_workers_cannot_share_is_refused_in_the_driver(monkeypatch):
     monkeypatch.setattr(twinkle.infra.current_run(), "cluster", object())
     with pytest.raises(
-        InvalidError, match="batch_size is 3, it must be divisible by 2, the number"
+        InvalidError, match="batch_size is 3, it must be divisible by the 2 data ranks"
     ):
         DataLoader([{}] * 8, batch_size=3, device_mesh=DeviceMesh.from_sizes(dp_size=2))
     groups = [DeviceGroup(name, 2, "cpu") for name in ("model", "sampler")]
@@ -96,7 +96,7 @@ def test_a_batch_that_its_workers_cannot_share_is_refused_in_the_driver(monkeypa
     assert len(DataLoader([{}] * 8, batch_size=3)) == 3  # nobody knows of which
     monkeypatch.setattr(twinkle.infra.current_run(), "groups", groups[:1])
     with pytest.raises(
-        InvalidError, match="batch_size is 3, it must be divisible by 2, the number"
+        InvalidError, match="batch_size is 3, it must be divisible by the 2 data ranks"
     ):
         DataLoader([{}] * 8, batch_size=3)
     assert [len(batch) for batch in DataLoader([{}] * 9, batch_size=4)] == [4, 4]

@@ -37,37 +37,59 @@ std::vector<int64_t> shuffled(int64_t n, uint64_t seed, uint64_t epoch) {
   return order;
 }
 
-Loader::Loader(int64_t num_rows, LoaderOptions options) : num_rows_(num_rows), options_(options) {
-  LoaderOptions& o = options_;
+LoaderOptions checked(const LoaderOptions& o) {
   require(o.data_world_size >= 1, Code::kInvalid, "data: data_world_size is ", o.data_world_size,
           ", it must be at least 1");
   require(o.batch_size >= 1, Code::kInvalid, "data: batch_size is ", o.batch_size,
           ", it must be at least 1");
   require(o.batch_size % o.data_world_size == 0, Code::kInvalid, "data: batch_size is ",
-          o.batch_size, ", it must be divisible by the ", o.data_world_size,
-          " data ranks of the mesh");
+          o.batch_size, ", it must be divisible by the ", o.data_world_size, " data ranks");
   require(o.data_rank >= 0 && o.data_rank < o.data_world_size, Code::kInvalid,
           "data: data_rank is ", o.data_rank, ", it must be below the data_world_size of ",
           o.data_world_size);
-  if (o.min_batch_size == 0) o.min_batch_size = o.data_world_size;
-  require(o.min_batch_size >= 1 && o.min_batch_size <= o.batch_size, Code::kInvalid,
-          "data: min_batch_size is ", o.min_batch_size,
-          ", it must lie between 1 and the batch_size of ", o.batch_size);
-  require(o.whole_batch || o.min_batch_size >= o.data_world_size, Code::kInvalid,
-          "data: min_batch_size is ", o.min_batch_size, ", it must be at least the ",
-          o.data_world_size, " data ranks, each of which needs a row");
+  require(o.least() >= 1 && o.least() <= o.batch_size, Code::kInvalid, "data: min_batch_size is ",
+          o.least(), ", it must lie between 1 and the batch_size of ", o.batch_size);
+  require(o.least() >= o.data_world_size, Code::kInvalid, "data: min_batch_size is ", o.least(),
+          ", it must be at least the ", o.data_world_size,
+          " data ranks, each of which needs a row");
+  return o;
+}
+
+std::string remark_on(int64_t num_dropped, const LoaderOptions& o) {
+  if (num_dropped == 0 || o.min_batch_size != 0) return "";
+  const std::string ranks = std::to_string(o.data_world_size);
+  return std::to_string(num_dropped) +
+         " rows at the end of each epoch are left out, which one process would read: each of " +
+         ranks + " data ranks needs a row of every batch; choose a batch_size, now " +
+         std::to_string(o.batch_size) + ", that leaves none or " + ranks + " and more";
+}
+
+Share share_of(int64_t size, const LoaderOptions& options) {
+  if (options.whole_batch) return {0, size};
+  const int64_t share = size / options.data_world_size, more = size % options.data_world_size;
+  const int64_t rank = options.data_rank;
+  return {rank * share + std::min(rank, more), share + (rank < more ? 1 : 0)};
+}
+
+Loader::Loader(int64_t num_rows, LoaderOptions options)
+    : num_rows_(num_rows), options_(checked(options)) {
   start(0);
 }
 
 int64_t Loader::rows_per_epoch() const {
   const int64_t tail = num_rows_ % options_.batch_size;
-  return tail >= options_.min_batch_size ? num_rows_ : num_rows_ - tail;
+  return tail >= options_.least() ? num_rows_ : num_rows_ - tail;
 }
 
 int64_t Loader::num_batches() const {
   const int64_t rows = num_rows_ - begin_;
-  return rows / options_.batch_size +
-         (rows % options_.batch_size >= options_.min_batch_size ? 1 : 0);
+  return rows / options_.batch_size + (rows % options_.batch_size >= options_.least() ? 1 : 0);
+}
+
+std::string Loader::remark() const {
+  if (rows_per_epoch() > 0) return remark_on(num_rows_ - rows_per_epoch(), options_);
+  return std::to_string(num_rows_) + " rows make no batch of at least " +
+         std::to_string(options_.least()) + ": a loop over this loader does nothing";
 }
 
 void Loader::start(int64_t epoch) {
@@ -83,17 +105,12 @@ void Loader::start(int64_t epoch) {
 
 std::vector<int64_t> Loader::next() {
   const int64_t size = std::min(options_.batch_size, num_rows_ - position_);
-  if (size < options_.min_batch_size) return {};
-  const int64_t begin = position_;
+  if (size < options_.least()) return {};
+  const auto [from, count] = share_of(size, options_);
+  const auto first = order_.begin() + position_ + from;
   position_ += size;
   consumed_ += size;
-  // The first `size % world` ranks get one row more.
-  const int64_t world = options_.whole_batch ? 1 : options_.data_world_size;
-  const int64_t rank = options_.whole_batch ? 0 : options_.data_rank;
-  const int64_t share = size / world, more = size % world;
-  const int64_t from = begin + rank * share + std::min(rank, more);
-  const auto first = order_.begin() + from;
-  return {first, first + share + (rank < more ? 1 : 0)};
+  return {first, first + count};
 }
 
 void Loader::skip(int64_t num_rows) {

@@ -1,9 +1,17 @@
 #include "twinkle/data/writer.h"
 
-#include <algorithm>
-#include <cmath>
-#include <set>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <set>
+#include <utility>
+
+#include "twinkle/base/file.h"
 #include "twinkle/io/atomic.h"
 
 namespace twinkle::data {
@@ -81,17 +89,47 @@ std::string format_rows(const Rows& rows, std::string_view format) {
   fail(Code::kInvalid, "data: cannot write format '", format, "', it must be jsonl, json or csv");
 }
 
+void make_place(const std::filesystem::path& file) {
+  std::error_code ignored, error;
+  require(!std::filesystem::is_directory(file, ignored), Code::kInvalid, "data: path is '",
+          file.string(), "', a folder: name a file in it");
+  const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
+  std::filesystem::create_directories(folder, error);
+  if (!error) {
+    std::string probe = (folder / ".twinkle-XXXXXX").string();
+    const FileHandle made(::mkstemp(probe.data()));
+    if (made.get() < 0) error.assign(errno, std::generic_category());
+    if (made.get() >= 0) ::unlink(probe.c_str());
+  }
+  require(!error, Code::kInvalid, "data: path is '", file.string(),
+          "', where no file can be written (", error.message(), "): name another place");
+}
+
 void write_rows(const Rows& rows, const std::filesystem::path& file, std::string_view format) {
   const std::string extension = file.extension().string();
   const std::string chosen =
       format.empty() && !extension.empty() ? extension.substr(1) : std::string(format);
   const std::string text = format_rows(rows, chosen);
-  std::error_code error;
-  const std::filesystem::path folder = file.parent_path();
-  if (!folder.empty()) std::filesystem::create_directories(folder, error);
-  require(!error, Code::kInvalid, "data: cannot make the folder ", folder.string(), ": ",
-          error.message());
+  make_place(file);
   write_file_atomically(file, text);
+}
+
+LineWriter::LineWriter(std::filesystem::path file, int64_t batch_size)
+    : file_(std::move(file)), batch_size_(batch_size) {}
+
+void LineWriter::add(Row row) {
+  kept_.push_back(std::move(row));
+  if (std::ssize(kept_) >= batch_size_) flush();
+}
+
+void LineWriter::flush() {
+  const Rows rows = std::exchange(kept_, {});
+  require_finite(rows);
+  const auto mode = std::exchange(is_begun_, true) ? std::ios::app : std::ios::trunc;
+  std::ofstream out(file_, std::ios::binary | mode);
+  out << lines(rows) << std::flush;
+  require(out.good(), Code::kInternal, "data: cannot add rows to ", file_.string(), ": ",
+          std::strerror(errno));
 }
 
 }  // namespace twinkle::data

@@ -140,7 +140,30 @@ TEST(Writer, RefusesFormatsPlacesAndNanWithoutTouchingTheFile) {
             "data: cannot write format 'parquet', it must be jsonl, json or csv");
   const auto below = file_of("kept.jsonl") / "folder";
   EXPECT_EQ(error_of([&] { write_rows(rows, below / "a.json"); }),
-            "data: cannot make the folder " + below.string() + ": Not a directory");
+            "data: path is '" + (below / "a.json").string() +
+                "', where no file can be written (Not a directory): name another place");
+  const std::filesystem::path folder = testing::TempDir();
+  EXPECT_EQ(error_of([&] { make_place(folder); }),
+            "data: path is '" + folder.string() + "', a folder: name a file in it");
+}
+
+TEST(LineWriter, WritesBatchesAndTheRestWhenItIsFlushed) {
+  const auto file = file_of("added.jsonl");
+  write_rows({{{"old", 1}}}, file);
+  LineWriter writer(file, 2);
+  EXPECT_EQ(Dataset::read(file).size(), 1);
+  const Rows rows = {{{"a", 1}}, {{"b", "\n"}}, {{"c", nullptr}}};
+  for (const Row& row : rows) writer.add(row);
+  EXPECT_EQ(Dataset::read(file).size(), 2);
+  writer.flush();
+  EXPECT_EQ(Dataset::read(file).rows(), rows);
+  writer.add({{"a", std::nan("")}});
+  EXPECT_EQ(error_of([&] { writer.flush(); }),
+            "data: row 0 field 'a' holds NaN or infinity, which JSON cannot");
+  EXPECT_EQ(Dataset::read(file).size(), 3);
+  const auto below = file / "a.jsonl";
+  EXPECT_EQ(error_of([&] { LineWriter(below, 1).flush(); }),
+            "data: cannot add rows to " + below.string() + ": Not a directory");
 }
 
 }  // namespace

@@ -106,14 +106,14 @@ def test_a_dataset_without_rows_is_refused():
     from twinkle.dataset import IterableDataset
 
     for rows in ([], lambda: []):
-        with pytest.raises(InvalidError, match="dataloader: the dataset has no rows: its source"):
+        with pytest.raises(InvalidError, match="data: the dataset has no rows: its source"):
             DataLoader(rows, batch_size=2)
     with pytest.raises(InvalidError, match="dataset: data has no rows"):
         DataLoader(lambda: dataset([]), batch_size=2)
     stream = IterableDataset()
     stream.add_dataset(dataset_meta(numbers(3)))
     stream.filter(lambda row: False)
-    with pytest.raises(InvalidError, match="dataloader: the dataset has no rows: its source"):
+    with pytest.raises(InvalidError, match="data: the dataset has no rows: its source"):
         list(DataLoader(stream, batch_size=2))
 
 

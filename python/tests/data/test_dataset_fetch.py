@@ -34,7 +34,7 @@ def test_a_folder_and_a_hubs_rows_become_one_file_of_lines(tmp_path, monkeypatch
     for i in range(2):
         (folder / f"{i}.jsonl").write_text(json.dumps({"i": i}) + "\n")
     assert rows_of(fetch.get(str(folder))) == numbers(2)
-    monkeypatch.setattr("twinkle.dataset.source._from_hub", lambda meta, kwargs: numbers(3))
+    monkeypatch.setattr(hub.HubOperation, "load_dataset", lambda *names, **options: numbers(3))
     path = fetch.get("hf://owner/name")
     assert path.parent == cache
     assert rows_of(path) == numbers(3)

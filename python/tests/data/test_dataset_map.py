@@ -120,7 +120,7 @@ def test_a_failing_row_is_named_and_nothing_changes(tmp_path):
         rows.map("GSM8KProcessor", init_args={"sytem": "s"})
     with pytest.raises(InvalidError, match="is a function, it cannot take init_args"):
         rows.map(broken, init_args={"a": 1})
-    with pytest.raises(InvalidError, match="int must be a subclass of Preprocessor"):
+    with pytest.raises(InvalidError, match="'int'> must be a Preprocessor, a subclass of it"):
         rows.map(int)
     with pytest.raises(InvalidError, match="columns have different lengths"):
         rows.map(lambda columns: {"a": [1], "b": [1, 2]})

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from data_rows import dataset, numbers
 
-from twinkle.dataset import DatasetMeta, columnar
+from twinkle.core import core
+from twinkle.dataset import DatasetMeta
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError
 
 pytestmark = pytest.mark.usefixtures("data_built")
@@ -127,8 +128,8 @@ def test_numbers_out_of_range_are_named_as_they_are_written(tmp_path, number, ca
 
 def test_a_file_that_cannot_be_opened_leaves_no_descriptor(tmp_path):
     before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(InvalidError, match=r"cannot be opened \(Is a directory\)"):
-        columnar.opened(tmp_path)
+    with pytest.raises(InvalidError, match="is a folder, it must be a regular file"):
+        core().check_file(tmp_path)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -141,7 +142,7 @@ def test_another_split_than_the_usual_must_be_in_a_files_name(tmp_path):
     assert len(dataset(tmp_path / "a.jsonl")) == 1
     with pytest.raises(
         InvalidError,
-        match=r"dataset: split is 'val', which is in no file's name in .*; there are "
+        match=r"data: split is 'val', which is in no file's name in .*; there are "
         r"B-Test\.jsonl, a\.jsonl: name one of them as dataset_id, or leave split out to read all",
     ):
         dataset(tmp_path, split="val")

@@ -8,7 +8,6 @@ from data_rows import conversation, numbers
 
 from twinkle import DeviceMesh
 from twinkle.dataloader import DataLoader
-from twinkle.dataloader.stream import StreamLoader
 from twinkle.dataset import Dataset, DatasetMeta, IterableDataset, LazyDataset
 from twinkle.errors import InvalidError, NoLengthError, NotAvailableError, NotFoundError
 from twinkle.template import Template
@@ -177,7 +176,7 @@ def test_a_stream_without_a_whole_batch_has_no_rows_to_skip():
     [
         ({"batch_size": 2, "min_batch_size": 3}, 1, "min_batch_size is 3, it must lie between"),
         ({"batch_size": 4, "min_batch_size": 1}, 2, "min_batch_size is 1, it must be at least"),
-        ({"batch_size": 3}, 2, "batch_size is 3, it must be divisible by the 2 data ranks of the"),
+        ({"batch_size": 3}, 2, "batch_size is 3, it must be divisible by the 2 data ranks$"),
     ],
 )
 def test_a_stream_refuses_sizes_in_the_words_of_an_index(sizes, ranks, text, monkeypatch):
@@ -193,12 +192,13 @@ def test_a_stream_refuses_sizes_in_the_words_of_an_index(sizes, ranks, text, mon
 def test_ranks_share_batches_as_indexed_ones_do():
     from twinkle.core import core
 
-    for length in (0, 3, 4, 7, 8):
+    for length in (3, 4, 7, 8):
         for world in (1, 2, 4):
             for rank in range(world):
                 place = {"batch_size": 4, "min_batch_size": 0, "data_rank_and_world": (rank, world)}
-                stream = StreamLoader(list(range(length)), **place)
-                indexed = core().Loader(length, core().LoaderOptions(**place))
+                options = core().LoaderOptions(**place)
+                stream = core().StreamLoader(range(length), options)
+                indexed = core().Loader(length, options)
                 for loader in (stream, indexed):
                     loader.start(0)
                 while True:
@@ -207,8 +207,6 @@ def test_ranks_share_batches_as_indexed_ones_do():
                     assert stream.consumed == indexed.consumed
                     if not batch:
                         break
-    with pytest.raises(InvalidError, match="batch_size is 3, it must be divisible by the 2 data"):
-        StreamLoader([], 3, 0, (0, 2))
 
 
 def test_rows_are_saved_as_they_are_read(tmp_path):
@@ -250,7 +248,7 @@ def test_what_a_stream_cannot_do_is_named(tmp_path):
         list(rows)
     rows = IterableDataset(DatasetMeta(data=numbers(1)))
     rows.filter(lambda row: "yes")
-    with pytest.raises(InvalidError, match="what <lambda> returned is 'yes', it must be True or"):
+    with pytest.raises(InvalidError, match="<lambda>: what it returned is 'yes', it must be True"):
         list(rows)
 
 

@@ -1,11 +1,10 @@
-"""DataLoader. The order of rows is the C++ core's; this reads them."""
+"""DataLoader. Which rows come next, and what a batch may be, is the C++ core's to say."""
 
 import reprlib
 
 from twinkle import checks, processor
 from twinkle.core import core
-from twinkle.dataloader.stream import EMPTY, StreamLoader
-from twinkle.errors import refuse_unknown, require
+from twinkle.errors import NoLengthError, refuse_unknown, require
 from twinkle.infra import check_world, current_run, group_of
 from twinkle.logger import get_logger
 from twinkle.plugin import construct_class
@@ -66,46 +65,30 @@ class DataLoader:
         )
         batch_size = checks.integer("dataloader: batch_size", batch_size, 1, _INT64_MAX)
         what = "dataloader: min_batch_size"
-        min_batch_size = checks.integer(what, min_batch_size, 1, _INT64_MAX, none=True)
+        least = checks.integer(what, min_batch_size, 1, _INT64_MAX, none=True)
         self.max_retries = checks.integer("dataloader: max_retries", max_retries, least=0)
         seed = checks.integer("dataloader: seed", seed, 0, 2**64 - 1)
         shuffle = checks.flag("dataloader: shuffle", shuffle)
         if checks.flag("dataloader: drop_last", drop_last):
-            min_batch_size = batch_size
+            least = batch_size
         if collate_fn is not None and not callable(collate_fn):
             checks.refuse("dataloader: collate_fn", collate_fn, "callable")
         group_of(remote_group, "a DataLoader")
-        rank, world, least = _place(device_mesh, batch_size)
-        self._ranks = least if min_batch_size is None else 0  # that may drop rows unasked
-        min_batch_size = least if min_batch_size is None else min_batch_size
-        require(
-            min_batch_size >= least,
-            f"dataloader: min_batch_size is {min_batch_size}, it must be at least the {least} data "
-            "ranks, each of which needs a row",
-        )
+        place = _place(device_mesh)
         require(indexed or not shuffle, "dataloader: shuffle is True, but the dataset is a stream")
-        sizes = {
-            "batch_size": batch_size,
-            "min_batch_size": min_batch_size,
-            "data_rank_and_world": (rank, world),
-        }
+        options = core().LoaderOptions(
+            batch_size=batch_size, min_batch_size=least or 0, shuffle=shuffle, seed=seed, **place
+        )
         self.dataset, self.batch_size = dataset, batch_size
         self.device_mesh, self.remote_group = device_mesh, remote_group
         self._indexed, self._collate = indexed, collate_fn
         self._epoch, self._loop = 0, None  # the loop that is on
-        if not indexed:
-            self._loader = StreamLoader(dataset, **sizes)
-            return
-        require(len(dataset) > 0, f"dataloader: {EMPTY}")
-        options = core().LoaderOptions(**sizes, shuffle=shuffle, seed=seed)
-        self._loader = core().Loader(len(dataset), options)
-        if len(self._loader) > 0:
-            self._tell_dropped(len(dataset) % batch_size)
+        if indexed:
+            self._loader = core().Loader(len(dataset), options)
+            log = get_logger()
+            self._tell(log.warning_once if len(self._loader) > 0 else log.warning)
         else:
-            get_logger().warning(
-                f"dataloader: {len(dataset)} rows make no batch of at least "
-                f"{min_batch_size}: a loop over this loader does nothing"
-            )
+            self._loader = core().StreamLoader(dataset, options)
 
     def __repr__(self):
         count = f", {len(self)} batches" if self._indexed else ""
@@ -114,6 +97,8 @@ class DataLoader:
     def __len__(self):
         """Batches of the epoch; without those that skip_consumed_samples leaves out.
         NoLengthError: the dataset is a stream."""
+        if not self._indexed:
+            raise NoLengthError("dataloader: the dataset is a stream, whose length is not known")
         return len(self._loader)
 
     def __iter__(self):
@@ -134,22 +119,16 @@ class DataLoader:
             )
             batch = self._loader.next()
             if not batch:
-                require(self._indexed or not self._loader.empty, f"dataloader: {EMPTY}")
-                if not self._indexed:
-                    self._tell_dropped(self._loader.dropped)
-                return
+                break
             if self._indexed:
                 batch = [self.dataset[index] for index in batch]
             yield self._collate(batch) if self._collate else batch
+        if not self._indexed:
+            self._tell(get_logger().warning_once)
 
-    def _tell_dropped(self, rows):
-        """rows: of an epoch's last batch, where that is smaller than others; 0: it is not."""
-        if 0 < rows < self._ranks:
-            get_logger().warning_once(
-                f"dataloader: {rows} rows at the end of each epoch are left out, which one process "
-                f"would read: each of {self._ranks} data ranks needs a row of every batch; choose "
-                f"a batch_size, now {self.batch_size}, that leaves none or {self._ranks} and more"
-            )
+    def _tell(self, log):
+        if self._loader.remark:
+            log(f"dataloader: {self._loader.remark}")
 
     @at_once
     def set_processor(self, processor_cls, **kwargs):
@@ -174,23 +153,18 @@ class DataLoader:
         return {"consumed_train_samples": self._loader.consumed}
 
 
-def _place(device_mesh, batch_size):
-    """(data rank, data ranks, least rows of a batch), of initialize's mesh where None is given; in
-    the driver of one group without any, of that group's, which is all its ranks along dp."""
+def _place(device_mesh):
+    """LoaderOptions of this process: of initialize's mesh where None is given; in the driver of one
+    group without any, of that group's, which is all its ranks along dp."""
     run = current_run()
     device_mesh = run.mesh if device_mesh is None else device_mesh
-    only = run.groups[0] if run.cluster is not None and len(run.groups) == 1 else None
-    if device_mesh is None and only is None:
-        return 0, 1, 1
     if run.cluster is not None:  # the driver has the whole batches, which calls cut for workers
-        size = only.num_ranks if device_mesh is None else device_mesh.data_world_size
-        require(
-            batch_size % size == 0,
-            f"dataloader: batch_size is {batch_size}, it must be divisible by {size}, the number "
-            "of data ranks",
-        )
-        return 0, 1, size
+        ranks = run.groups[0].num_ranks if len(run.groups) == 1 else 1
+        ranks = ranks if device_mesh is None else device_mesh.data_world_size
+        return {"data_rank_and_world": (0, ranks), "whole_batch": True}
+    if device_mesh is None:
+        return {"data_rank_and_world": (0, 1)}
     check_world(device_mesh, "device_mesh of a DataLoader")
     rank = device_mesh.data_rank
     require(rank is not None, "dataloader: device_mesh does not hold this process's rank")
-    return rank, device_mesh.data_world_size, device_mesh.data_world_size
+    return {"data_rank_and_world": (rank, device_mesh.data_world_size)}

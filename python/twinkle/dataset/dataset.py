@@ -4,14 +4,13 @@ import inspect
 
 from twinkle import checks, preprocessor, template
 from twinkle.core import core
-from twinkle.dataset import recorder, rowwise, source
+from twinkle.dataset import recorder, source
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.dataset.view import Rows
+from twinkle.dataset.work import Check, Encode, Filter, Map, name_of
 from twinkle.errors import InvalidError, NotAvailableError, refuse_unknown, require
-from twinkle.logger import get_logger
 from twinkle.plugin import construct_class
 from twinkle.preprocessor import DataFilter, Preprocessor
-from twinkle.preprocessor.builtin import is_builtin
 from twinkle.remote.decorate import remote_class
 from twinkle.remote.how import at_once, of_one
 from twinkle.without_effect import WITHOUT_EFFECT
@@ -108,8 +107,7 @@ class Dataset:
     def dataset(self):
         """The rows as they are now, of the first source until mix_dataset is called: len() and
         [index], as of the Dataset. None: there is no source."""
-        first = next(iter(self._sources.values()), None)
-        rows = first if self._mixed is None else self._mixed
+        rows = next(iter(self._sources.values()), None) if self._mixed is None else self._mixed
         return rows if rows is None else Rows(rows)
 
     def _require_ready(self):
@@ -124,22 +122,21 @@ class Dataset:
         self._require_ready()
         return next(iter(self._sources.values())) if self._mixed is None else self._mixed
 
-    def _set_rows(self, rows):
-        if self._mixed is not None:
+    def _set_rows(self, rows, key=None):
+        """The rows of a source, or, where `key` is None, all."""
+        if key is None and self._mixed is not None:
             self._mixed = rows
         else:
-            self._sources = dict.fromkeys(self._sources, rows)
+            self._sources[key or next(iter(self._sources))] = rows
 
     def _key(self, dataset_meta, what):
         require(self._mixed is None, f"dataset: {what} must come before mix_dataset")
-        if dataset_meta is None:
-            require(
-                len(self._sources) == 1,
-                f"dataset: it has {len(self._sources)} sources: "
-                f"choose one for {what} with dataset_meta=",
-            )
-            return next(iter(self._sources))
-        key = _id_of(dataset_meta)
+        require(
+            dataset_meta is not None or len(self._sources) == 1,
+            f"dataset: it has {len(self._sources)} sources: "
+            f"choose one for {what} with dataset_meta=",
+        )
+        key = next(iter(self._sources)) if dataset_meta is None else _id_of(dataset_meta)
         require(
             key in self._sources,
             f"dataset: there is no source {key}; there are {', '.join(self._sources) or 'none'}",
@@ -162,20 +159,26 @@ class Dataset:
         """
         known = ("batched", "batch_size", "remove_columns", *_INERT)
         refuse_unknown("dataset: map", kwargs, known)
-        options = {key: value for key, value in kwargs.items() if key not in _INERT}
+        options = {name: value for name, value in kwargs.items() if name not in _INERT}
         key = self._key(dataset_meta, "map")
         function = _construct(preprocess_func, Preprocessor, init_args)
-        batched = checks.flag("dataset: batched", kwargs.get("batched", True))
-        options["batched"] = batched or isinstance(function, Preprocessor)
-        self._map(key, function, **options)
+        self._do(key, Map(function, **options))
 
-    def _map(self, key, function, batch_size=1000, **options):
-        rows = self._sources[key]
-        if is_builtin(function) and not options.get("remove_columns"):
-            self._sources[key] = rows.map(function.core_name, function.arguments)
-        else:
-            work = rowwise.Work(function, **options)
-            self._sources[key] = rowwise.map_rows(rows, work, batch_size)
+    def _do(self, key, work):
+        """Does work on the rows of a source, or, where `key` is None, on all. InvalidError: it
+        leaves none."""
+        rows = self._rows if key is None else self._of(key)
+        made = work.over(rows)
+        require(
+            len(made) > 0,
+            f"dataset: {work.__name__} leaves none of the {len(rows)} rows{work.remedy}; the first "
+            f"is {rows.where(0)}",
+        )
+        self._set_rows(made, key)
+
+    def _of(self, key):
+        """The rows of a source, on which work is done at once."""
+        return self._sources[key]
 
     @at_once
     def filter(self, filter_func, dataset_meta=None, init_args=None, **kwargs):
@@ -188,11 +191,7 @@ class Dataset:
             not kwargs.get("batched"), "dataset: filter takes a row at a time, not batched=True"
         )
         key = self._key(dataset_meta, "filter")
-        self._filter(key, _construct(filter_func, DataFilter, init_args))
-
-    def _filter(self, key, keep):
-        rows = self._sources[key]
-        self._sources[key] = rows.slice(rowwise.kept_indices(rows, keep))
+        self._do(key, Filter(_construct(filter_func, DataFilter, init_args)))
 
     @at_once
     def set_template(self, template_func, **kwargs):
@@ -213,24 +212,7 @@ class Dataset:
         """
         refuse_unknown("dataset: encode", kwargs, ("batched", "batch_size", *_INERT))
         prompt = checks.flag("dataset: add_generation_prompt", add_generation_prompt)
-        self._encode(self._require_template("encode"), prompt)
-
-    def _encode(self, chosen, prompt):
-        rows = self._rows
-        for line in [] if prompt else rows.readings():
-            get_logger().info(line)
-        if _is_core_template(chosen):
-            encoded = rows.encode(chosen._template, prompt)
-            for line in [] if prompt else encoded.remarks(chosen._template):
-                get_logger().info(line)
-        else:
-            encoded = rowwise.encode_rows(rows, chosen, prompt)
-        require(
-            len(encoded) > 0,
-            f"dataset: none of the {len(rows)} rows encodes to a token: check the messages of "
-            f"the first, {rows.where(0)}",
-        )
-        self._set_rows(encoded)
+        self._do(None, Encode(self.template, prompt))
 
     @at_once
     def check(self, **kwargs):
@@ -239,16 +221,7 @@ class Dataset:
         can encode, several sources that are not mixed, an unknown argument; what a template in
         Python raises of a row, with its file and line. The dataset then stays as it was."""
         refuse_unknown("dataset: check", kwargs, ("batched", "batch_size", *_INERT))
-        self._check(self._require_template("check"))
-
-    def _check(self, chosen):
-        rows = self._rows
-        if _is_core_template(chosen):
-            kept = rows.check(chosen._template)
-            rowwise.require_rows(len(kept), rows, "check")
-        else:
-            kept = rows.slice(rowwise.kept_indices(rows, rowwise.checker(chosen)))
-        self._set_rows(kept)
+        self._do(None, Check(self.template))
 
     @at_once
     def cast_column(self, column, decode=True):
@@ -260,8 +233,7 @@ class Dataset:
                 f"dataset: cast_column({column!r}, decode=True) is for image columns, which this "
                 "version does not have"
             )
-        rows = self._rows
-        found = any(column in rows.row(index) for index in range(len(rows)))
+        found = any(column in row for row in Rows(self._rows))
         require(found, f"dataset: no row has a field {column!r}")
 
     @of_one
@@ -281,10 +253,8 @@ class Dataset:
             "dataset: rows are being saved to another file: call flush_save() first",
         )
         writing = recorder.Recorder(path, format, batch_size)
-        rows = self._all() if now else None
-        writing.begin()
         if now:
-            writing.write(rows)
+            writing.write(self._all())
         else:
             self._recorder = writing
 
@@ -302,10 +272,6 @@ class Dataset:
     def _record(self, row):
         if self._recorder is not None:
             self._recorder.add(row)
-
-    def _require_template(self, what):
-        require(self.template is not None, f"dataset: {what} needs a template: call set_template()")
-        return self.template
 
     # ---- rows
 
@@ -333,29 +299,14 @@ class Dataset:
 
 
 def _id_of(dataset_meta):
-    if not isinstance(dataset_meta, DatasetMeta):
-        checks.refuse("dataset: dataset_meta", dataset_meta, "a DatasetMeta")
-    return dataset_meta.get_id()
+    must = "a DatasetMeta"
+    return checks.instance("dataset: dataset_meta", dataset_meta, DatasetMeta, must).get_id()
 
 
 def _construct(value, base, init_args):
     """A Preprocessor or Filter from what users pass; functions stay what they are."""
     init_args = checks.mapping("dataset: init_args", init_args, none=True)
-    if callable(value) and not inspect.isclass(value) and not isinstance(value, base):
-        require(
-            not init_args,
-            f"dataset: {rowwise.name_of(value)} is a function, it cannot take init_args",
-        )
-        return value
-    if inspect.isclass(value) and not issubclass(value, base):
-        raise InvalidError(f"dataset: {value.__name__} must be a subclass of {base.__name__}")
-    return construct_class(value, base, preprocessor, **init_args)
-
-
-def _is_core_template(chosen):
-    """True when nothing of the Python template has been overridden that encoding would call."""
-    kind, base = type(chosen), template.Template
-    names = ("encode", "batch_encode", "check")
-    return hasattr(chosen, "_template") and all(
-        getattr(kind, name) is getattr(base, name) for name in names
-    )
+    if inspect.isclass(value) or isinstance(value, base) or not callable(value):
+        return construct_class(value, base, preprocessor, **init_args)
+    require(not init_args, f"dataset: {name_of(value)} is a function, it cannot take init_args")
+    return value

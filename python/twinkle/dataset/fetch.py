@@ -4,7 +4,8 @@ import sys
 from urllib.parse import quote
 
 from twinkle import hub
-from twinkle.dataset import columnar, source
+from twinkle.core import core
+from twinkle.dataset import source
 from twinkle.dataset.meta import DatasetMeta
 from twinkle.hub.models import cache_directory
 
@@ -14,7 +15,7 @@ def get(dataset_id, **_):
     written anew under ~/.cache/twinkle/data. Errors: as of source.load and local_path."""
     meta = DatasetMeta(dataset_id)
     path = source.local_path(meta)
-    if path is not None and path.is_file() and columnar.extension(path) in source.CORE_EXTENSIONS:
+    if path is not None and path.is_file() and core().kind_of_data(path) in ("lines", "whole"):
         return path
     file = cache_directory().parent / "data" / f"{quote(dataset_id, safe='')}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -37,20 +37,18 @@ class DatasetMeta:
     def __post_init__(self):
         if self.dataset_id != "":
             self.dataset_id = checks.path("dataset: dataset_id", self.dataset_id)
-        checks.text("dataset: subset_name", self.subset_name)
-        checks.text("dataset: split", self.split)
         part = self.data_slice
-        right = isinstance(part, Iterable) and not isinstance(part, (str, bytes, dict, type))
-        if part is not None and not right:
-            checks.refuse("dataset: data_slice", part, "an iterable of row indices")
-        if part is not None and not isinstance(part, range):
-            self.data_slice = list(part)  # an iterator could be read only once
+        if part is not None:
+            if not isinstance(part, Iterable) or isinstance(part, (str, bytes, dict, type)):
+                checks.refuse("dataset: data_slice", part, "an iterable of row indices")
+            # An iterator could be read only once.
+            self.data_slice = part if isinstance(part, range) else list(part)
         require(
             bool(self.dataset_id) or self.data is not None,
             "dataset: DatasetMeta has neither a dataset_id nor data",
         )
         for name in ("subset_name", "split"):
-            given = getattr(self, name)
+            given = checks.text(f"dataset: {name}", getattr(self, name))
             require(
                 self.data is None or given == getattr(DatasetMeta, name),
                 f"dataset: {name} is {given!r}, but the rows are given as data, which has none: "

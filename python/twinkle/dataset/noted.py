@@ -3,12 +3,11 @@
 import itertools
 
 from twinkle.core import core
-from twinkle.dataset import rowwise, source
+from twinkle.dataset import source
 from twinkle.dataset.dataset import Dataset
 from twinkle.dataset.view import Rows
+from twinkle.dataset.work import Check, Encode, Filter, called
 from twinkle.errors import NoLengthError, NotAvailableError, require
-
-_ALL = None  # the key of work on every row, after that on its source's
 
 
 class NotedDataset(Dataset):
@@ -17,7 +16,7 @@ class NotedDataset(Dataset):
     _drops = True  # work may leave a row out, or make several of one
 
     def __init__(self, dataset_meta=None, **kwargs):
-        self._work = {}  # source: functions of (where, row) to a list of rows, in order
+        self._work = {}  # source: its work in order; None: that on every row, after its source's
         self.do_encode = self.do_check = False  # True: encode, or check, is noted
         super().__init__(dataset_meta, **kwargs)
 
@@ -27,38 +26,18 @@ class NotedDataset(Dataset):
     def _mix(self, order):
         self._mixed = order
 
-    def _note(self, key, function, nothing, name=None):
-        """Notes a function from a row to a list of rows. nothing: the error where that must be one
-        row and is not. name: the function's, if it has none."""
+    def _do(self, key, work):
+        self._work.setdefault(key, []).append(work)
+        self.do_encode |= isinstance(work, Encode)
+        self.do_check |= isinstance(work, Check)
 
-        def work(row):
-            made = function(row)
-            require(self._drops or len(made) == 1, nothing)
-            return made
-
-        work.__name__ = name or rowwise.name_of(function)
-        self._work.setdefault(key, []).append(lambda where, row: rowwise.called(where, work, row))
-
-    def _map(self, key, function, batch_size=None, **options):
-        work = rowwise.Work(function, **options)
-        nothing = "it must return one row for one row"
-        self._note(key, lambda row: work([row]), nothing, work.__name__)
-
-    def _encode(self, chosen, prompt):
-        self._note(_ALL, rowwise.encoder(chosen, prompt), "the row encodes to nothing")
-        self.do_encode = True
-
-    def _check(self, chosen):
-        can_encode = rowwise.checker(chosen)
-        nothing = "the template cannot encode the row"
-        self._note(_ALL, lambda row: [row] if can_encode(row) else [], nothing, "check")
-        self.do_check = True
-
-    def _done(self, key, where, row):
-        """The rows that the work noted for a key makes of one."""
+    def _done(self, where, row, *keys):
+        """The rows that the work noted for the keys makes of one."""
         rows = [row]
-        for work in self._work.get(key, ()):
-            rows = [made for each in rows for made in work(where, each)]
+        for work in itertools.chain.from_iterable(self._work.get(key, ()) for key in keys):
+            rows = [made for each in rows for made in called(where, work, each)]
+            one = self._drops or len(rows) == 1
+            require(one, f"dataset: {where}: {work.__name__}: {work.none}")
         return rows
 
 
@@ -79,66 +58,57 @@ class LazyDataset(NotedDataset):
         """The rows as they were read, without the work that is noted; else as Dataset.dataset."""
         if self._mixed is None:
             return super().dataset
-        return Rows(_LazyRows(self, self._sources, lambda key, where, row: [row]))
+        return Rows(_LazyRows(self._sources, self._mixed, lambda where, row, key: [row]))
 
     @property
     def _rows(self):
         self._require_ready()
-        return _LazyRows(self, self._sources, self._finished)
+        return _LazyRows(self._sources, self._mixed, lambda *row: self._done(*row, None))
 
-    def _finished(self, key, where, row):
-        return self._done(_ALL, where, *self._done(key, where, row))
-
-    def _filter(self, key, keep):
-        rows = _LazyRows(self, {key: self._sources[key]}, self._done)
-        self._sources[key] = self._sources[key].slice(rowwise.kept_indices(rows, keep))
-
-    def _encode(self, chosen, prompt):
+    def _do(self, key, work):
+        split = getattr(self.template, "truncation_strategy", None) == "split"
         require(
-            getattr(chosen, "truncation_strategy", None) != "split",
+            not (split and isinstance(work, Encode)),
             "dataset: truncation_strategy is 'split', which makes several rows of one: a "
             "LazyDataset takes 'raise', 'left' or 'right'",
         )
-        super()._encode(chosen, prompt)
+        (Dataset if type(work) is Filter else NotedDataset)._do(self, key, work)
+
+    def _of(self, key):
+        return _LazyRows({key: self._sources[key]}, None, self._done)
 
     def _all(self):
         return core().Dataset.of(self._rows.rows(0, len(self)))
 
 
 class _LazyRows:
-    """The rows of sources, on which work(key, where, row) is done when they are read."""
+    """The rows of sources {key: rows of the core}, one source after the other where `order` is
+    'concat', else one of each in turn. work(where, row, key): a list of the one row that is made of
+    one when it is read."""
 
-    def __init__(self, of, sources, work):
-        self._keys, self._parts = list(sources), list(sources.values())
-        self._in_turn, self._work = of._mixed != "concat", work
+    def __init__(self, sources, order, work):
+        self._keys, self._parts, self._work = list(sources), list(sources.values()), work
+        self._order = core().Mixture(list(map(len, self._parts)), order != "concat")
 
     def __len__(self):
-        lengths = list(map(len, self._parts))
-        return max(lengths) * len(lengths) if self._in_turn else sum(lengths)
-
-    def _place(self, index):
-        """(source's number, index in it)."""
-        if self._in_turn:
-            at, part = divmod(index % len(self), len(self._parts))
-            return part, at % len(self._parts[part])
-        part, index = 0, index % len(self)
-        while index >= len(self._parts[part]):
-            index -= len(self._parts[part])
-            part += 1
-        return part, index
+        return len(self._order)
 
     def where(self, index):
-        part, at = self._place(index)
+        part, at = self._order.at(index)
         return self._parts[part].where(at)
 
     def row(self, index):
-        part, at = self._place(index)
-        rows = self._parts[part]
-        (row,) = self._work(self._keys[part], rows.where(at), rows.row(at))
+        part, at = self._order.at(index)
+        raw = self._parts[part].row(at)
+        (row,) = self._work(self._parts[part].where(at), raw, self._keys[part])
         return row
 
     def rows(self, begin, end):
         return list(map(self.row, range(begin, end)))
+
+    def slice(self, indices):
+        """The core's rows of the only source, without the work."""
+        return self._parts[0].slice(indices)
 
 
 class IterableDataset(NotedDataset):
@@ -167,11 +137,6 @@ class IterableDataset(NotedDataset):
         """The stream itself."""
         return self
 
-    def _filter(self, key, keep):
-        self._work.setdefault(key, []).append(
-            lambda where, row: [row] if rowwise.verdict(where, keep, row) else []
-        )
-
     def cast_column(self, column, decode=True):
         """NotAvailableError, always: it needs rows that can be read twice."""
         raise NotAvailableError(
@@ -189,14 +154,14 @@ class IterableDataset(NotedDataset):
         package."""
         self._require_ready()
         streams = [self._worked(key, stream.rows()) for key, stream in self._sources.items()]
-        in_turn = self._mixed != "concat"  # a row of each until one has no more
-        parts = zip(*streams, strict=False) if in_turn else streams
-        for _, row in self._worked(_ALL, itertools.chain.from_iterable(parts)):
+        # In turn: a row of each until one has no more.
+        parts = streams if self._mixed == "concat" else zip(*streams, strict=False)
+        for _, row in self._worked(None, itertools.chain.from_iterable(parts)):
             self._record(row)
             yield row
 
     def _worked(self, key, rows):
-        return ((where, made) for where, row in rows for made in self._done(key, where, row))
+        return ((where, made) for where, row in rows for made in self._done(where, row, key))
 
     def _all(self):
         return core().Dataset.of(iter(self))

@@ -61,16 +61,7 @@ class IterablePackingDataset(IterableDataset):
             self.encode()
 
     def __iter__(self):
-        return self._packed(self._again() if self._cyclic else super().__iter__())
-
-    def _again(self):
-        while True:
-            count = 0
-            for count, row in enumerate(super().__iter__(), 1):  # noqa: B007
-                yield row
-            require(count, "dataset: there are no rows to begin again with")
-
-    def _packed(self, rows):
+        rows = self._again() if self._cyclic else super().__iter__()
         for number in itertools.count():
             samples = core().Dataset.of(
                 itertools.islice(rows, self._interval), f"interval {number}"
@@ -79,6 +70,13 @@ class IterablePackingDataset(IterableDataset):
                 return
             packed = samples.packed(_limit(self.template), self._interval)
             yield from packed.rows(0, len(packed))
+
+    def _again(self):
+        while True:
+            count = 0
+            for count, row in enumerate(super().__iter__(), 1):  # noqa: B007
+                yield row
+            require(count, "dataset: there are no rows to begin again with")
 
 
 def _limit(template):

@@ -3,8 +3,6 @@
 from twinkle import checks
 from twinkle.preprocessor.base import map_row_to_col
 
-_MISSING = object()
-
 
 class Rows:
     """The core's rows, or others with len, row(index) and rows(begin, end): a row for an index, a
@@ -26,14 +24,14 @@ class Rows:
         if isinstance(index, slice):
             return map_row_to_col(list(map(self._read, range(*index.indices(len(rows))))))
         if isinstance(index, str):
-            column = [row.get(index, _MISSING) for row in rows.rows(0, len(rows))]
-            if all(cell is _MISSING for cell in column):
+            all_rows = rows.rows(0, len(rows))
+            if not any(index in row for row in all_rows):
                 raise KeyError(f"dataset: no row has a field {index!r}")
-            return [None if cell is _MISSING else cell for cell in column]
+            return [row.get(index) for row in all_rows]
         index = checks.integer("dataset: index", index)
         if not -len(rows) <= index < len(rows):
             raise IndexError(f"dataset: row {index} is outside the dataset of {len(rows)} rows")
-        return self._read(index)
+        return self._read(index % len(rows))
 
     def _read(self, index):
         row = self._rows.row(index)

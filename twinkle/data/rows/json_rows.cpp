@@ -177,7 +177,7 @@ const std::filesystem::path& present(const std::filesystem::path& file) {
 }  // namespace
 
 Row parse_line(std::string_view text, const std::string& file, int64_t line) {
-  return parse_row(file, {.text = text, .line = line});
+  return parse_row(file, {.text = text, .line = line, .is_line = true});
 }
 
 JsonlReader::JsonlReader(const std::filesystem::path& file, size_t block_bytes)
