@@ -297,7 +297,7 @@ def check_axes(mesh, what):
 
 
 def _add_properties(axis, doc):
-    """Of this process's place and of the ranks along an axis."""
+    """Properties: this process's place and the ranks along an axis."""
     place = f"This process's place along {axis}, from 0; None: no such axis, or not in the mesh."
     of_place, size = (lambda mesh: (mesh._place() or {}).get(axis)), f"{axis}_size"
     of_size = property(lambda mesh: mesh.sizes.get(axis, getattr(mesh, size, None)), doc=doc)

@@ -211,18 +211,22 @@ def initialize(
         os.environ["TWINKLE_NAME"] = name
     os.environ.setdefault("TWINKLE_SESSION_ID", str(os.getpid()))
     seed_everything(seed, full_determinism)
-    try:
-        if workers:
-            per_node = max(nproc_per_node, ncpu_proc_per_node)
-            _run.cluster = Cluster(begin_worker, _run, per_node, **options)
-    except BaseException:  # nothing that is for workers may be made in this process
-        _run.end()
-        _run = _Run()
-        raise
+    if workers:
+        _start_workers(max(nproc_per_node, ncpu_proc_per_node), options)
     if mode != "http":
         return None
     _run.service = Service(options)
     return _run.service.url
+
+
+def _start_workers(per_node, options):
+    global _run  # noqa: PLW0603 (as above)
+    try:
+        _run.cluster = Cluster(begin_worker, _run, per_node, **options)
+    except BaseException:  # nothing that is for workers may be made in this process
+        _run.end()
+        _run = _Run()
+        raise
 
 
 def _check_mode(mode, groups, options):

@@ -19,7 +19,7 @@ using Filter = std::function<bool(const Row&)>;
 // One row into none (dropped), one or several (split). Called from several threads at a time.
 using Encoder = std::function<Rows(const Row&)>;
 
-// Which row of which part comes at each index, where several parts are put together.
+// Several parts put together: the row and its part that come at each index.
 class Mixture {
  public:
   enum class Order {

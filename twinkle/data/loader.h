@@ -38,7 +38,7 @@ inline constexpr const char* kNoRows =
 struct Share {
   int64_t first, count;
 };
-// Of a batch of `size` rows: the first `size % data_world_size` ranks get one row more.
+// A share of a batch of `size` rows: the first `size % data_world_size` ranks get one row more.
 Share share_of(int64_t size, const LoaderOptions& options);
 
 // The permutation of 0 .. n-1 that Fisher and Yates's shuffle draws from a counter-based stream

@@ -23,7 +23,7 @@ void add_rows(py::list& rows, const py::object& item) {
 }
 
 [[noreturn]] void refuse_row(const std::string& place, const py::object& item) {
-  // Of a list of messages the first one tells what it is.
+  // The first one of a list of messages says what it is.
   const bool is_talk = PyList_Check(item.ptr()) && py::len(item) > 0;
   const py::object row = is_talk ? py::object(item[py::int_(0)]) : item;
   fail(Code::kInvalid, place,

@@ -10,7 +10,7 @@
 namespace twinkle::python::batch {
 namespace {
 
-using Values = std::vector<py::object>;  // of each rank
+using Values = std::vector<py::object>;  // one a rank
 using Path = std::vector<py::object>;  // names, from that of an argument to that of an entry in it
 
 constexpr size_t kMostDeep = 64;  // dicts in one another
@@ -94,7 +94,7 @@ bool differ(const py::object& one, const py::object& other) {
   return !is_true(same.attr("all")());
 }
 
-// Of arrays [n, longest of the rank, ...], the second is made as long as the longest of all.
+// The second size of arrays [n, longest of the rank, ...] becomes that of the longest of all.
 void widen(Values& values, bool is_numpy) {
   py::ssize_t longest = 0;
   const auto width = [](const py::object& value) {

@@ -1,4 +1,4 @@
-// What losses in Python compute with, and what the engine learns by their gradients.
+// The outputs that losses in Python compute with, and sequences that learn by their gradients.
 #include <utility>
 
 #include "python/src/batch/batch.h"

@@ -1,4 +1,4 @@
-// What a tenant's operations are made of, and their results.
+// A tenant's operations, of a script's arguments, and their results.
 #include <cstring>
 #include <optional>
 #include <utility>

@@ -12,7 +12,7 @@ class Pictures {
  public:
   // The row, with a text in place of each picture that is none.
   pybind11::object taken_out_of(const pybind11::handle& row);
-  // What was made of that row, with the pictures in its messages.
+  // The row that was made of that one, with the pictures in its messages.
   pybind11::object put_into(pybind11::object made) const;
 
  private:

@@ -1,4 +1,4 @@
-// What the methods of Python's Template are given, checked by twinkle.checks: an error has the
+// Arguments of the methods of Python's Template, checked by twinkle.checks: an error has the
 // argument's name, its value and what it must be. Needs the GIL.
 #pragma once
 #include <pybind11/pybind11.h>

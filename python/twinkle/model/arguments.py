@@ -99,7 +99,7 @@ def refuse_grad_scaler(what):
 
 @dataclass(frozen=True)
 class Task:
-    """What a forward is asked for."""
+    """The outputs that a forward is asked for, and how."""
 
     # The output that there is whatever else is asked for: logps, a sequence's embeddings, the
     # values of a value head, or the logits of an adapter's head of labels.
@@ -117,10 +117,10 @@ class Task:
 
     def of(self, group, value_head):
         """The same with what the group's loss asks for, and what its head gives."""
-        if group.num_labels:  # their logits come anyway
-            return replace(self, gives="logits", logits=False)
         if self.gives != "logps":
             return self
+        if group.num_labels:  # their logits come anyway
+            return replace(self, gives="logits", logits=False)
         gives = "values" if value_head else "logps"
         return replace(self, gives=gives, loss_logits=group.loss.require_logits)
 
@@ -173,7 +173,7 @@ def require_backward(group):
 def check_outputs(loss, together):
     """InvalidError: the last forward was not asked for what the loss needs."""
     flag, name = "require_entropy", "entropies"
-    if loss.require_logits:  # of which entropies are computed
+    if loss.require_logits:  # entropies are computed of these
         flag, name = "require_logits", "logits"
     require(
         together.task.gives == "embeddings" or not getattr(loss, flag) or name in together.outputs,

@@ -80,7 +80,8 @@ class Group(Ledger):
 
     def set_gradient_accumulation_steps(self, steps):
         """Micro-batches of one step, from now on; None leaves them. InvalidError: below 1."""
-        self.loop = self.loop.with_accumulation(steps)
+        if steps is not None:
+            self.loop = self.loop.with_accumulation(steps)
 
     def take_settings(self, other):
         """Settings that were made before this group's adapter was added."""

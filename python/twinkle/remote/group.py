@@ -223,7 +223,7 @@ class WorkerGroup:
             text = f"infra: {what} cannot be sent to group {self.name}: {error}"
             raise InvalidError(text) from error
         if errors:
-            raise errors.pop()  # whose frames must not be held, nor what is in them
+            raise errors.pop()  # nothing may hold its frames and what is in them
         return packed
 
     def end_with(self, rank, why, pending):

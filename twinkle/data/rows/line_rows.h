@@ -36,7 +36,7 @@ class LineRows {
   size_t block_bytes_;
   int64_t num_read_ = 0;  // bytes
   std::string block_;
-  size_t begin_ = 0;  // of the next line, in block_
+  size_t begin_ = 0;  // the next line's, in block_
   int64_t line_ = 0;  // that came last, from 1
 };
 

@@ -106,7 +106,7 @@ constexpr Rule kRules[] = {
     {"base_model_name_or_path", [](const Json& v) { return v.is_null() || v.is_string(); },
      "a text"},
     {"bias", [](const Json& v) { return v == "none"; }, "\"none\": biases are not adapted"},
-    // Of a finished adapter's file these say nothing.
+    // These say nothing of a finished adapter's file.
     {"corda_config", is_unset, "null: this version has no such start"},
     {"eva_config", is_unset, "null: this version has no such start"},
     {"ensure_weight_tying", is_unset, "false: embeddings are not adapted"}};

@@ -36,7 +36,7 @@ Rendezvous::Rendezvous(c10::intrusive_ptr<c10d::Store> store, Options options)
     : store_(std::move(store)), options_(std::move(options)) {}
 
 void Rendezvous::refuse(const std::string& error, const std::shared_ptr<Watch>& watch) const {
-  // Whose end it was is heard of soon after a call has failed.
+  // The watch hears whose end it was soon after a call has failed.
   const std::string why = watch ? watch->why_after("", "") : std::string();
   require(why.empty(), Code::kInternal, why);
   fail(Code::kNotFound, options_.failure, ": ", with_rank(error));

@@ -23,7 +23,7 @@ namespace {
 
 const std::vector<std::string> kHere{"127.0.0.1"};
 
-// What each of `size` ranks finds, which do the same at the same time.
+// The finds of `size` ranks, which do the same at the same time.
 template <class Work>
 auto of_ranks(int size, const Work& work) {
   const auto store = c10::make_intrusive<c10d::HashStore>();

@@ -7,7 +7,7 @@
 namespace twinkle::text {
 namespace {
 
-// What Python's json.loads takes and refuses.
+// Python's json.loads takes and refuses the same.
 TEST(JsonText, ValuesAreThoseOfJsonAndOfPython) {
   for (const char* text :
        {"0", "-0", "1.5e-3", "1E+2", "\"\"", R"("\u00e9\n\\\"")", "null", " true\n", "[]", "{ }",

@@ -1,4 +1,4 @@
-// What the formats of tool calls look for in a text: white space, words, and parts between marks.
+// Scanning for the formats of tool calls: white space, words, and parts between marks.
 // Characters are Unicode's, as in Python's str.strip and regular expressions.
 #pragma once
 #include <cstddef>
