@@ -23,6 +23,7 @@ void bind_sync(py::module_& m);
 void bind_batch(py::module_& m);
 void bind_loop(py::module_& m);
 void bind_names(py::module_& m);
+void bind_arrays(py::module_& m);
 
 namespace {
 
@@ -83,4 +84,5 @@ PYBIND11_MODULE(_core, m) {
   bind_batch(m);
   bind_loop(m);
   bind_names(m);
+  bind_arrays(m);
 }

@@ -17,7 +17,7 @@ from twinkle.errors import ConflictError, InvalidError
 Batch, Loop, Metric = real.Batch, real.Loop, real.Metric
 as_list, part_of, is_json = real.as_list, real.part_of, real.is_json
 loop_state_in, schedule_names = real.loop_state_in, real.schedule_names
-refuse_misspelt, new_adapter_fields = real.refuse_misspelt, real.new_adapter_fields
+refuse_misspelt, new_adapter_fields, ids = real.refuse_misspelt, real.new_adapter_fields, real.ids
 check_loss, run_loss, ratio_warning = real.check_loss, real.run_loss, real.ratio_warning
 loss_extras, scored_labels, label_rows = real.loss_extras, real.scored_labels, real.label_rows
 check_engine_option, MAX_TOP_LOGPROBS = real.check_engine_option, real.MAX_TOP_LOGPROBS

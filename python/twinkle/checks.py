@@ -9,9 +9,8 @@ import re
 import reprlib
 from collections.abc import Mapping
 
+from twinkle.core import core
 from twinkle.errors import InvalidError
-
-_INT64_MAX = 2**63 - 1
 
 
 class _Short(reprlib.Repr):
@@ -171,30 +170,9 @@ def mapping(what, value, none=False):
     return value
 
 
-def array(what, value, must):
-    """A NumPy array of a sequence; C++ calls this, too. InvalidError: not of one shape; a masked
-    array, whose mask would be lost."""
-    import numpy as np
-
-    if isinstance(value, np.ma.MaskedArray):
-        raise InvalidError(
-            f"{what} is a masked array, it must be one without a mask: pass what its filled() or "
-            "compressed() returns"
-        )
-    try:
-        return np.asarray(value)
-    except (ValueError, TypeError):
-        refuse(what, value, must)
-
-
 def ids(what, value):
     """A list of token ids. InvalidError: not one sequence of integers, or one above 2^63 - 1."""
-    must = f"one sequence of integers of at most {_INT64_MAX}"
-    values = array(what, value, must)
-    wrong = values.ndim != 1 or (values.size and values.dtype.kind not in "iu")
-    if wrong or (values.size and values.max() > _INT64_MAX):
-        refuse(what, value, must)
-    return values.tolist()
+    return core().ids(what, value)
 
 
 def newest(name, revision):

@@ -3,17 +3,13 @@
 #include <cstring>
 #include <limits>
 
+#include "python/src/values/arrays.h"
 #include "twinkle/base/error.h"
 
 namespace twinkle::python::batch {
 namespace {
 
 constexpr int64_t kInt64Max = std::numeric_limits<int64_t>::max();
-
-py::array array_of(const std::string& what, const py::object& given, const char* must) {
-  if (py::type::of(given).is(numpy("ndarray"))) return py::array(given);
-  return py::array(checks("array")(what, given, must));
-}
 
 void refuse_size(const std::string& what, const py::handle& value, py::ssize_t position) {
   const bool large = value.attr("__gt__")(0).cast<bool>();
