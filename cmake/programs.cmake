@@ -8,7 +8,7 @@ if(TWINKLE_PYTHON)
     add_library(_core MODULE ${bindings})
     set_target_properties(_core PROPERTIES PREFIX "" SUFFIX ${PYTHON_SUFFIX}
       INSTALL_RPATH "$ORIGIN/../torch/lib;$ORIGIN/../nvidia/cu13/lib" BUILD_WITH_INSTALL_RPATH OFF)
-    target_link_libraries(_core PRIVATE twinkle_sync twinkle_metric torch_wheel_python)
+    target_link_libraries(_core PRIVATE twinkle_sync twinkle_metric twinkle_rl torch_wheel_python)
     target_precompile_headers(_core REUSE_FROM twinkle_pch)
     set_target_properties(_core PROPERTIES UNITY_BUILD ${TWINKLE_UNITY} UNITY_BUILD_BATCH_SIZE 5)
     install(TARGETS _core LIBRARY DESTINATION twinkle)

@@ -24,6 +24,7 @@ void bind_batch(py::module_& m);
 void bind_loop(py::module_& m);
 void bind_names(py::module_& m);
 void bind_arrays(py::module_& m);
+void bind_advantages(py::module_& m);
 
 namespace {
 
@@ -85,4 +86,5 @@ PYBIND11_MODULE(_core, m) {
   bind_loop(m);
   bind_names(m);
   bind_arrays(m);
+  bind_advantages(m);
 }

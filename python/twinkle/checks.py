@@ -170,6 +170,17 @@ def mapping(what, value, none=False):
     return value
 
 
+def floats(what, value, must):
+    """A float64 NumPy array of a list, an array, or a tensor on any device; C++ calls this, too.
+    InvalidError: no numbers, or not of one shape."""
+    import torch
+
+    try:
+        return torch.as_tensor(value).detach().double().cpu().numpy()
+    except (TypeError, ValueError, RuntimeError):  # ragged, no numbers, too large
+        refuse(what, value, must)
+
+
 def ids(what, value):
     """A list of token ids. InvalidError: not one sequence of integers, or one above 2^63 - 1."""
     return core().ids(what, value)

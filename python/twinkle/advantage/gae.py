@@ -2,8 +2,8 @@
 
 from twinkle import checks
 from twinkle.advantage.base import Advantage
-from twinkle.advantage.group import as_finite, as_tensor, check_shape
-from twinkle.errors import refuse_unknown, require
+from twinkle.core import core
+from twinkle.errors import refuse_unknown
 
 
 class GAEAdvantage(Advantage):
@@ -30,30 +30,8 @@ class GAEAdvantage(Advantage):
         finite; a kl_coef below 0, or above 0 without log-probabilities.
         """
         kl_coef = checks.number("advantage: kl_coef", kl_coef, least=0)
-        rewards = as_finite("advantage: rewards", rewards, "[B]", (1,)).tolist()
         lengths = checks.ids("advantage: lengths", lengths)
-        _same_number("lengths", lengths, rewards)
-        require(
-            (old_logps is None) == (ref_logps is None),
-            "advantage: old_logps and ref_logps go together, but only one of them is given",
-        )
-        require(
-            old_logps is not None or kl_coef == 0,
-            f"advantage: kl_coef is {kl_coef}, for which old_logps and ref_logps must be given",
-        )
-        for i, length in enumerate(lengths):
-            checks.integer(f"advantage: lengths[{i}]", length, least=1)
-        out = [[0.0] * length for length in lengths]
-        if old_logps is not None:
-            pairs = zip(
-                _ragged("old_logps", old_logps, lengths),
-                _ragged("ref_logps", ref_logps, lengths),
-                strict=True,
-            )
-            out = [(-kl_coef * (old - ref)).tolist() for old, ref in pairs]
-        for tokens, reward in zip(out, rewards, strict=True):
-            tokens[-1] += reward
-        return out
+        return core().token_rewards(rewards, lengths, old_logps, ref_logps, kl_coef)
 
     def __call__(self, rewards, values, *, masks=None, normalize=None, **kwargs):
         """(advantages, returns), float32 tensors [B, T] on the rewards' device.
@@ -72,65 +50,6 @@ class GAEAdvantage(Advantage):
         refuse_unknown("advantage: GAEAdvantage", kwargs)
         normalize = self.normalize if normalize is None else normalize
         normalize = checks.flag("advantage: normalize", normalize)
-        rewards, values, masks = _inputs(rewards, values, masks)
-        advantages = torch.zeros_like(rewards)
-        following = rewards.new_zeros(2, len(rewards))  # advantage and value of the next position
-        for t in reversed(range(rewards.shape[1])):
-            delta = rewards[:, t] + self.gamma * following[1] - values[:, t]
-            here = delta + self.gamma * self.gae_lambda * following[0]
-            following = torch.where(masks[:, t], torch.stack([here, values[:, t]]), following)
-            advantages[:, t] = torch.where(masks[:, t], here, 0.0)
-        returns = advantages + values
-        if normalize and masks.any():
-            counted = advantages[masks]
-            whitened = (counted - counted.mean()) / (counted.std(correction=0) + 1e-8)
-            advantages = advantages.masked_scatter(masks, whitened)
-        return advantages.float(), returns.float()
-
-
-def _same_number(name, given, rewards):
-    require(
-        len(given) == len(rewards),
-        f"advantage: there are {len(given)} {name} for {len(rewards)} rewards, there must be one "
-        "for each",
-    )
-
-
-def _ragged(name, rows, lengths):
-    """A float64 tensor [length] for each of `lengths`."""
-    sized = hasattr(rows, "__len__") and getattr(rows, "ndim", 1) > 0
-    if not sized or isinstance(rows, (str, dict)):
-        checks.refuse(f"advantage: {name}", rows, "a list of log-probabilities for each reply")
-    _same_number(name, rows, lengths)
-    out = [as_finite(f"advantage: {name}[{i}]", row, "[T]") for i, row in enumerate(rows)]
-    for i, (row, length) in enumerate(zip(out, lengths, strict=True)):
-        require(
-            tuple(row.shape) == (length,),
-            f"advantage: {name}[{i}] has the shape {tuple(row.shape)}, the reply has {length} "
-            "tokens",
-        )
-    return out
-
-
-def _inputs(rewards, values, masks):
-    """rewards, values (float64) and masks (bool), all [B, T]; 0 where masks are 0."""
-    import torch
-
-    def matrix(name, value):
-        out = as_tensor(f"advantage: {name}", value, "[B, T] (pad replies, with masks)")
-        out = out[None] if out.dim() == 1 else out
-        check_shape(f"advantage: {name}", out, "[B, T]", (2,))
-        return out
-
-    rewards, values = matrix("rewards", rewards), matrix("values", values)
-    masks = torch.ones_like(rewards) if masks is None else matrix("masks", masks)
-    for name, other in (("values", values), ("masks", masks)):
-        require(
-            other.shape == rewards.shape,
-            f"advantage: {name} have the shape {tuple(other.shape)}, rewards {tuple(rewards.shape)}"
-            ", these must be the same",
-        )
-    masks = masks.to(rewards.device) != 0
-    given = [("rewards", rewards), ("values", values.to(rewards.device))]
-    counted = [as_finite(f"advantage: {n}", x.masked_fill(~masks, 0), "[B, T]") for n, x in given]
-    return *counted, masks
+        decay = self.gamma, self.gae_lambda
+        found = core().token_advantages(rewards, values, masks, decay, normalize)
+        return tuple(torch.as_tensor(x, device=getattr(rewards, "device", None)) for x in found)

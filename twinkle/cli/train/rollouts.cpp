@@ -2,26 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "twinkle/data/encode.h"
+#include "twinkle/rl/advantages.h"
 
 namespace twinkle::cli {
 namespace {
 
 constexpr std::chrono::seconds kStarts{60};
-constexpr double kEpsilon = 1e-8;  // added to the deviation that divides
-
-double mean_of(std::span<const double> values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
-double deviation_of(std::span<const double> values) {  // the sample's
-  const double mean = mean_of(values);
-  double sum = 0;
-  for (const double v : values) sum += (v - mean) * (v - mean);
-  return std::sqrt(sum / static_cast<double>(values.size() - 1));
-}
 
 // Groups whose rewards are equal, which teach nothing, as a share of all.
 double equal_groups(const std::vector<double>& advantages, int64_t num_generations) {
@@ -53,19 +41,6 @@ engine::Example example_of(const text::InputFeature& prompt, const sampler::Comp
 }
 
 }  // namespace
-
-std::vector<double> group_advantages(const std::vector<double>& rewards, int64_t num_generations) {
-  const auto size = static_cast<size_t>(num_generations);
-  std::vector<double> out;
-  for (size_t begin = 0; begin < rewards.size(); begin += size) {
-    const std::span<const double> group(rewards.data() + begin, size);
-    std::vector<double> apart;  // from the first: of equal rewards exact zeros
-    for (const double r : group) apart.push_back(r - group[0]);
-    const double mean = mean_of(apart), deviation = deviation_of(group);
-    for (const double r : apart) out.push_back((r - mean) / (deviation + kEpsilon));
-  }
-  return out;
-}
 
 RewardWorker::RewardWorker(const std::string& name, double seconds)
     : name_(name), limit_(std::llround(seconds * 1000)), worker_({"reward.worker", name}) {
@@ -129,11 +104,12 @@ std::vector<engine::Example> Rollouts::sample(engine::Engine& engine, const data
     }
   }
   const std::vector<double> rewards = worker_.rewards(trajectories, rows, of_row);
-  const std::vector<double> advantages = group_advantages(rewards, goal_.num_generations);
+  const std::vector<double> advantages =
+      rl::group_advantages(rewards, {.num_generations = goal_.num_generations});
   for (size_t s = 0; s < out.size(); ++s)
     out[s].extras["advantages"].assign(out[s].input_ids.size(), static_cast<float>(advantages[s]));
-  noted["reward"] = mean_of(rewards);
-  noted["reward_std"] = deviation_of(rewards);
+  noted["reward"] = rl::mean_of(rewards);
+  noted["reward_std"] = rl::deviation_of(rewards);
   noted["frac_reward_zero_std"] = equal_groups(advantages, goal_.num_generations);
   noted["reply_tokens"] = num_tokens / static_cast<double>(out.size());
   return out;

@@ -12,11 +12,6 @@
 
 namespace twinkle::cli {
 
-// (r - mean) / (standard deviation + 1e-8) of each group of num_generations rewards that follow
-// each other, in doubles (Shao et al. 2024, arXiv 2402.03300, 4.1.2); exactly 0 where all are
-// equal.
-std::vector<double> group_advantages(const std::vector<double>& rewards, int64_t num_generations);
-
 // A user's function in a process of Python's: `python -m twinkle.reward.worker FILE.py:NAME`.
 class RewardWorker {
  public:
