@@ -25,6 +25,7 @@ void bind_loop(py::module_& m);
 void bind_names(py::module_& m);
 void bind_arrays(py::module_& m);
 void bind_advantages(py::module_& m);
+void bind_rewards(py::module_& m);
 
 namespace {
 
@@ -87,4 +88,5 @@ PYBIND11_MODULE(_core, m) {
   bind_names(m);
   bind_arrays(m);
   bind_advantages(m);
+  bind_rewards(m);
 }

@@ -8,6 +8,7 @@ from turns import turn
 
 import twinkle
 import twinkle.reward
+from twinkle.core import core
 from twinkle.reward import (
     CoTReward,
     F1Reward,
@@ -17,7 +18,6 @@ from twinkle.reward import (
     MathReward,
     Reward,
 )
-from twinkle.reward.reading import between, boxes, last_box
 
 REWARDS = [name for name in twinkle.reward.__all__ if name != "Reward"]
 COMPARING = [name for name in REWARDS if not name.endswith(("FormatReward", "QualityReward"))
@@ -133,11 +133,13 @@ def test_the_last_message_of_the_assistant_is_the_reply_and_parts_are_its_text()
     ],
 )
 def test_boxes_are_those_that_are_closed_the_outer_ones(text, found):
-    assert [text[slice(*box)] for box in boxes(text)] == found
-    assert last_box(text) == (found[-1] if found else None)
+    read = core().Turn
+    assert [text[slice(*box)] for box in read.boxes(text)] == found
+    assert read.last_box(text) == (found[-1] if found else None)
 
 
 def test_between_reads_the_last_pair_of_tags():
+    between = core().Turn.between
     assert between("<a>1</a><a> 2 </a> <a>3", "a") == "2"
     assert between("</a><a>", "a") is None and between("<a>", "a") is None
 

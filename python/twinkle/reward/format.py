@@ -2,8 +2,10 @@
 
 import re
 
-from twinkle.reward.reading import TextReward, text_of
+from twinkle.reward.reading import TextReward
 
+# As far as the first tag that closes: (?>) takes no later one.
+_FORM = re.compile(r"\s*<think>(?>(.*?)</think>)\s*<answer>(?>(.*?)</answer>)\s*", re.DOTALL)
 _STEP = re.compile(
     r"^[ \t#*_>-]{0,16}(?:step[ \t]{0,4}(\d{1,3})\b"
     r"|第[ \t]?([0-9一二三四五六七八九十]{1,3})[ \t]?步)",
@@ -18,12 +20,8 @@ class FormatReward(TextReward):
 
     def score(self, turn):
         text = f"<think>{turn.thought}</think>{turn.reply}" if turn.thought else turn.reply
-        opening, tag, rest = text.partition("<think>")
-        thought, _, rest = rest.partition("</think>")
-        before, _, rest = rest.partition("<answer>")
-        answer, end, after = rest.partition("</answer>")
-        if not tag or not end or (opening + before + after).strip():
-            return 0
+        found = _FORM.fullmatch(text)
+        thought, answer = found.groups() if found else ("", "")
         inside = any(mark in answer for mark in ("<think>", "</think>", "<answer>"))
         return bool(thought.strip() and answer.strip()) and not inside
 
@@ -37,7 +35,7 @@ class CoTReward(TextReward):
     def score(self, turn):
         if not turn.reply.strip():
             return 0
-        text = "\n".join(text_of(m) for m in turn.messages if m.get("role") == "assistant")
+        text = "\n".join(turn.text_of(m) for m in turn.messages if m.get("role") == "assistant")
         thought, found, answer = text.partition("</think>")
         if turn.thought.strip() or (
             found and thought.rpartition("<think>")[2].strip() and answer.strip()

@@ -3,7 +3,7 @@
 import re
 from decimal import Decimal
 
-from twinkle.reward.reading import TextReward, last_box
+from twinkle.reward.reading import TextReward
 
 _TAIL = 500  # characters of the reply that are read
 # A sign, digits with or without commas, a unit in words.
@@ -23,7 +23,7 @@ class GSM8KAccuracyReward(TextReward):
     """
 
     def score(self, turn):
-        truth, answer = _plain(turn.truth()), _plain(answer_of(turn.reply))
+        truth, answer = _plain(turn.truth()), _plain(answer_of(turn))
         left, right = _number(answer), _number(truth)
         if left is None or right is None:
             return bool(answer) and answer == truth
@@ -35,14 +35,14 @@ class GSM8KFormatReward(TextReward):
     number in a box or after ####, or other text in a box."""
 
     def score(self, turn):
-        box = last_box(turn.reply[-_TAIL:])
-        return bool(box) or _number(_plain(answer_of(turn.reply))) is not None
+        box = turn.last_box(turn.reply[-_TAIL:])
+        return bool(box) or _number(_plain(answer_of(turn))) is not None
 
 
-def answer_of(reply):
+def answer_of(turn):
     """The text of a reply's answer, as GSM8KAccuracyReward says; '' where there is none."""
-    tail = reply[-_TAIL:]
-    box = last_box(tail)
+    tail = turn.reply[-_TAIL:]
+    box = turn.last_box(tail)
     if box:
         return box
     _, mark, after = tail.rpartition("####")

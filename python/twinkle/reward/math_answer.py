@@ -2,7 +2,7 @@
 
 from twinkle import checks
 from twinkle.reward.equality import equal
-from twinkle.reward.reading import TextReward, between, last_box
+from twinkle.reward.reading import TextReward
 
 
 class MathReward(TextReward):
@@ -20,7 +20,7 @@ class MathReward(TextReward):
 
     def score(self, turn):
         truth = turn.truth(self.ground_truth_key)
-        return equal(_answer(turn.reply), last_box(truth) or truth)
+        return equal(_answer(turn), turn.last_box(truth) or truth)
 
 
 class MultiModalAccuracyReward(TextReward):
@@ -33,15 +33,15 @@ class MultiModalAccuracyReward(TextReward):
 
     def score(self, turn):
         truth = turn.truth()
-        truth = between(truth, "answer") or truth
-        inside = between(turn.reply, "answer")
-        answer = _answer(turn.reply) if inside is None else last_box(inside) or inside
-        truth = last_box(truth) or truth
+        truth = turn.between(truth, "answer") or truth
+        inside = turn.between(turn.reply, "answer")
+        answer = _answer(turn) if inside is None else turn.last_box(inside) or inside
+        truth = turn.last_box(truth) or truth
         return equal(answer, truth) or (bool(answer) and _folded(answer) == _folded(truth))
 
 
-def _answer(reply):
-    return last_box(reply) or reply.rpartition("</think>")[2].strip()
+def _answer(turn):
+    return turn.last_box(turn.reply) or turn.reply.rpartition("</think>")[2].strip()
 
 
 def _folded(text):

@@ -1,15 +1,13 @@
 """Rewards of OlympiadBench (He et al. 2024): mathematics and physics, in Chinese or English."""
 
-import itertools
 import math
 import re
 
 from twinkle.reward.equality import compared, equal
-from twinkle.reward.reading import TextReward, boxes
+from twinkle.reward.reading import TextReward
 
 _NEAR_END = 200  # characters after the start of the last box, in OlympiadBenchFormatReward
 _READ = 20_000  # characters at the end of a reply that OlympiadBenchQualityReward reads
-_LENGTHS = ((0, 0.0), (300, 1.0), (1500, 1.0), (3000, 0.5), (6000, 0.25))  # characters, score
 _STEPS = re.compile(
     r"第.{1,3}步|首先|其次|然后|接着|最后|\b(?:step \d|first|second|next|then|finally)\b",
     re.IGNORECASE,
@@ -34,7 +32,7 @@ class OlympiadBenchAccuracyReward(TextReward):
 
     def score(self, turn):
         truth, unit = turn.truth(), [one for one in turn.user_data("unit") if isinstance(one, str)]
-        answers = [turn.reply[start:end].strip() for start, end in boxes(turn.reply)]
+        answers = [turn.reply[start:end].strip() for start, end in turn.boxes(turn.reply)]
         if unit and unit[0].strip():
             plain = re.sub(r"\\[A-Za-z]+|[\\${}~\s]", "", unit[0])
             truth = truth.strip().removesuffix(unit[0].strip())
@@ -56,7 +54,7 @@ class OlympiadBenchFormatReward(TextReward):
 
     def score(self, turn):
         reply = turn.reply.rstrip()
-        found = [(start, end) for start, end in boxes(reply) if reply[start:end].strip()]
+        found = [(start, end) for start, end in turn.boxes(reply) if reply[start:end].strip()]
         if not found:
             return 0
         same = len({re.sub(r"\s", "", reply[start:end]) for start, end in found}) == 1
@@ -79,21 +77,18 @@ class OlympiadBenchQualityReward(TextReward):
         if not reply:
             return 0
         tail = reply[-_READ:]
-        return 0.4 * _reasoning(tail) + 0.3 * _length(len(reply)) + 0.3 * _variety(tail)
+        return 0.4 * _reasoning(turn, tail) + 0.3 * _length(len(reply)) + 0.3 * _variety(tail)
 
 
-def _reasoning(text):
-    found = boxes(text)
+def _reasoning(turn, text):
+    found = turn.boxes(text)
     before = text[max(found[-1][0] - 500, 0) : found[-1][0]] if found else ""
     counted = (len(_EQUATION.findall(text)) >= 3) + (len(_OPERATOR.findall(text)) >= 5)
     return (counted + bool(_STEPS.search(text)) + bool(_CONCLUSION.search(before))) / 4
 
 
-def _length(characters):
-    for (left, low), (right, high) in itertools.pairwise(_LENGTHS):
-        if characters <= right:
-            return low + (high - low) * (characters - left) / (right - left)
-    return _LENGTHS[-1][1]
+def _length(n):
+    return min(n / 300, 1, max(1 - (n - 1500) / 3000, 0.5 - (n - 3000) / 12000, 0.25))
 
 
 def _variety(text):

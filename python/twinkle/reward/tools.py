@@ -4,7 +4,7 @@ import re
 from collections import Counter, deque
 
 from twinkle import checks
-from twinkle.reward.reading import TextReward, between, last_box, text_of
+from twinkle.reward.reading import TextReward
 
 _WORD = re.compile(r"[\u4e00-\u9fff]|[^\W_\u4e00-\u9fff]+")
 _NO_WORDS = {"a", "an", "the"}
@@ -26,20 +26,24 @@ class F1Reward(TextReward):
     """
 
     def __init__(self, answer_pattern=None):
-        self._pattern = _compiled(answer_pattern)
+        try:
+            self._pattern = None if answer_pattern is None else re.compile(answer_pattern)
+        except (re.error, TypeError) as error:
+            must = f"a regular expression: {error}"
+            checks.refuse("reward: answer_pattern", answer_pattern, must)
 
     def score(self, turn):
-        answer = _words(self._answer(turn.reply))
+        answer = _words(self._answer(turn))
         return max(_f1(answer, _words(truth)) for truth in turn.truths())
 
-    def _answer(self, reply):
-        box = last_box(reply)
+    def _answer(self, turn):
+        box = turn.last_box(turn.reply)
         if box:
             return box
-        matches = deque(self._pattern.finditer(reply) if self._pattern else (), maxlen=1)
+        matches = deque(self._pattern.finditer(turn.reply) if self._pattern else (), maxlen=1)
         if matches:
             return matches[0][1 if self._pattern.groups else 0] or ""
-        return between(reply, "answer") or ""
+        return turn.between(turn.reply, "answer") or ""
 
 
 class ToolExploreReward(F1Reward):
@@ -56,14 +60,7 @@ class ToolExploreReward(F1Reward):
 
     def score(self, turn):
         good = super().score(turn) >= self._threshold
-        return good and bool(turn.reply.strip()) and _used_a_tool(turn.messages)
-
-
-def _compiled(pattern):
-    try:
-        return pattern if pattern is None else re.compile(pattern)
-    except (re.error, TypeError) as error:
-        checks.refuse("reward: answer_pattern", pattern, f"a regular expression: {error}")
+        return good and bool(turn.reply.strip()) and _used_a_tool(turn)
 
 
 def _words(text):
@@ -75,8 +72,8 @@ def _f1(answer, truth):
     return 2 * shared / (len(answer) + len(truth)) if shared else 0.0
 
 
-def _used_a_tool(messages):
-    roles = [message.get("role") for message in messages]
-    results = messages[roles.index("assistant") :]
-    texts = [text_of(message).strip() for message in results if message.get("role") == "tool"]
+def _used_a_tool(turn):
+    roles = [message.get("role") for message in turn.messages]
+    results = turn.messages[roles.index("assistant") :]
+    texts = [turn.text_of(message).strip() for message in results if message.get("role") == "tool"]
     return any(text and text[:5].lower() != "error" for text in texts)
