@@ -140,6 +140,14 @@ py::object new_adapter_fields(const py::dict& given) {
   return from_json(lora::new_adapter_fields(std::move(fields)));
 }
 
+void convert(const fs::path& file, const fs::path& directory, const py::dict& source) {
+  const Json said = to_json(source, "io: source");
+  const ReleasedGil released;
+  std::map<std::string, std::string> texts{{"source.json", pretty(said)}};
+  for (const auto& [name, content] : gguf_bpe(file)) texts[name] = pretty(content);
+  convert_gguf(file, directory, texts);
+}
+
 Checkpoint open(const fs::path& path) { return Checkpoint::open(path); }
 
 }  // namespace
@@ -179,14 +187,9 @@ void bind_io(py::module_& m) {
         return python::from_json(GgufFile(file).metadata());
       },
       py::arg("file"), "A GGUF file's metadata.");
-  m.def(
-      "gguf_bpe",
-      [](const std::filesystem::path& file) { return python::from_json(gguf_bpe(file)); },
-      py::arg("file"), "The files of a GGUF's tokenizer, by name, as transformers reads them.");
-  m.def("convert_gguf", &convert_gguf, py::arg("file"), py::arg("directory"),
-        py::arg("texts") = std::map<std::string, std::string>{}, Released(),
-        "Writes config.json, model.safetensors, all in BF16, and the texts, files by their names, "
-        "replacing the directory.");
+  m.def("convert_gguf", &python::convert, py::arg("file"), py::arg("directory"), py::arg("source"),
+        "Writes config.json, model.safetensors, all in BF16, the tokenizer's files, and what "
+        "source.json says, replacing the directory.");
   m.def("write_safetensors", &python::write, py::arg("path"), py::arg("tensors"),
         py::arg("metadata") = std::map<std::string, std::string>{{"format", "pt"}},
         "Writes one file atomically; uint16 arrays are BF16.");

@@ -104,6 +104,11 @@ def file_size(what, value):
     return int(size)
 
 
+def is_on(variable):
+    """True where an environment variable says so: 1, true, yes or on."""
+    return os.environ.get(variable, "").strip().lower() in ("1", "true", "yes", "on")
+
+
 def flag(what, value):
     """True or False; NumPy's too."""
     if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):

@@ -91,13 +91,9 @@ def test_hugging_face_can_be_forbidden(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("model_id", "package", "option"),
-    [
-        ("hf://a/b", "huggingface_hub", "ignore_patterns"),
-        ("ms://a/b", "modelscope", "ignore_file_pattern"),
-    ],
+    ("model_id", "package"), [("hf://a/b", "huggingface_hub"), ("ms://a/b", "modelscope")]
 )
-def test_ids_go_to_the_hubs_client(monkeypatch, model_id, package, option):
+def test_ids_go_to_the_hubs_client(monkeypatch, model_id, package):
     calls = []
 
     def snapshot_download(name, **options):
@@ -109,7 +105,7 @@ def test_ids_go_to_the_hubs_client(monkeypatch, model_id, package, option):
     assert hub.get(model_id) == "/somewhere"
     hub.get(model_id, weights=False)
     assert calls[0] == ("a/b", {})
-    assert "*.safetensors" in calls[1][1][option]
+    assert "*.safetensors" in calls[1][1]["ignore_patterns"]
 
     def refuse(name, **options):
         raise RuntimeError("404 for a/b\nmore")
@@ -288,8 +284,9 @@ def test_the_hubs_name_of_the_built_in_model_is_asked_of_the_hub(hubs, prefix, t
 def test_an_outdated_or_broken_conversion_is_made_again(smollm2, monkeypatch):
     folder = Path(smollm2)
     made = []
-    convert = hub_models._convert
-    monkeypatch.setattr(hub_models, "_convert", lambda *args: made.append(convert(*args)))
+    convert = hub_models.core().convert_gguf
+    counted = types.SimpleNamespace(convert_gguf=lambda *args: made.append(convert(*args)))
+    monkeypatch.setattr(hub_models, "core", lambda: counted)
     hub.get("smollm2")
     assert made == []
     source = json.loads((folder / "source.json").read_text())

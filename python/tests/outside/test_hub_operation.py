@@ -132,7 +132,7 @@ def test_data_sets_and_models_are_asked_for_in_each_hubs_words(asked, tmp_path):
     ]  # fmt: skip
     name, _, options = calls[3]
     assert name == "ms snapshot" and options["revision"] == "v1"
-    assert "*.safetensors" in options["ignore_file_pattern"]
+    assert "*.safetensors" in options["ignore_patterns"]
     assert calls[4] == (
         "hf snapshot", ("o/n",), {"repo_type": "dataset", "allow_patterns": "*.json", "token": "t"},
     )  # fmt: skip
@@ -150,12 +150,12 @@ def test_what_is_wrong_is_named(asked, tmp_path, monkeypatch):
     for call, text in (
         (lambda: HubOperation.push_to_hub("hf://a/b", tmp_path / "no"), "no does not exist"),
         (lambda: HubOperation.push_to_hub("hf://a/b", tmp_path, colour=1),
-         r"push_to_hub takes no \['colour'\], it takes path_in_repo, commit_message"),
+         "push_to_hub: unknown argument 'colour'; it takes commit_description, commit_message"),
         (lambda: HubOperation.push_to_hub("", tmp_path), "repo_id is '', it must be a text"),
         (lambda: HubOperation.push_to_hub("a/b", None), "folder_path is None, it must be a path"),
         (lambda: HubOperation.push_to_hub("a/b", tmp_path, private=1), "private is 1, it must be"),
         (lambda: HubOperation.download_file("a/b", "space"), "repo_type is 'space', it must be"),
-        (lambda: HubOperation.download_model("a/b", colour=1), "download_model takes no colour"),
+        (lambda: HubOperation.download_model("a/b", colour=1), "download_model: unknown argument"),
         (lambda: HubOperation.download_model("a/b", token="t"), "a token is given for 'a/b', but"),
         (lambda: HubOperation.load_dataset("a/b", token="t"), "a token is given for 'a/b', but"),
         (lambda: HubOperation.try_login(3), "token is 3, it must be a text"),

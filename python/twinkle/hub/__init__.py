@@ -26,19 +26,17 @@ def main(arguments=None, find=get):
         prog="python -m twinkle.hub",
         description="Finds a model: a directory, an alias, smollm2, hf://owner/name, ms://owner/name.",
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    getter = commands.add_parser("get", help="print its local directory, fetched if need be")
-    getter.add_argument("id", help="a directory, an alias, smollm2, or [hf://|ms://]owner/name")
-    getter.add_argument("--no-weights", action="store_true", help="leave a download's weights out")
-    getter.add_argument("--errors-on-stdout", action="store_true", help="for programs that ask")
+    parser.add_argument("get", choices=["get"], help="print where it is, fetched if need be")
+    parser.add_argument("id", help="a directory, an alias, smollm2, or [hf://|ms://]owner/name")
+    parser.add_argument("--no-weights", action="store_true", help="leave a download's weights out")
+    parser.add_argument("--errors-on-stdout", action="store_true", help="for programs that ask")
     options = parser.parse_args(arguments)
     try:
         # Whatever the hubs' clients print must not come between the caller and the path.
         with contextlib.redirect_stdout(sys.stderr):
             path = find(options.id, weights=not options.no_weights)
     except TwinkleError as error:
-        here = options.errors_on_stdout
-        print(error if here else f"twinkle: {error}", file=sys.stdout if here else sys.stderr)
+        print(error) if options.errors_on_stdout else print(f"twinkle: {error}", file=sys.stderr)
         return 1
     print(path)
     return 0

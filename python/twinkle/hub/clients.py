@@ -5,8 +5,6 @@ one are ModelScope's (docs/decisions/0013)."""
 
 import errno
 import importlib
-import os
-from typing import ClassVar
 
 from twinkle import checks
 from twinkle.errors import NotAvailableError, NotFoundError, TwinkleError, require
@@ -14,16 +12,14 @@ from twinkle.logger import get_logger
 
 
 def snapshot(repo_id, **options):
-    """The local directory of a repository. options, of which None is none: ignored and allowed
-    (patterns of files), repo_type, revision, token. InvalidError: a repo_id that is no text; and
-    the errors of fetched."""
+    """The local directory of a repository. options, of which None is none: ignore_patterns,
+    allow_patterns, repo_type, revision, token. InvalidError: a repo_id that is no text; and the
+    errors of fetched."""
     checks.text("hub: repo_id", repo_id)
     options = {key: value for key, value in options.items() if value is not None}
 
     def fetch(hub, name):
-        client = importlib.import_module(hub.package)
-        named = {hub.words.get(key, key): value for key, value in options.items()}
-        return client.snapshot_download(name, **named)
+        return importlib.import_module(hub.package).snapshot_download(name, **options)
 
     return str(fetched(repo_id, fetch, options.get("token")))
 
@@ -41,7 +37,7 @@ def source_of(name):
     set."""
     source, rest = split(name)
     require(
-        source != "hf" or not _forbids_hf(),
+        source != "hf" or not checks.is_on("TWINKLE_FORBID_HF"),
         f"hub: {name!r} is not fetched, because TWINKLE_FORBID_HF is set: use ms://{rest}, or "
         "unset it",
     )
@@ -67,7 +63,7 @@ def fetched(wanted, fetch, token=None, dataset=False):
         f"ms://{name}, so that no other hub sees it",
     )
     errors = {}  # by hub
-    for source in ("ms",) if _forbids_hf() else _HUBS:
+    for source in ("ms",) if checks.is_on("TWINKLE_FORBID_HF") else _HUBS:
         try:
             found = fetched_from(source)
         except TwinkleError as error:
@@ -84,19 +80,12 @@ def _of_no_hub(wanted, name, errors, dataset):
     asked = [each for each in errors.values() if not isinstance(each, NotAvailableError)]
     if not asked:
         return _needs(wanted, [_HUBS[source] for source in errors], dataset)
-    if all(map(_is_offline, asked)):
-        return NotFoundError(
-            f"hub: {wanted!r} is not a path here, and there is no network to look for it on a hub"
-        )
     reasons = "; ".join(str(error).removeprefix("hub: ") for error in errors.values())
-    return NotFoundError(
-        f"hub: {wanted!r} is neither a path here nor on a hub: {reasons}. Write hf://{name} or "
-        f"ms://{name} to look on one hub only"
-    )
-
-
-def _forbids_hf():
-    return os.environ.get("TWINKLE_FORBID_HF", "").strip().lower() in ("1", "true", "yes", "on")
+    why = f"neither a path here nor on a hub: {reasons}. Write hf://{name} or ms://{name} to look "
+    why += "on one hub only"
+    if all(map(_is_offline, asked)):
+        why = "not a path here, and there is no network to look for it on a hub"
+    return NotFoundError(f"hub: {wanted!r} is {why}")
 
 
 def told(what, call):
@@ -168,7 +157,6 @@ def _needs(wanted, hubs, dataset):
 
 class _HuggingFace:
     package, datasets, datasets_module = "huggingface_hub", "datasets", "datasets"
-    words: ClassVar = {"ignored": "ignore_patterns", "allowed": "allow_patterns"}
 
     @staticmethod
     def login(token):
@@ -189,7 +177,6 @@ class _HuggingFace:
 
 class _ModelScope:
     package, datasets, datasets_module = "modelscope", "modelscope", "modelscope.msdatasets"
-    words: ClassVar = {"ignored": "ignore_file_pattern", "allowed": "allow_file_pattern"}
 
     @staticmethod
     def login(token):
@@ -206,7 +193,7 @@ class _ModelScope:
 
     @staticmethod
     def dataset(name, subset, split, options):
-        words: ClassVar = {"revision": "version", "streaming": "use_streaming"}
+        words = {"revision": "version", "streaming": "use_streaming"}
         named = {words.get(key, key): value for key, value in options.items()}
         load = importlib.import_module("modelscope.msdatasets").MsDataset.load
         rows = load(name, subset_name=subset, split=split, **named)

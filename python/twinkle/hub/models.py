@@ -34,7 +34,7 @@ def get(model_id, *, weights=True, ignored=(), **options):
         return path
     ignored = [*(ignored or ()), *(() if weights else WEIGHT_PATTERNS)]
     try:
-        return snapshot(str(model_id), ignored=ignored or None, **options)
+        return snapshot(str(model_id), ignore_patterns=ignored or None, **options)
     except (NotFoundError, NotAvailableError) as error:
         if split(str(model_id))[1].lower() != SMOLLM2.lower():
             raise
@@ -51,14 +51,13 @@ def local(model_id):
     """
     model_id = checks.path("hub: model_id", model_id)
     aliases = aliases_of("TWINKLE_MODEL_ID_ALIASES", "hub")
-    if model_id in aliases:
-        return _existing(aliases[model_id], f"the alias of {model_id!r}")
-    path = Path(model_id).expanduser()
+    source, name = split(model_id)
+    alias = aliases.get(model_id) or aliases.get(name)
+    path = Path(alias or model_id).expanduser()
     if path.exists():
         return str(path)
-    source, name = split(model_id)
-    if name in aliases:
-        return _existing(aliases[name], f"the alias of {name!r}")
+    if alias:
+        raise NotFoundError(f"hub: the alias of {model_id!r} is {alias!r}, which does not exist")
     if not source and name.lower() in ("smollm2", SMOLLM2_COPY):
         gguf = _smollm2_gguf()
         if gguf is None:
@@ -102,13 +101,6 @@ def aliases_of(variable, folder):
     return aliases
 
 
-def _existing(path, what):
-    found = Path(path).expanduser()
-    if not found.exists():
-        raise NotFoundError(f"hub: {what} is {path!r}, which does not exist")
-    return str(found)
-
-
 def _smollm2_gguf():
     """The GGUF file in the installed package, found without importing it, or None."""
     spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
@@ -129,7 +121,7 @@ def _converted(gguf):
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f".{target.name}.lock")):
         if _source_of(target) != source:  # another process may have made it meanwhile
-            _convert(gguf, target, source)
+            core().convert_gguf(gguf, target, source)
     return target
 
 
@@ -138,12 +130,3 @@ def _source_of(target):
         return json.loads((target / "source.json").read_text())
     except (OSError, ValueError):
         return None
-
-
-def _convert(gguf, target, source):
-    files = core().gguf_bpe(gguf) | {"source.json": source}
-    texts = {
-        name: json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        for name, content in files.items()
-    }
-    core().convert_gguf(gguf, target, texts)

@@ -9,18 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from twinkle import checks
-from twinkle.errors import NotFoundError, require
+from twinkle.errors import NotFoundError, refuse_unknown, require
 from twinkle.hub.clients import fetched, hub_of, snapshot, source_of, told
 from twinkle.hub.models import get
-
-_UPLOADS = 8  # at a time
 
 
 class HubOperation:
     """Every method takes ids with their prefix. NotAvailableError: the hub's package is missing;
     NotFoundError: the hub refuses, has no such thing, or cannot be reached."""
 
-    _pool = None
+    _pool = ThreadPoolExecutor(8, thread_name_prefix="hub")  # uploads at a time
     _uploads = {}  # noqa: RUF012 (repository: future, for wait_for)
 
     @classmethod
@@ -77,8 +75,6 @@ class HubOperation:
         """push_to_hub in a thread; what is wrong here and now is raised at once. Returns a Future;
         wait_for collects it, too."""
         upload = _upload(repo_id, folder_path, **options)
-        if cls._pool is None:
-            HubOperation._pool = ThreadPoolExecutor(_UPLOADS, thread_name_prefix="hub")
         cls._uploads[repo_id] = cls._pool.submit(upload)
         return cls._uploads[repo_id]
 
@@ -113,8 +109,7 @@ class HubOperation:
         what is downloaded, not for directories.
         """
         without = checks.flag("hub: ignore_model", options.pop("ignore_model", False))
-        unknown = ", ".join(sorted(set(options) - {"token"}))
-        require(not unknown, f"hub: download_model takes no {unknown}")
+        refuse_unknown("hub: download_model", options, ["token"])
         options |= {"revision": revision, "ignored": ignore_patterns}
         return get(model_id_or_path, weights=not without, **options)
 
@@ -122,7 +117,7 @@ class HubOperation:
     def download_file(cls, repo_id, repo_type="model", allow_patterns=None, token=None):
         """A local directory with the files of a repository whose names match, or with all."""
         checks.one_of("hub: repo_type", repo_type, ("model", "dataset"))
-        return snapshot(repo_id, repo_type=repo_type, allowed=allow_patterns, token=token)
+        return snapshot(repo_id, repo_type=repo_type, allow_patterns=allow_patterns, token=token)
 
 
 _PUSH = ("path_in_repo", "commit_message", "commit_description", "revision", "ignore_patterns")
@@ -134,8 +129,7 @@ def _upload(repo_id, folder_path, token=None, private=True, **options):
     source, name = source_of(checks.text("hub: repo_id", repo_id))
     folder = checks.path("hub: folder_path", folder_path)
     private = checks.flag("hub: private", private)
-    unknown = sorted(set(options) - set(_PUSH))
-    require(not unknown, f"hub: push_to_hub takes no {unknown}, it takes {', '.join(_PUSH)}")
+    refuse_unknown("hub: push_to_hub", options, _PUSH)
     if not Path(folder).is_dir():
         raise NotFoundError(f"hub: folder_path {folder} does not exist")
     options = {key: value for key, value in options.items() if value is not None}
