@@ -76,6 +76,12 @@ def test_later_sources_win(folder, monkeypatch):
     assert other.training.batch_size == 8
 
 
+def test_another_word_for_a_field_may_stand_below_its_group(folder):
+    (folder / "a.yaml").write_text("optimizer: {lr: 3}\nsampling: {max-new-tokens: 5}\n")
+    args = CLI.from_args(["--config", "a.yaml"])
+    assert (args.optimizer.learning_rate, args.sampling.max_tokens) == (3.0, 5)
+
+
 def test_a_norm_that_is_not_clipped_to_is_infinite_in_yaml_and_in_flags(folder):
     (folder / "a.yaml").write_text("optimizer: {max_grad_norm: .inf}\n")
     for arguments in (["--config", "a.yaml"], ["--max-grad-norm", "inf"]):
@@ -129,7 +135,7 @@ def test_arguments_are_found_by_name():
         (["--use-lora=maybe"], "--use_lora is 'maybe', it must be True or False"),
         (["--strategy", "ddp"], "--strategy is 'ddp', it must be 'accelerate' or 'native_fsdp'"),
         (["--fsdp-config", "[1]"], r"--fsdp_config is \[1\], it must be a dict"),
-        (["--fsdp-config", "{"], "--fsdp_config is '{', it must be a JSON object"),
+        (["--fsdp-config", "{"], "it must be a dict, or the text of a JSON object"),
         (["--model-id"], "--model_id is True, it must be a text"),
         (["--seed", "none"], "--seed is 'none', it must be an integer"),
         (["train"], "'train' is not a flag such as --lr"),
@@ -152,7 +158,7 @@ def test_wrong_flags_are_named(flags, text):
         ("lora: {colour: 1}", "a.yaml has 'lora_colour', which no group knows"),
         ("max_steps: many", "max_steps of a.yaml is 'many', it must be an integer"),
         ("lora: {r: true}", "lora_r of a.yaml is True, it must be an integer"),
-        ("batch_size:", "batch_size of a.yaml is None, it must be given"),
+        ("batch_size:", "batch_size of a.yaml is None, it must be an integer"),
     ],
 )
 def test_wrong_files_are_named(folder, yaml, text):

@@ -1,25 +1,17 @@
 """Args: what CLI.from_args() found, by group; and the values' types."""
 
+import contextlib
 import json
 from types import SimpleNamespace
 
 from twinkle import checks
-from twinkle.cli.table import GROUPS, Field
-from twinkle.errors import InvalidError, NotFoundError
+from twinkle.cli.table import GROUPS
+from twinkle.errors import NotFoundError
 
-_MISSING = object()
-_WORDS = dict.fromkeys(("true", "yes", "on", "1"), True)
-_WORDS |= dict.fromkeys(("false", "no", "off", "0"), False)
+# Texts that stand for True and False.
+WORDS = dict.fromkeys(("true", "yes", "on", "1"), True)
+WORDS |= dict.fromkeys(("false", "no", "off", "0"), False)
 _NONE = ("none", "null", "~")
-
-
-def field_of(group, name):
-    """(Field, type) of an entry of the table."""
-    entry = GROUPS[group][name]
-    if isinstance(entry, type):
-        return Field(None, none=True), entry
-    field = entry if isinstance(entry, Field) else Field(entry)
-    return field, type(field.default)
 
 
 class Args:
@@ -29,7 +21,7 @@ class Args:
 
     def __init__(self):
         for group, fields in GROUPS.items():
-            defaults = {name: field_of(group, name)[0].default for name in fields}
+            defaults = {name: field.default for name, field in fields.items()}
             setattr(self, group, SimpleNamespace(**defaults))
         self.extra = {}
 
@@ -40,10 +32,9 @@ class Args:
 
     def __getitem__(self, key):
         """As get. NotFoundError: no group and no flag has it."""
-        value = self.get(key, _MISSING)
-        if value is _MISSING:
+        if key not in self.extra and not any(key in fields for fields in GROUPS.values()):
             raise NotFoundError(f"cli: there is no argument {key!r}")
-        return value
+        return self.get(key)
 
     def to_dict(self):
         """{field: value} of all groups, without None; where two groups have a field the first one's
@@ -53,8 +44,9 @@ class Args:
             out.update(self._group(name))
         return out
 
-    def _group(self, name):
-        return {key: value for key, value in vars(getattr(self, name)).items() if value is not None}
+    def _group(self, name, **others):
+        values = others | {k: v for k, v in vars(getattr(self, name)).items() if v is not None}
+        return {key: value for key, value in values.items() if value is not None}
 
     def __getattr__(self, name):
         group = name.removeprefix("get_").removesuffix("_args")
@@ -64,15 +56,11 @@ class Args:
 
     def get_model_args(self):
         """The model's fields; model_id is the template's where it has none."""
-        return self._with_id_of(self.template) | self._group("model")
+        return self._group("model", model_id=self.template.model_id)
 
     def get_template_args(self):
         """The template's fields; model_id is the model's where it has none."""
-        return self._with_id_of(self.model) | self._group("template")
-
-    @staticmethod
-    def _with_id_of(group):
-        return {"model_id": group.model_id} if group.model_id else {}
+        return self._group("template", model_id=self.model.model_id)
 
     def get_lora_args(self):
         """The arguments of a LoraConfig."""
@@ -91,29 +79,31 @@ class Args:
         return out
 
 
-def is_boolean_word(text):
-    """True for a text that stands for True or False: yes, off, 1, ..."""
-    return text.lower() in _WORDS
-
-
-def typed(what, value, field, kind):
+def typed(what, value, field):
     """`value` as the field's type. InvalidError: it cannot be; the text names `what`."""
     is_text = isinstance(value, str)
     if field.none and (value is None or (is_text and value.lower() in _NONE)):
         return None
-    if value is None:
-        checks.refuse(what, value, "given")
     if field.choices:
-        checks.one_of(what, value, field.choices)
-    if kind is bool:
-        return checks.flag(what, _WORDS.get(value.lower(), value) if is_text else value)
-    if kind in (int, float):
-        number = _number(value) if is_text else value
-        if kind is float:
-            return checks.number(what, number, infinite=field.infinite)
-        whole = isinstance(number, float) and number.is_integer()
-        return checks.integer(what, int(number) if whole else number)
-    return {str: _text, list: _list, dict: _dict}[kind](what, value)
+        return checks.one_of(what, value, field.choices)
+    if field.kind is bool:
+        return checks.flag(what, WORDS.get(value.lower(), value) if is_text else value)
+    if field.kind is str:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            value = str(value)  # YAML reads a revision of digits as a number
+        return checks.text(what, value, empty=True)
+    if field.kind is list:
+        value = [part.strip() for part in value.split(",")] if is_text else value
+        return checks.instance(what, value, list, "a list, or texts with commas between them")
+    if field.kind is dict:
+        with contextlib.suppress(ValueError):
+            value = json.loads(value) if is_text else value
+        return checks.instance(what, value, dict, "a dict, or the text of a JSON object")
+    number = _number(value) if is_text else value
+    if field.kind is float:
+        return checks.number(what, number, infinite=field.infinite)
+    whole = isinstance(number, float) and number.is_integer()
+    return checks.integer(what, int(number) if whole else number)
 
 
 def guessed(text):
@@ -127,34 +117,12 @@ def guessed(text):
         return None
     if "," in text:
         return [guessed(part.strip()) for part in text.split(",")]
-    return _WORDS.get(low, text)
+    return WORDS.get(low, text)
 
 
 def _number(text):
     """An int or a float, or the text itself."""
     for kind in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return kind(text)
-        except ValueError:
-            pass
     return text
-
-
-def _text(what, value):
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        value = str(value)  # YAML reads a revision of digits as a number
-    return checks.text(what, value, empty=True)
-
-
-def _list(what, value):
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",")]
-    return checks.instance(what, value, list, "a list, or texts with commas between them")
-
-
-def _dict(what, value):
-    try:
-        value = json.loads(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise InvalidError(f"{what} is {value!r}, it must be a JSON object") from error
-    return dict(checks.mapping(what, value))

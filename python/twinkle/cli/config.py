@@ -5,12 +5,11 @@ import os
 import sys
 from pathlib import Path
 
-from twinkle.cli.arguments import Args, field_of, guessed, is_boolean_word, typed
+from twinkle.cli.arguments import WORDS, Args, guessed, typed
 from twinkle.cli.table import ALIASES, GROUPS, Field
 from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, require
 from twinkle.without_effect import WITHOUT_EFFECT
 
-_PREFIX = "TWINKLE_"
 _INERT = WITHOUT_EFFECT["CLI.from_args"]
 
 
@@ -33,22 +32,20 @@ class CLI:
         if flags.pop("help", False):
             sys.stdout.write(_help())
             sys.exit(0)
-        variables = {k: v for k, v in os.environ.items() if k.startswith(_PREFIX)}
-        for where, values in (_dot_env(env_file), ("the environment", variables)):
+        variables = {k: v for k, v in os.environ.items() if k.startswith("TWINKLE_")}
+        sources = {env_file or ".env": _dot_env(env_file), "the environment": variables}
+        for where, values in sources.items():
             for name, value in values.items():
-                key = name.lower().removeprefix(_PREFIX.lower())
-                if _field(key) is not None:
-                    _set(args, key, value, f"cli: {name} of {where}")
+                key = name.lower().removeprefix("twinkle_")
+                _set(args, key, value, f"cli: {name} of {where}")
         given = flags.pop("config", None)
         path = given if config_file is None else config_file
         for key, value in ({} if path is None else _yaml(path)).items():
-            require(_field(key) is not None, f"cli: {path} has {key!r}, which no group knows")
-            _set(args, key, value, f"cli: {key} of {path}")
+            known = _set(args, key, value, f"cli: {key} of {path}")
+            require(known, f"cli: {path} has {key!r}, which no group knows")
         for key, value in flags.items():
-            if _field(key) is None:
+            if not _set(args, key, value, f"cli: --{key}"):
                 args.extra[key] = guessed(value)
-            else:
-                _set(args, key, value, f"cli: --{key}")
         return args
 
 
@@ -61,17 +58,20 @@ _FIELDS |= {alias: _FIELDS[name] for alias, name in ALIASES.items()}
 _FIELDS["use_megatron"] = _FIELDS["strategy"]  # the older word of ModelScope's Twinkle
 
 
-def _field(key):
-    """(group, field) of a key in any case, with - or _; None: no group knows it."""
-    return _FIELDS.get(key.lower().replace("-", "_"))
+def _key(text):
+    return str(text).lower().replace("-", "_")
 
 
 def _set(args, key, value, what):
-    group, name = _field(key)
-    if key.lower().replace("-", "_") == "use_megatron":
-        is_megatron = typed(what, value, Field(False), bool)
-        value = "native_fsdp" if is_megatron else "accelerate"
-    setattr(getattr(args, group), name, typed(what, value, *field_of(group, name)))
+    """Sets the field of a key in any case, with - or _. False: no group knows it."""
+    key = _key(key)
+    if key not in _FIELDS:
+        return False
+    group, name = _FIELDS[key]
+    if key == "use_megatron":
+        value = "native_fsdp" if typed(what, value, Field(False, kind=bool)) else "accelerate"
+    setattr(getattr(args, group), name, typed(what, value, GROUPS[group][name]))
+    return True
 
 
 def _flags(argv):
@@ -86,7 +86,7 @@ def _flags(argv):
         key = key.replace("-", "_")
         if mark:
             out[key] = value
-        elif key.startswith("no_") and _field(key) is None:
+        elif key.startswith("no_") and _key(key) not in _FIELDS:
             out[key[3:]] = False
         elif words and not words[0].startswith("--") and not _stands_alone(key, words[0]):
             out[key] = words.pop(0)
@@ -97,23 +97,23 @@ def _flags(argv):
 
 def _stands_alone(key, following):
     """A boolean flag takes the next word only when that is a boolean."""
-    found = _field(key)
-    return found is not None and field_of(*found)[1] is bool and not is_boolean_word(following)
+    group, name = _FIELDS.get(_key(key), (None, None))
+    return group and GROUPS[group][name].kind is bool and following.lower() not in WORDS
+
+
+def _text_of(what, path):
+    if not Path(path).is_file():
+        raise NotFoundError(f"cli: {what} {path} does not exist")
+    return Path(path).read_text(encoding="utf-8")
 
 
 def _dot_env(path):
-    """(name, {key: text}) of a .env file, or of the one in this folder, which may be missing."""
-    file = Path(".env" if path is None else path)
-    if not file.is_file():
-        if path is not None:
-            raise NotFoundError(f"cli: env_file {path} does not exist")
-        return ".env", {}
-    values = {}
-    for line in file.read_text(encoding="utf-8").splitlines():
-        key, mark, value = line.strip().removeprefix("export ").partition("=")
-        if mark and not key.startswith("#"):
-            values[key.strip()] = value.strip().strip("\"'")
-    return str(file), values
+    """{key: text} of a .env file, or of the one in this folder, which may be missing."""
+    if path is None and not Path(".env").is_file():
+        return {}
+    lines = _text_of("env_file", path or ".env").splitlines()
+    pairs = (line.strip().removeprefix("export ").partition("=") for line in lines)
+    return {k.strip(): v.strip().strip("\"'") for k, mark, v in pairs if mark and k[:1] != "#"}
 
 
 def _yaml(path):
@@ -124,33 +124,29 @@ def _yaml(path):
         raise NotAvailableError(
             f"cli: {path} needs the package yaml, which is not installed: pip install pyyaml"
         ) from None
-    if not Path(path).is_file():
-        raise NotFoundError(f"cli: --config {path} does not exist")
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        content = yaml.safe_load(_text_of("--config", path)) or {}
     except yaml.YAMLError as error:
         raise InvalidError(f"cli: {path} is not YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise InvalidError(f"cli: {path} holds a {type(content).__name__}, it must hold keys")
+    kind = type(content).__name__
+    require(isinstance(content, dict), f"cli: {path} holds a {kind}, it must hold keys")
     out = {}
     for key, value in content.items():
-        if key in GROUPS and isinstance(value, dict):
-            out.update({_below(key, name): inner for name, inner in value.items()})
-        else:
-            out[str(key)] = value
+        below = isinstance(value, dict) and key in GROUPS
+        out |= {_below(key, name): v for name, v in value.items()} if below else {str(key): value}
     return out
 
 
 def _below(group, name):
-    """The key of a field below its group: the field where that is the group's anyway."""
-    return name if _field(str(name)) == (group, name) else f"{group}_{name}"
+    """The key of a field, or of another word for it, below its group."""
+    return name if _FIELDS.get(_key(name), ("",))[0] == group else f"{group}_{name}"
 
 
 def _help():
     lines = ["Arguments, as --name VALUE, TWINKLE_NAME=VALUE, or in the YAML file of --config:"]
     for group, fields in GROUPS.items():
         lines.append(f"\n{group}")
-        for name in fields:
+        for name, field in fields.items():
             why = f": no effect, {_INERT[name]}" if name in _INERT else ""
-            lines.append(f"  --{name.replace('_', '-')} ({field_of(group, name)[0].default}){why}")
+            lines.append(f"  --{name.replace('_', '-')} ({field.default}){why}")
     return "\n".join(lines) + "\n"
