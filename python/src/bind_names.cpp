@@ -1,4 +1,5 @@
 // _core.refuse_misspelt: an InputFeature may have any fields, but none that is a slip of its own.
+// _core.refuse_surrogate: a str may hold what no UTF-8 does.
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "python/src/json_caster.h"
 #include "twinkle/base/error.h"
 
 namespace py = pybind11;
@@ -92,4 +94,8 @@ void bind_names(py::module_& m) {
   m.def("refuse_misspelt", &twinkle::python::names::refuse_misspelt, "where"_a, "feature"_a,
         "Raises where a field is one slip away from one of InputFeature's, which is missing, or of "
         "which it has the length too: 'label' may be a row's class in addition to 'labels'.");
+  m.def(
+      "refuse_surrogate",
+      [](const std::string& what, const py::str& text) { twinkle::python::utf8(text, what); },
+      "what"_a, "text"_a, "Raises where a text has a lone surrogate, and says at which character.");
 }

@@ -137,12 +137,8 @@ def utf8(what, value):
     """A str, as it is. InvalidError: a lone surrogate in it, which no UTF-8 holds."""
     try:
         value.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidError(
-            f"{what} has a lone surrogate, U+{ord(value[error.start]):X}, at character "
-            f"{error.start}, which is no text: leave it out, or decode the text with "
-            "errors='replace'"
-        ) from None
+    except UnicodeEncodeError:
+        core().refuse_surrogate(what, value)
     return value
 
 

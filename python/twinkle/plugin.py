@@ -4,20 +4,20 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-import os
 import re
 import sys
 from pathlib import Path
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.requirements import InvalidRequirement, Requirement
 
-from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, require
+from twinkle.checks import is_on
+from twinkle.errors import InvalidError, NotAvailableError, NotFoundError, refuse_unknown, require
 from twinkle.hub.models import get
 
 
 def trust_remote_code():
     """True when code from a hub or a client may run: TWINKLE_TRUST_REMOTE_CODE=1."""
-    return os.environ.get("TWINKLE_TRUST_REMOTE_CODE", "0").lower() in ("1", "true", "yes", "on")
+    return is_on("TWINKLE_TRUST_REMOTE_CODE")
 
 
 def check_unsafe(*args, **kwargs):
@@ -25,18 +25,14 @@ def check_unsafe(*args, **kwargs):
     InvalidError, unless TWINKLE_TRUST_REMOTE_CODE is set."""
     if trust_remote_code():
         return
-    pending = [*args, *kwargs.values()]
-    while pending:
-        value = pending.pop()
+    for value in [*args, *kwargs.values()]:
         if callable(value) or (isinstance(value, str) and Plugin.is_plugin(value)):
             raise InvalidError(
                 f"plugin: {value!r} is code from outside, which runs only with "
                 "TWINKLE_TRUST_REMOTE_CODE=1"
             )
-        if isinstance(value, dict):
-            pending.extend(value.values())
-        elif isinstance(value, (list, tuple, set)):
-            pending.extend(value)
+        if isinstance(value, (dict, list, tuple, set)):
+            check_unsafe(*(value.values() if isinstance(value, dict) else value))
 
 
 class Plugin:
@@ -63,8 +59,7 @@ class Plugin:
             raise NotFoundError(f"plugin: {plugin_id} has no __init__.py at {file}")
         name = "twinkle_plugin_" + re.sub(r"\W", "_", plugin_id)
         spec = importlib.util.spec_from_file_location(name, file)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         values = vars(module).values()
         found = [v for v in values if _is_subclass(v, base) and v is not base]
@@ -88,13 +83,8 @@ def construct_class(value, base, modules=(), **init):
     must = f"must be a {base.__name__}, a subclass of it, or its name"
     require(_is_subclass(value, base), f"plugin: {value!r} {must}")
     parameters = inspect.signature(value).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    unknown = ", ".join(repr(name) for name in sorted(init) if name not in parameters)
-    takes = ", ".join(parameters) or "none"
-    require(
-        takes_any or not unknown,
-        f"plugin: {value.__name__} has no argument {unknown}; it takes {takes}",
-    )
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        refuse_unknown(f"plugin: {value.__name__}", init, parameters)
     return value(**init)
 
 
@@ -117,16 +107,17 @@ def _find_class(name, base, modules):
 def exists(requirement):
     """True when `requirement` ("peft", "transformers>=4.51") is installed. InvalidError: a text of
     another form."""
-    match = re.fullmatch(r"\s*([\w.-]+)\s*((?:>=|<=|==|>|<|!=)\s*\d[\w.]*)?\s*", requirement)
     try:
-        name, versions = match[1], SpecifierSet(match[2] or "", prereleases=True)
-    except (TypeError, InvalidSpecifier):
+        needed = Requirement(requirement)
+    except InvalidRequirement:
         must = 'look like "package" or "package>=1.2"'
         raise InvalidError(f"plugin: {requirement!r} must {must}") from None
     try:
-        return versions.contains(importlib.metadata.version(name))
+        found = importlib.metadata.version(needed.name)
+        return needed.specifier.contains(found, prereleases=True)
     except importlib.metadata.PackageNotFoundError:
-        return not match[2] and importlib.util.find_spec(name.replace("-", "_")) is not None
+        module = importlib.util.find_spec(needed.name.replace("-", "_"))
+        return not needed.specifier and module is not None
 
 
 def requires(requirement, why=""):

@@ -116,7 +116,7 @@ def test_a_failing_row_is_named_and_nothing_changes(tmp_path):
         rows.map("GSM8KProcessor", btached=True)
     with pytest.raises(InvalidError, match=r"there are .*GSM8KProcessor.*SelfCognitionProcessor"):
         rows.map("GSMProcessor")
-    with pytest.raises(InvalidError, match="has no argument 'sytem'"):
+    with pytest.raises(InvalidError, match="unknown argument 'sytem'"):
         rows.map("GSM8KProcessor", init_args={"sytem": "s"})
     with pytest.raises(InvalidError, match="is a function, it cannot take init_args"):
         rows.map(broken, init_args={"a": 1})

@@ -225,7 +225,7 @@ def test_what_is_missing_is_named_and_no_zero(name):
         ("SAPOLoss", {"tau_pos": 0}, "tau_pos is 0, it must be a number above 0"),
         ("SAPOLoss", {"tau_neg": -1}, "tau_neg is -1, it must be a number above 0"),
         ("DRGRPOLoss", {"max_completion_length": 0}, "max_completion_length is 0"),
-        ("GSPOLoss", {"colour": 1}, "GSPOLoss has no argument 'colour'"),
+        ("GSPOLoss", {"colour": 1}, "GSPOLoss: unknown argument 'colour'"),
     ],
 )
 def test_an_option_that_cannot_be_is_named(name, options, text):

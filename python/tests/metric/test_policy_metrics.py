@@ -146,7 +146,7 @@ def test_the_records_are_of_the_greatest_k3():
         ({"epsilon": -1}, "metric: epsilon is -1"),
         ({"epsilon_high": "a"}, "metric: epsilon_high is 'a'"),
         ({"top_k_kl": -1}, "metric: top_k_kl is -1"),
-        ({"colour": 1}, "has no argument 'colour'"),
+        ({"colour": 1}, "unknown argument 'colour'"),
     ],
 )
 def test_an_option_that_cannot_be_is_named(options, text):

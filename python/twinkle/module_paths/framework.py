@@ -11,16 +11,13 @@ class Torch:
     """Questions about torch's devices, and calls that do nothing where there is only the CPU."""
 
     seed_everything = staticmethod(seeding.seed_everything)
+    is_gpu_available = staticmethod(torch.cuda.is_available)
+    empty_cache = staticmethod(torch.cuda.empty_cache)  # without CUDA nothing is done
 
     @staticmethod
     def is_torch_available():
         """True: Twinkle needs torch."""
         return True
-
-    @staticmethod
-    def is_gpu_available():
-        """True where torch can use a CUDA device."""
-        return torch.cuda.is_available()
 
     @staticmethod
     def is_npu_available():
@@ -43,9 +40,3 @@ class Torch:
         """Waits for the work on the current CUDA device."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-
-    @staticmethod
-    def empty_cache():
-        """Gives unused memory of CUDA devices back, by torch's allocator."""
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()

@@ -6,7 +6,6 @@ import sys
 import traceback
 
 from twinkle import checks
-from twinkle.errors import InvalidError
 from twinkle.logger import get_logger
 from twinkle.platform import Platform
 
@@ -36,11 +35,7 @@ class Notifier:
     def from_dict(cls, data):
         """The notifier that to_dict described. InvalidError: a class that is not defined here."""
         data = dict(checks.mapping("notifier: data", data))
-        name = data.pop("class", None)
-        if name not in Notifier._kinds:
-            raise InvalidError(
-                f"notifier: there is no class {name!r}; there are {', '.join(Notifier._kinds)}"
-            )
+        name = checks.one_of("notifier: class", data.pop("class", None), Notifier._kinds)
         return Notifier._kinds[name](**data)
 
 

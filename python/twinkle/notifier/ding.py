@@ -1,7 +1,6 @@
 """DingNotifier: messages to a robot in a DingTalk group."""
 
 import base64
-import hashlib
 import hmac
 import http.client
 import json
@@ -12,10 +11,8 @@ import urllib.parse
 import urllib.request
 
 from twinkle import checks
-from twinkle.errors import InternalError, InvalidError, NotFoundError
+from twinkle.errors import InternalError, NotFoundError, require
 from twinkle.notifier.base import Notifier
-
-_TITLE_LENGTH = 64
 
 
 class DingNotifier(Notifier):
@@ -27,13 +24,11 @@ class DingNotifier(Notifier):
 
     def __init__(self, ding_url, secret=None, timeout=5.0):
         self.ding_url = checks.text("notifier: ding_url", ding_url)
-        if not self.ding_url.startswith(("http://", "https://")):
-            checks.refuse("notifier: ding_url", ding_url, "an address that begins with https://")
-        if not _is_address(self.ding_url):  # not shown: it holds the access token
-            raise InvalidError(
-                "notifier: ding_url must be https://HOST/PATH or https://HOST:PORT/PATH in ASCII "
-                "without blanks: copy it again from the robot's settings"
-            )
+        require(  # it is not shown: it holds the access token
+            _is_address(self.ding_url),
+            "notifier: ding_url must be https://HOST/PATH or https://HOST:PORT/PATH in ASCII "
+            "without blanks: copy it again from the robot's settings",
+        )
         self.secret = checks.text("notifier: secret", secret, none=True)
         self.timeout = checks.number("notifier: timeout", timeout, above=0)
 
@@ -43,7 +38,8 @@ class DingNotifier(Notifier):
         NotFoundError: it cannot be reached; InternalError: it refuses the message.
         """
         text = checks.text("notifier: message", message)
-        content = {"title": _title(text), "text": text}
+        lines = (line.lstrip("# ").strip() for line in text.splitlines())
+        content = {"title": next(filter(None, lines), "Twinkle")[:64], "text": text}
         request = urllib.request.Request(
             self._address(),
             data=json.dumps({"msgtype": "markdown", "markdown": content}).encode(),
@@ -64,23 +60,18 @@ class DingNotifier(Notifier):
         if self.secret is None:
             return self.ding_url
         timestamp = str(round(time.time() * 1000))
-        signed = hmac.new(
-            self.secret.encode(), f"{timestamp}\n{self.secret}".encode(), hashlib.sha256
-        )
-        query = {"timestamp": timestamp, "sign": base64.b64encode(signed.digest()).decode()}
+        text = f"{timestamp}\n{self.secret}"
+        signed = hmac.digest(self.secret.encode(), text.encode(), "sha256")
+        query = {"timestamp": timestamp, "sign": base64.b64encode(signed).decode()}
         mark = "&" if "?" in self.ding_url else "?"
         return self.ding_url + mark + urllib.parse.urlencode(query)
 
 
 def _is_address(url):
-    """True if http.client takes it."""
+    """True if it is one of HTTP that http.client takes."""
     try:
         parts = urllib.parse.urlsplit(url)
-        return bool(parts.hostname) and parts.port != 0 and not re.search("[^!-~]", url)
+        right = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        return right and not re.search("[^!-~]", url)
     except ValueError:  # errors of a port, of brackets
         return False
-
-
-def _title(text):
-    lines = (line.lstrip("# ").strip() for line in text.splitlines())
-    return next(filter(None, lines), "Twinkle")[:_TITLE_LENGTH]

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import twinkle.reward
-from twinkle.errors import InvalidError, require
+from twinkle.errors import require
 
 
 def load(name):
@@ -29,11 +29,9 @@ def load(name):
         module = sys.modules["reward_file"] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     found = getattr(module, attribute, None)
-    if not callable(found):
-        known = ", ".join(n for n, value in vars(module).items() if callable(value) and n[0] != "_")
-        raise InvalidError(
-            f"{file or 'twinkle.reward'} has no function {attribute}; it has {known}"
-        )
+    known = ", ".join(n for n, value in vars(module).items() if callable(value) and n[0] != "_")
+    where = file or "twinkle.reward"
+    require(callable(found), f"{where} has no function {attribute}; it has {known}")
     return found() if isinstance(found, type) else found
 
 
@@ -48,18 +46,15 @@ def rewards(function, trajectories):
     return out
 
 
-def answer(function, trajectories):
+def answer(function, trajectories, index=0):
     """The answer's dict. An exception names the first trajectory that raises on its own, if any."""
     try:
         return {"rewards": rewards(function, trajectories)}
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-    for index, trajectory in enumerate(trajectories):
-        try:
-            rewards(function, [trajectory])
-        except Exception as error:
-            return {"error": f"{type(error).__name__}: {error}", "index": index}
-    return {"error": text, "index": 0}
+        whole = {"error": f"{type(error).__name__}: {error}", "index": index}
+    several = trajectories if len(trajectories) > 1 else ()
+    alone = (answer(function, [one], i) for i, one in enumerate(several))
+    return next((found for found in alone if "error" in found), whole)
 
 
 def main():
