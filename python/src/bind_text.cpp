@@ -123,18 +123,18 @@ py::object encode(const Template& self, const py::object& given, const py::objec
 }
 
 std::optional<std::string> why_not(const Template& self, const py::object& given) {
-  const py::dict row = given_row("trajectory", given);
-  try {
-    const Json trajectory = trajectory_json(with_form(self, row));
-    return interruptible([&] { return self.check(trajectory); });
-  } catch (const Error& e) {  // JSON cannot hold it, such as a lone surrogate
-    if (e.code != Code::kInvalid) throw;
-    return e.what();
-  }
+  const Json trajectory = trajectory_json(with_form(self, given_row("trajectory", given)));
+  return interruptible([&] { return self.check(trajectory); });
 }
 
-py::object check(const Template& self, const py::object& row) {
-  return why_not(self, row) ? py::object(py::none()) : row;
+py::object check(const Template& self, const py::object& given) {
+  const py::object row = given_row("trajectory", given);
+  try {
+    return why_not(self, row) ? py::object(py::none()) : row;
+  } catch (const Error& e) {  // JSON cannot hold it, such as a lone surrogate
+    if (e.code != Code::kInvalid) throw;
+    return py::none();
+  }
 }
 
 std::string render(const Template& self, const py::object& row, const py::object& prompt) {

@@ -320,9 +320,8 @@ TEST_F(Commands, PreprocessorsWhoseRowsCannotBeTrainedOnAreWrongArguments) {
   EXPECT_EQ(with("EmojiDPOProcessor"),
             "cli: --preprocessor is EmojiDPOProcessor, it makes pairs of chats, for preference "
             "optimization: docs/preferences.md");
-  for (const char* name :
-       {"CLEVRProcessor", "CompetitionMathGRPOProcessor", "CountdownProcessor", "GSM8KProcessor",
-        "OlympiadBenchProcessor"}) {
+  for (const char* name : {"CLEVRProcessor", "CompetitionMathGRPOProcessor", "CountdownProcessor",
+                           "GSM8KProcessor", "OlympiadBenchProcessor"}) {
     const std::string error = with(name);
     EXPECT_NE(error.find("prompts without replies"), error.npos) << error;
   }

@@ -89,7 +89,7 @@ class StreamLoader {
   // Leaves out `count` rows of this epoch; or gives the number of rows in its batches, where those
   // are no more.
   std::optional<int64_t> pass(int64_t count) {
-    const int64_t begin = count - count % options_.batch_size;  // the open batch's
+    const int64_t begin = count - count % options_.batch_size;           // the open batch's
     const int64_t last = std::max(count + 1, begin + options_.least());  // makes it one
     for (int64_t num_read = 0; num_read < last; ++num_read) {
       std::optional<AnyRow> row = reader_();
