@@ -1,6 +1,7 @@
 """GlooCheckpointEngine: weights over a Gloo group of their own, in buckets, by twinkle/sync."""
 
 import os
+import re
 import weakref
 from contextlib import contextmanager
 from datetime import timedelta
@@ -85,21 +86,24 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     @contextmanager
     def _sync(self, what):
-        """In its block this rank waits for the others by its link, and warns of who is late. An
-        InternalError gets this rank's number, by which others are named, too. What a rank has told
-        of itself (sync: rank ...) stays."""
+        """In its block this rank waits for the others by its link, and warns of who is late. Gloo's
+        errors, which tell of a connection, become those of a rank. What a rank has told of itself
+        (sync: rank ...) stays."""
         require(
             self._link is not None,
             "checkpoint_engine: the ranks have not met: call init_process_group first",
         )
+        watch = self._watch
         try:
-            with waits_at(self._watch, "a sync of weights"):
+            with waits_at(watch, "a sync of weights"):
                 yield self._link
         except InternalError as error:
-            if str(error).startswith("sync: rank "):
+            is_told = re.match(r"sync: rank \d+( \(the \w+\))?: ", str(error))
+            why = "" if is_told else watch.why_after("", "")  # it hears of it soon after
+            if not why:
                 raise
             what = f"checkpoint_engine: {what} of rank {self._rank} of {self._size}"
-            raise InternalError(f"{what}: {error}") from error
+            raise InternalError(f"{what}: {why}") from error
 
     def finalize(self):
         """Closes the group and, on rank 0, the store."""
