@@ -63,6 +63,7 @@ py::object numpy_of(const py::handle& value) {
       given = given.attr("float")();
   }
   auto made = py::reinterpret_steal<py::object>(PyObject_CallOneArg(convert.ptr(), given.ptr()));
+  if (!made && !PyErr_ExceptionMatches(PyExc_Exception)) throw py::error_already_set();  // Ctrl-C
   if (!made) PyErr_Clear();
   return made;
 }
