@@ -49,9 +49,13 @@ class Meeting {
       return gathered(bytes.cast<std::string>(), place);
     } catch (const twinkle::Error& error) {
       twinkle::fail(error.code, "infra: ", place, ": ", error.what());
-    } catch (...) {
-      channel_->close(place + ": " + twinkle::engine::text_of(std::current_exception()));
+    } catch (const py::error_already_set& error) {
+      channel_->close(place + ": " + error.what());
       throw;
+    } catch (...) {
+      const std::string why = place + ": " + twinkle::engine::text_of(std::current_exception());
+      channel_->close(why);
+      twinkle::fail(twinkle::Code::kInternal, "infra: ", why);
     }
   }
 
