@@ -1,14 +1,15 @@
 """The cookbook's scripts over several processes, two steps of each on a tiny model: what they save
 has the bits of one process."""
 
+import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from parallel.forks import environment
-from parallel.processes import sha256
 from scripts.test_cookbook import PAIRS, SUMS
 from scripts.test_seed_scripts import self_cognition
 
@@ -45,20 +46,31 @@ def arguments(tiny_llama_dir, tmp_path):
 
 
 def local(folder, *command):
-    """Runs Python in a new folder; its output is in it."""
+    """What Python has printed; it runs in a new folder, where its output is."""
     folder.mkdir()
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         env=environment(), cwd=folder, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return done.stderr
 
 
 def saved(folder):
-    """{name of what a script has saved: hashes of its files}."""
-    out = {each.name: sha256(each) for each in (folder / "output").iterdir()}
-    assert out and all(any(".safetensors" in name for name in files) for files in out.values())
+    """{(checkpoint, file): hash} of what a script has saved, but for the parts that each rank
+    writes for its own training to go on, and the place in it."""
+    out = {
+        (file.parent.name, file.name): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in (folder / "output").glob("*/*")
+        if not file.name.startswith("training") and file.name != "trainer_state.json"
+    }
+    assert any(".safetensors" in name for _, name in out)
     return out
+
+
+def replies(log):
+    """The lines of a log without their times."""
+    return re.split(r"\[.{19}\]\[INFO:twinkle\] ", log)[-3:]
 
 
 @pytest.mark.parametrize("case", BY_TORCHRUN)
@@ -85,5 +97,8 @@ def test_the_sampling_script_on_ray(arguments, cluster, tmp_path, tiny_llama_dir
     local(tmp_path / "one", *arguments("transformers/fsdp2.py", self_cognition(), OF_FSDP2))
     adapter = tmp_path / "one/output/last-checkpoint"
     given = [COOKBOOK / "sample/sample.py", "--model-id", tiny_llama_dir, "--lora-path", adapter]
-    done = cluster.run([*given, "--max-tokens", "4", "--mode", "ray", "--sampler-gpus", "2"])
-    assert "group sampler: 2 x cpu" in done.stderr
+    given += ["--max-tokens", "4", "--temperature", "0"]
+    alone = local(tmp_path / "alone", *given)
+    done = cluster.run([*given, "--mode", "ray", "--sampler-gpus", "2"])
+    assert replies(done.stderr) == replies(alone)
+    assert "7 times 8?" in replies(alone)[-1]
