@@ -46,7 +46,7 @@ def arguments(tiny_llama_dir, tmp_path):
 
 
 def local(folder, *command):
-    """What Python has printed; it runs in a new folder, where its output is."""
+    """Runs Python in a new folder, where its output is, and returns what it has printed."""
     folder.mkdir()
     done = subprocess.run(
         [sys.executable, *map(str, command)],
