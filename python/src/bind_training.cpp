@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "python/src/json_caster.h"
+#include "python/src/values/arrays.h"
 #include "twinkle/engine/loop/loop.h"
 #include "twinkle/loss/arguments/arguments.h"
 #include "twinkle/loss/arguments/old_policy.h"
@@ -90,10 +91,6 @@ py::object as_torch(const at::Tensor& values) {
 
 std::string short_repr(const py::handle& value) {
   return py::str(py::module_::import("twinkle.checks").attr("short")(value));
-}
-
-bool is_list(const py::handle& value) {
-  return PyList_Check(value.ptr()) || PyTuple_Check(value.ptr());
 }
 
 // A SampledSequence.logprobs, for each token [(token id, log p), ...]; empty: it is none.
@@ -290,13 +287,6 @@ void bind_loss(py::module_& m) {
   m.def("loss_table", &here::loss_table,
         "JSON: of each loss by its class's name the options in their order, the arguments of a "
         "call with an entry for each sequence, pair or label, and options that a call may give.");
-  m.def(
-      "per_sequence",
-      [](const std::string& name, const std::string& extra) {
-        const twinkle::loss::Loss* loss = twinkle::loss::look_up(name);
-        return loss && twinkle::loss::per_sequence(*loss, extra);
-      },
-      "name"_a, "extra"_a, "Whether the loss reads one number a sequence of it, not one a label.");
   m.def("scored_labels", &here::scored_labels, "inputs"_a, "reader"_a, "must"_a = "",
         "[B, L] bool: the labels that count. must: 'some' of the batch, 'pairs' that have some.");
   m.def("label_rows", &here::label_rows, "name"_a, "given"_a, "inputs"_a, "mask"_a, "type"_a = "",

@@ -31,10 +31,6 @@ class Logger(logging.Logger):
             self._seen.add(key)
             log(msg, *args, stacklevel=3, **kwargs)
 
-    def has_logged(self, hash_id):
-        """True if info_once or warning_once has logged a text of this hash_id."""
-        return hash_id in self._seen
-
     def info_once(self, msg, *args, **kwargs):
         """info, once in this process for a text, or for hash_id where that is given."""
         self._once(self.info, msg, args, kwargs)

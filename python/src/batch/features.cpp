@@ -3,7 +3,6 @@
 #include <cstring>
 #include <limits>
 
-#include "python/src/values/arrays.h"
 #include "twinkle/base/error.h"
 
 namespace twinkle::python::batch {
@@ -73,10 +72,6 @@ std::string what_of(const char* name, size_t index) {
 }
 
 std::string shown(const py::handle& value) { return py::str(value); }
-
-bool is_list(const py::handle& value) {
-  return PyList_Check(value.ptr()) || PyTuple_Check(value.ptr());
-}
 
 py::object entry(const py::dict& feature, const char* name) {
   if (!feature.contains(name)) return {};

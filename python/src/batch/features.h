@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "python/src/values/arrays.h"
+
 namespace twinkle::python::batch {
 
 namespace py = pybind11;
@@ -32,7 +34,6 @@ py::object checks(const char* name);                  // a function of twinkle.c
 std::string shown(const py::handle& value);           // its str()
 std::string what_of(const char* name, size_t index);  // "model: labels of inputs[0]"
 std::string shape_of(const py::array& values);        // "[2, 3]"
-bool is_list(const py::handle& value);                // a list or a tuple
 
 // Null: it is missing or None.
 py::object entry(const py::dict& feature, const char* name);

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "python/src/values/arrays.h"
 #include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
 
@@ -24,9 +25,6 @@ namespace {
   throw py::error_already_set();  // refuse() has raised
 }
 
-bool is_list(const py::handle& value) {
-  return PyList_Check(value.ptr()) || PyTuple_Check(value.ptr());
-}
 bool is_dict(const py::handle& value) {
   return PyDict_Check(value.ptr()) ||
          py::isinstance(value, py::module_::import("collections.abc").attr("Mapping"));
