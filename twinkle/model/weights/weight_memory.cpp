@@ -54,8 +54,10 @@ at::Tensor WeightMemory::empty(at::IntArrayRef shape, at::ScalarType dtype) {
 
 void keep_heap_pages() {
 #ifdef __GLIBC__
+  // One heap for all threads: those of others are mapped and unmapped 64 MiB at a time.
+  mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_THRESHOLD, 8 << 20);
-  mallopt(M_TRIM_THRESHOLD, 16 << 20);
+  mallopt(M_TRIM_THRESHOLD, 64 << 20);
 #endif
 }
 

@@ -20,9 +20,9 @@ class WeightMemory {
   int64_t used_ = 0, size_ = 0;  // bytes of it
 };
 
-// Makes glibc keep up to 16 MiB of free memory at a heap's end, and take blocks of up to 8 MiB from
-// there: otherwise every forward gets fresh pages, each cleared by the system. glibc's own limit of
-// 32 MiB leaves larger holes, which raise the peak.
+// Makes glibc keep up to 64 MiB of free memory at the end of one heap for all threads, and take
+// blocks of up to 8 MiB from there: otherwise every step gets fresh pages, each cleared by the
+// system. glibc's own limit of blocks, 32 MiB, leaves larger holes, which raise the peak.
 void keep_heap_pages();
 
 }  // namespace twinkle::model
