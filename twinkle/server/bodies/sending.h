@@ -16,18 +16,22 @@ class Sending {
  public:
   explicit Sending(int64_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // From here until the end of this, `text` is being sent; `close` ends its connection, at most
-  // once and not within the constructor of this one. Short texts do not count.
+  // From here until the end of this, a text or a stream's bytes are being sent; `close` ends its
+  // connection, at most once and not within the constructor of this one. Up to 64 KiB do not count.
   class One;
 
   int64_t num_bytes() const { return num_bytes_; }
 
  private:
   struct Entry {
-    const std::string* text;
+    const std::string* text;  // null: a stream's ...
+    int64_t num_bytes;        // ... and so many of them
     std::function<void()> close;  // empty: it was closed
   };
+  using At = std::list<Entry>::iterator;
 
+  // Closes the oldest before `end` until there are no more than may be.
+  void make_room(At end);
   void release(Entry& entry);
 
   const int64_t max_bytes_;
@@ -39,13 +43,20 @@ class Sending {
 class Sending::One {
  public:
   One(std::shared_ptr<Sending> sending, const std::string& text, std::function<void()> close);
+  // A stream, of which nothing is there yet.
+  One(std::shared_ptr<Sending> sending, std::function<void()> close);
   ~One();
   One(const One&) = delete;
   One& operator=(const One&) = delete;
 
+  // So many bytes of the stream are there now. May close its own connection. A stream has been at
+  // it since it last had few.
+  void holds(int64_t bytes);
+
  private:
   const std::shared_ptr<Sending> sending_;  // a coroutine of a server that has ended may end later
-  std::list<Entry>::iterator at_;           // the end: it does not count
+  const std::function<void()> close_ = {};  // a stream's
+  At at_;                                   // the end: it does not count
 };
 
 }  // namespace twinkle::server

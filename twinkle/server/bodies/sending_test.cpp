@@ -51,5 +51,23 @@ TEST_F(SendingTest, OneLongerThanAllMayBeIsSentAndShortOnesDoNotCount) {
   EXPECT_EQ(sending_->num_bytes(), 4 * kBytes);
 }
 
+TEST_F(SendingTest, AStreamCountsWhatItHasNowAndIsAtItSinceItLastHadLittle) {
+  Sending::One stream(sending_, [this] { closed_.push_back(0); });
+  stream.holds(2 * kBytes);
+  EXPECT_EQ(sending_->num_bytes(), 2 * kBytes);
+  stream.holds(1000);
+  EXPECT_EQ(sending_->num_bytes(), 0);
+  const auto one = send(a_, 1), two = send(b_, 2);
+  stream.holds(kBytes);
+  const auto three = send(c_, 3);
+  EXPECT_EQ(closed_, std::vector<int>{1});
+  stream.holds(2 * kBytes);
+  EXPECT_EQ(closed_, (std::vector<int>{1, 2}));
+  stream.holds(9 * kBytes);
+  EXPECT_EQ(closed_, (std::vector<int>{1, 2, 0})) << "it is too long by itself, and the older";
+  stream.holds(10 * kBytes);
+  EXPECT_EQ(sending_->num_bytes(), kBytes) << "a closed one counts no more";
+}
+
 }  // namespace
 }  // namespace twinkle::server

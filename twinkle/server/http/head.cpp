@@ -36,7 +36,7 @@ std::string peer_of(const asio::ip::tcp::socket& socket) {
   return error ? "" : remote.address().to_string();
 }
 
-asio::awaitable<error_code> read_head(beast::tcp_stream& stream, beast::flat_buffer& buffer,
+asio::awaitable<error_code> read_head(SocketStream& stream, beast::flat_buffer& buffer,
                                       Parser& parser) {
   for (;;) {
     if (buffer.size() > 0) {

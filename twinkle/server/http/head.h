@@ -4,7 +4,6 @@
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
 #include <string>
 
 #include "twinkle/server/http/message.h"
@@ -14,7 +13,7 @@ namespace twinkle::server {
 
 // Parses nothing of a body that may begin in the buffer. The error of the connection or of
 // Beast's parser; bad_obs_fold: a line of the head goes on in the next.
-boost::asio::awaitable<boost::system::error_code> read_head(boost::beast::tcp_stream& stream,
+boost::asio::awaitable<boost::system::error_code> read_head(SocketStream& stream,
                                                             boost::beast::flat_buffer& buffer,
                                                             Parser& parser);
 

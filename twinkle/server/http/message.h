@@ -11,6 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "twinkle/server/bodies/source.h"
+#include "twinkle/server/bodies/stream.h"
+
 namespace twinkle::server {
 
 // What is known before the body is read. Names of headers are lower case; of a header that comes
@@ -49,6 +52,10 @@ struct Response {
   std::string reason = {};   // likewise: what is wrong with the key
   // In place of `body`: bytes that other responses have, too, and nobody changes.
   std::shared_ptr<const std::string> shared = {};
+  // Likewise: bytes that are written while they are sent, in chunks (HTTP/1.0: until it closes).
+  std::shared_ptr<Stream> stream = {};
+  // Likewise: bytes that are read while they are sent, of which the length is told.
+  std::shared_ptr<const BodySource> source = {};
 
   const std::string& text() const { return shared ? *shared : body; }
 };
@@ -114,7 +121,9 @@ using Admit = std::function<void(Admission)>;
 // How a request ended. Empty texts: it was refused before that was known, or has none.
 struct Told {
   int status = 0;
-  std::chrono::microseconds time{0};  // since the head was read
+  std::chrono::microseconds time{0};  // since the head was read, until the response was written
+  int64_t bytes = 0;                  // of the response, with its head, as far as they were taken
+  // `reason`: what is wrong with the key, or why a stream or a source was not sent whole.
   std::string tenant = {}, key_id = {}, promise = {}, reason = {};
 };
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <string>
+#include <utility>
 
 namespace twinkle::server {
 
@@ -50,6 +51,40 @@ class Peer {
       const ssize_t count = ::recv(socket_, bytes, sizeof bytes, 0);
       if (count <= 0) return "";
       text_.append(bytes, static_cast<size_t>(count));
+    }
+  }
+  // What comes, as far as `mark`; all of it where the connection ends before.
+  std::string read_until(const std::string& mark) {
+    for (size_t at = text_.find(mark);; at = text_.find(mark)) {
+      if (at != std::string::npos) {
+        std::string out = text_.substr(0, at + mark.size());
+        text_.erase(0, at + mark.size());
+        return out;
+      }
+      const size_t before = text_.size();
+      take(1 << 16);
+      if (text_.size() == before) return std::exchange(text_, "");
+    }
+  }
+  // A response in chunks: its head, its body, and whether the last chunk has come.
+  struct Chunked {
+    std::string head, body;
+    bool is_whole = false;
+  };
+  Chunked receive_chunks() {
+    Chunked out{.head = read_until("\r\n\r\n")};
+    for (;;) {
+      const std::string size = read_until("\r\n");
+      if (!size.ends_with("\r\n")) return out;
+      const size_t bytes = std::stoul(size, nullptr, 16);
+      while (text_.size() < bytes + 2) {
+        const size_t before = text_.size();
+        take(1 << 16);
+        if (text_.size() == before) return out;
+      }
+      out.body += text_.substr(0, bytes);
+      text_.erase(0, bytes + 2);
+      if (bytes == 0) return out.is_whole = true, out;
     }
   }
   // So many bytes of what comes at most, which receive() then has; waits for the first.

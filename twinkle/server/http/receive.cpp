@@ -11,7 +11,6 @@
 
 namespace twinkle::server {
 
-namespace beast = boost::beast;
 namespace http = boost::beast::http;
 using boost::asio::awaitable;
 using std::chrono::steady_clock;
@@ -46,9 +45,10 @@ std::string lower(std::string_view text) {
   return out;
 }
 
-awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
-                                                  beast::flat_buffer& buffer, Parser& parser,
-                                                  const Admission& admission, const Waits& waits) {
+awaitable<std::optional<Response>> Receiver::read(Connection& c, Parser& parser,
+                                                  const Admission& admission) {
+  SocketStream& stream = c.stream;
+  auto& buffer = c.buffer;
   const int64_t most = admission.max_body_bytes;
   const auto too_long = [&] {
     return refusal(
@@ -96,11 +96,12 @@ awaitable<std::optional<Response>> Receiver::read(beast::tcp_stream& stream,
     boost::system::error_code error;
     came -= std::ssize(body);
     const auto rest = parser.content_length_remaining();
-    if (!rest || *rest > buffer.size()) waits(true);
+    if (!rest || *rest > buffer.size()) c.idles();
     co_await http::async_read_some(stream, buffer, parser,
                                    boost::asio::redirect_error(boost::asio::use_awaitable, error));
     came += std::ssize(body);
-    if (!waits(false)) co_return gave_way();
+    c.works();
+    if (c.gives_way()) co_return gave_way();
     if (error == http::error::buffer_overflow)
       co_return refusal(431,
                         "the head of a chunk, or the trailers behind the last, are longer than " +

@@ -3,17 +3,15 @@
 #pragma once
 #include <boost/asio/awaitable.hpp>
 #include <boost/asio/io_context.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "twinkle/server/bodies/zstd.h"
+#include "twinkle/server/http/connection.h"
 #include "twinkle/server/http/server.h"
 #include "twinkle/server/worker.h"
 
@@ -44,17 +42,12 @@ class Receiver {
   Receiver(const HttpOptions& options, const std::shared_ptr<boost::asio::io_context>& context)
       : options_(options), context_(context) {}
 
-  // Told when its peer is waited for (true), and when no more; false: the connection gives way.
-  using Waits = std::function<bool(bool waits)>;
-
   // Into the parser's body; of one that is too long, nothing: it is searched as it comes. The
   // refusal if it is longer than it may be (413), there was no room for it (503, 429), it is not
   // HTTP as it should be (422), or its connection gives way (503); a connection that is too slow is
   // closed.
-  boost::asio::awaitable<std::optional<Response>> read(boost::beast::tcp_stream& stream,
-                                                       boost::beast::flat_buffer& buffer,
-                                                       Parser& parser, const Admission& admission,
-                                                       const Waits& waits);
+  boost::asio::awaitable<std::optional<Response>> read(Connection& c, Parser& parser,
+                                                       const Admission& admission);
 
   // In place, by its Content-Encoding. The refusal if it cannot be decoded, with what it decodes to
   // is longer than it may be (422), when it has been searched, or there was no room for that (503,

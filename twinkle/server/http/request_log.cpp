@@ -36,8 +36,9 @@ void note_request(Log& log, const Head& head, const Told& told) {
                 static_cast<double>(told.time.count()) / 1000);
   std::string line =
       head.method.substr(0, kMaxPath) + " " + head.path.substr(0, kMaxPath) + end.data();
+  const std::string bytes = told.bytes > 0 ? std::to_string(told.bytes) : "";
   for (const auto& [name, value] :
-       {std::pair(" id=", &head.id), std::pair(" peer=", &head.peer),
+       {std::pair(" id=", &head.id), std::pair(" peer=", &head.peer), std::pair(" bytes=", &bytes),
         std::pair(" tenant=", &told.tenant), std::pair(" key=", &told.key_id),
         std::pair(" promise=", &told.promise), std::pair(" reason=", &told.reason)})
     if (!value->empty()) line += name + value->substr(0, kMaxPath);

@@ -12,8 +12,6 @@
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http.hpp>
 #include <condition_variable>
 #include <map>
@@ -22,11 +20,9 @@
 #include <thread>
 
 #include "twinkle/base/error.h"
-#include "twinkle/base/fault/fault.h"
-#include "twinkle/server/bodies/sending.h"
-#include "twinkle/server/connections/connections.h"
 #include "twinkle/server/connections/socket.h"
 #include "twinkle/server/http/answer.h"
+#include "twinkle/server/http/connection.h"
 #include "twinkle/server/http/head.h"
 #include "twinkle/server/http/receive.h"
 #include "twinkle/store/keys/keys.h"
@@ -45,8 +41,6 @@ namespace {
 
 // In which a peer that was refused may read why, although it still sends.
 constexpr std::chrono::seconds kLinger{2};
-// In which the request of a connection that is kept for probes must come.
-constexpr std::chrono::seconds kProbe{2};
 // Of a connection, beside a head: what follows it.
 constexpr size_t kBuffered = 4096;
 constexpr const char* kGivesWay =
@@ -54,17 +48,6 @@ constexpr const char* kGivesWay =
     "another; come again";
 // Between looks at whether a client still waits to be let in.
 constexpr std::chrono::milliseconds kLook{500};
-
-// As long as it is open.
-struct Connection {
-  beast::tcp_stream stream;
-  const std::string peer;
-  const int64_t beyond;  // as Head's
-  const int64_t number;  // of Connections
-  beast::flat_buffer buffer;
-  bool waits = false;                 // for its next request
-  std::function<void()> let_go = {};  // of the request that is held, if one is: answers it
-};
 
 Response noted(Response response, const Head& head, Told& told) {
   told.status = response.status;
@@ -79,7 +62,7 @@ Response noted(Response response, const Head& head, Told& told) {
 class HttpServer::Impl {
  public:
   explicit Impl(const HttpOptions& options)
-      : options_(options), acceptor_(*context_), room_(*context_) {
+      : options_(options), acceptor_(*context_) {
     error_code error;
     const auto address = asio::ip::make_address(options.address, error);
     require(!error, Code::kInvalid, "server: host ", options.address,
@@ -95,7 +78,6 @@ class HttpServer::Impl {
                 ? "; end what listens there, or give another --port"
                 : "");
     port_ = acceptor_.local_endpoint().port();
-    room_.expires_at(asio::steady_timer::time_point::max());
     thread_ = std::thread([this] { context_->run(); });
   }
 
@@ -129,7 +111,7 @@ class HttpServer::Impl {
       draining_ = true;
       error_code ignored;
       acceptor_.close(ignored);
-      room_.cancel();
+      shared_.room.cancel();
       for (const auto& [number, c] : open_)
         if (c->waits) c->stream.cancel();
     });
@@ -142,15 +124,15 @@ class HttpServer::Impl {
 
  private:
   // Of those that count, one more would be beyond the most.
-  bool is_full() const { return connections_.num_that_count() >= most_others_; }
+  bool is_full() const { return shared_.places.num_that_count() >= most_others_; }
   // Waits for a place for one more, which another may have to give.
   awaitable<void> place() {
     for (;;) {
       if (is_full())
-        if (const auto number = connections_.give_way()) close(*open_.at(*number));
+        if (const auto number = shared_.places.give_way()) close(*open_.at(*number));
       if (num_connections_ < options_.max_connections || draining_) co_return;
       error_code cancelled;
-      co_await room_.async_wait(asio::redirect_error(use_awaitable, cancelled));
+      co_await shared_.room.async_wait(asio::redirect_error(use_awaitable, cancelled));
     }
   }
 
@@ -185,15 +167,12 @@ class HttpServer::Impl {
   // All of it or, where it throws, nothing.
   void begin_connection(tcp::socket socket, bool is_for_probes) {
     const std::string peer = peer_of(socket);
-    const int64_t number = connections_.add(peer, is_for_probes);
+    const int64_t number = shared_.places.add(peer, is_for_probes);
     ++num_connections_;
     try {
-      const auto c =
-          std::make_shared<Connection>(Connection{.stream = beast::tcp_stream(std::move(socket)),
-                                                  .peer = peer,
-                                                  .beyond = is_for_probes ? most_others_ : 0,
-                                                  .number = number,
-                                                  .buffer = beast::flat_buffer(most_buffered_)});
+      const auto c = std::make_shared<Connection>(shared_, SocketStream(std::move(socket)), peer,
+                                                  is_for_probes ? most_others_ : 0, number,
+                                                  most_buffered_);
       open_[number] = c.get();
       asio::co_spawn(*context_, connection(c),
                      [this, c](const std::exception_ptr&) { end_connection(c->number); });
@@ -205,13 +184,13 @@ class HttpServer::Impl {
 
   void end_connection(int64_t number) {
     open_.erase(number);
-    connections_.remove(number);
+    shared_.places.remove(number);
     {
       const std::lock_guard lock(mutex_);
       --num_connections_;
     }
     ended_.notify_all();
-    room_.cancel_one();
+    shared_.room.cancel_one();
   }
 
   awaitable<void> connection(std::shared_ptr<Connection> shared) {
@@ -219,23 +198,11 @@ class HttpServer::Impl {
     Connection& c = *shared;
     c.stream.socket().set_option(tcp::no_delay(true), error);
     try {
-      while (!draining_ && !connections_.gives_way(c.number) && co_await serve(c)) {
+      while (!draining_ && !c.gives_way() && co_await serve(c)) {
       }
     } catch (const std::bad_alloc&) {  // costs this connection alone
     }
     c.stream.socket().shutdown(tcp::socket::shutdown_send, error);
-  }
-
-  // From here on it may have to give way.
-  void idles(const Connection& c) {
-    connections_.idles(c.number);
-    room_.cancel_one();
-  }
-
-  // The time that its peer has: none where it gives way already.
-  std::chrono::milliseconds time_of(std::chrono::milliseconds most, const Connection& c) const {
-    if (connections_.gives_way(c.number)) return std::chrono::milliseconds(0);
-    return c.beyond > 0 ? std::min<std::chrono::milliseconds>(most, kProbe) : most;
   }
 
   // One request; false ends the connection.
@@ -245,26 +212,29 @@ class HttpServer::Impl {
     parser.body_limit(boost::none);
     c.buffer.max_size(most_buffered_);
     error_code error;
-    idles(c);
+    c.idles();
     if (c.buffer.size() == 0) co_await first_bytes(c, error);
     if (error) co_return false;
-    c.stream.expires_after(time_of(options_.patience, c));
+    c.stream.expires_after(c.time_of(options_.patience));
     error = co_await read_head(c.stream, c.buffer, parser);
-    connections_.works(c.number);
+    c.works();
     if (error) co_return co_await refuse_head(c, error);
 
     // What follows must not be taken for another request.
     if (const std::string why = ambiguity_of(parser); !why.empty())
-      co_return co_await write(c, refusal(422, "not HTTP as it should be: " + why), false);
+      co_return co_await c.write(refusal(422, "not HTTP as it should be: " + why), {});
 
     const auto begin = std::chrono::steady_clock::now();
     Head head = head_of(parser, c.peer);
     head.id = ids_ + std::to_string(next_id_++);
     // A request that came as its place was given away is answered as one that gets none.
-    head.beyond = connections_.gives_way(c.number) ? most_others_ : c.beyond;
+    head.beyond = c.gives_way() ? most_others_ : c.beyond;
     Told told;
+    const int64_t num_sent = c.num_sent;
     const bool stays = co_await exchange(c, parser, head, told);
     if (handler_.answered) {
+      told.bytes = c.num_sent - num_sent;
+      if (!c.cut.empty()) told.reason = c.cut;
       const auto time = std::chrono::steady_clock::now() - begin;
       told.time = std::chrono::duration_cast<std::chrono::microseconds>(time);
       handler_.answered(head, told);
@@ -274,39 +244,32 @@ class HttpServer::Impl {
 
   // From behind the head to the response, of which it tells.
   awaitable<bool> exchange(Connection& c, Parser& parser, Head& head, Told& told) {
-    beast::tcp_stream& stream = c.stream;
     // HTTP/1.0 knows no chunks: what is before the server may have read another body (RFC
     // 9112, 6.1).
     const bool is_framed = parser.get().version() >= 11 || !parser.chunked();
-    const bool keep_alive = parser.keep_alive() && is_framed && head.beyond == 0;
-    Admission admission = co_await admitted(head, stream);
+    Framing framing{.keep_alive = parser.keep_alive() && is_framed && head.beyond == 0,
+                    .is_head = head.method == "HEAD",
+                    .has_chunks = parser.get().version() >= 11};
+    Admission admission = co_await admitted(head, c.stream);
     told.tenant = std::move(admission.tenant);
     told.key_id = std::move(admission.key_id);
-    connections_.belongs_to(c.number, told.tenant);
+    shared_.places.belongs_to(c.number, told.tenant);
     if (admission.max_body_bytes < 0) {
       Response refused = noted(std::move(admission.refused), head, told);
       if (refused.status == kGone) co_return false;
       if (!has_whole_body(parser, c.buffer))
         co_return co_await refuse_unread(c, std::move(refused));
       if (!parser.is_done()) c.buffer.consume(*parser.content_length());
-      const bool stays = keep_alive && !refused.close;
-      co_return co_await write(c, std::move(refused), stays, head.method == "HEAD");
+      co_return co_await c.write(std::move(refused), framing);
     }
-    if (parser.get().version() >= 11 &&
-        beast::iequals(parser.get()[http::field::expect], "100-continue")) {
-      http::response<http::empty_body> go_on{http::status::continue_, 11};
-      http::response_serializer<http::empty_body> serializer(go_on);
-      if (!co_await send(c, serializer)) co_return false;
-    }
-    std::optional<Response> refused =
-        co_await receiver_.read(stream, c.buffer, parser, admission, [&](bool waits) {
-          waits ? idles(c) : connections_.works(c.number);
-          return !connections_.gives_way(c.number);
-        });
+    if (framing.has_chunks && beast::iequals(parser.get()[http::field::expect], "100-continue") &&
+        !co_await c.write_continue())
+      co_return false;
+    std::optional<Response> refused = co_await receiver_.read(c, parser, admission);
     Request request{head, std::move(parser.get().body()), std::move(admission.held)};
     const bool is_read = !refused;
     if (is_read) {
-      stream.expires_never();
+      c.stream.expires_never();
       refused = co_await receiver_.decode(request, admission);
     }
     if (refused) {
@@ -316,12 +279,12 @@ class HttpServer::Impl {
         refused = co_await told_why(c, head, admission.finder->found(), std::move(*refused));
       Response why = noted(std::move(*refused), head, told);
       if (!is_read) co_return co_await refuse_unread(c, std::move(why));
-      co_return co_await write(c, std::move(why), keep_alive, head.method == "HEAD");
+      co_return co_await c.write(std::move(why), framing);
     }
     Response response = noted(co_await answered(c, std::move(request)), head, told);
     if (response.status == kGone) co_return false;
-    const bool stays = keep_alive && !response.close && !draining_;
-    co_return co_await write(c, std::move(response), stays, head.method == "HEAD");
+    framing.keep_alive = framing.keep_alive && !draining_;
+    co_return co_await c.write(std::move(response), framing);
   }
 
   // What is answered to a request whose body is never taken: the handler is told first, where
@@ -340,14 +303,14 @@ class HttpServer::Impl {
   awaitable<void> first_bytes(Connection& c, error_code& error) {
     c.buffer.shrink_to_fit();
     c.waits = true;
-    c.stream.expires_after(time_of(options_.keep_alive, c));
+    c.stream.expires_after(c.time_of(options_.keep_alive));
     const size_t bytes = co_await c.stream.async_read_some(
         c.buffer.prepare(1024), asio::redirect_error(use_awaitable, error));
     c.buffer.commit(bytes);
     c.waits = false;
   }
 
-  awaitable<Admission> admitted(Head& head, beast::tcp_stream& stream) {
+  awaitable<Admission> admitted(Head& head, SocketStream& stream) {
     stream.expires_never();  // nothing of it is being read
     const auto when_gone = std::make_shared<std::function<void()>>();
     head.when_gone = [when_gone](std::function<void()> run) { *when_gone = std::move(run); };
@@ -404,11 +367,11 @@ class HttpServer::Impl {
         later.close = true;
         end(std::move(later));
       };
-      idles(c);
+      c.idles();
     }
     Response response = co_await answer.wait();
     if (is_held) {
-      connections_.works(c.number);
+      c.works();
       c.let_go = {};
       error_code ignored;
       socket.cancel(ignored);
@@ -422,59 +385,21 @@ class HttpServer::Impl {
       co_return false;
     if (error == beast::error::timeout) co_return false;
     const int status = error == http::error::header_limit ? 431 : 422;
-    co_return co_await write(c, refusal(status, "not HTTP as it should be: " + error.message()),
-                             false);
+    co_return co_await c.write(refusal(status, "not HTTP as it should be: " + error.message()), {});
   }
 
   // Of a request whose body was not read to its end. A connection that is closed with bytes unread
   // is reset, and takes the response away from its peer; so they are read, and dropped.
   awaitable<bool> refuse_unread(Connection& c, Response response) {
     error_code error;
-    co_await write(c, std::move(response), false);
+    co_await c.write(std::move(response), {});
     c.stream.socket().shutdown(tcp::socket::shutdown_send, error);
-    idles(c);
+    c.idles();
     std::vector<char> dropped(64 << 10);
-    for (c.stream.expires_after(kLinger); !error && !connections_.gives_way(c.number);)
+    for (c.stream.expires_after(kLinger); !error && !c.gives_way();)
       co_await c.stream.async_read_some(asio::buffer(dropped),
                                         asio::redirect_error(use_awaitable, error));
     co_return false;
-  }
-
-  // False where the connection ends with it.
-  awaitable<bool> write(Connection& c, Response response, bool keep_alive, bool is_head = false) {
-    const std::string& text = response.text();
-    http::response<http::span_body<const char>> message;
-    message.result(static_cast<unsigned>(response.status));
-    message.version(11);
-    message.set(http::field::content_type, response.content_type);
-    for (const auto& [name, value] : response.headers) message.set(name, value);
-    message.keep_alive(keep_alive);
-    message.body() = {text.data(), text.size()};
-    message.prepare_payload();
-    if (is_head) message.body() = {};  // its length stays
-    http::response_serializer<http::span_body<const char>> serializer(message);
-    const Sending::One one(sending_, text, [&c] { c.stream.close(); });
-    fault("before acknowledgement");
-    if (!co_await send(c, serializer)) co_return false;
-    fault("after acknowledgement");
-    co_return keep_alive;
-  }
-
-  // False where its peer did not take all of it. While the peer takes nothing, it may have to give
-  // way.
-  template <class Body>
-  awaitable<bool> send(Connection& c, http::response_serializer<Body>& serializer) {
-    error_code error;
-    const auto end = std::chrono::steady_clock::now() + options_.body_time;
-    for (size_t taken = 0; !serializer.is_done() && !error;) {
-      if (!takes_more(c.stream.socket().native_handle())) idles(c);
-      c.stream.expires_at(std::min(std::chrono::steady_clock::now() + time_of(options_.patience, c),
-                                   end + std::chrono::milliseconds(1000 * taken >> 20)));
-      taken += co_await http::async_write_some(c.stream, serializer,
-                                               asio::redirect_error(use_awaitable, error));
-      connections_.works(c.number);
-    }
-    co_return !error;
   }
 
   const HttpOptions options_;
@@ -488,13 +413,13 @@ class HttpServer::Impl {
   const asio::executor_work_guard<asio::io_context::executor_type> stays_ =
       asio::make_work_guard(*context_);  // also while nothing is awaited
   tcp::acceptor acceptor_;
-  asio::steady_timer room_;  // for another connection
+  Connection::Shared shared_{
+      options_, context_,
+      asio::steady_timer(*context_, asio::steady_timer::time_point::max())};  // context's thread
   Receiver receiver_{options_, context_};
-  const std::shared_ptr<Sending> sending_ = std::make_shared<Sending>(options_.max_sending_bytes);
   uint16_t port_ = 0;
   bool draining_ = false;                // context's thread, as ...
-  Connections connections_;              // ... this
-  std::map<int64_t, Connection*> open_;  // by their numbers there
+  std::map<int64_t, Connection*> open_;  // ... this: by their numbers in shared_.places
   std::atomic<int64_t> num_connections_ = 0;
   std::mutex mutex_;
   std::condition_variable ended_;

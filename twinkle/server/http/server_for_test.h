@@ -24,7 +24,8 @@ class HttpServerTest : public testing::Test {
                             },
                             [this](const Head& head, const Told& told) {
                               const std::lock_guard lock(told_mutex_);
-                              told_.push_back(head.path + " " + std::to_string(told.status));
+                              told_.push_back(head.path + " " + std::to_string(told.status) +
+                                              (told.reason.empty() ? "" : " " + told.reason));
                             }});
   }
   uint16_t port() const { return server_->port(); }
