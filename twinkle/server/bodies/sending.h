@@ -24,8 +24,8 @@ class Sending {
 
  private:
   struct Entry {
-    const std::string* text;  // null: a stream's ...
-    int64_t num_bytes;        // ... and so many of them
+    const std::string* text;      // null: a stream's ...
+    int64_t num_bytes;            // ... and so many of them
     std::function<void()> close;  // empty: it was closed
   };
   using At = std::list<Entry>::iterator;

@@ -1,5 +1,5 @@
-// A response's body that is there, and is read in pieces while it is sent: a file, an archive. It is
-// never in memory as a whole.
+// A response's body that is there, and is read in pieces while it is sent: a file, an archive. It
+// is never in memory as a whole.
 #pragma once
 #include <cstddef>
 #include <cstdint>

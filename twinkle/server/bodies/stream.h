@@ -16,7 +16,7 @@ namespace detail {
 struct Pipe {
   std::string unsent = {};  // written, and not taken
   bool is_ended = false, is_cut = false, is_gone = false;
-  std::function<void()> changed = {};   // the reader's, called on each write and on the end
+  std::function<void()> changed = {};    // the reader's, called on each write and on the end
   std::function<void()> when_gone = {};  // the writer's
 };
 

@@ -193,7 +193,8 @@ TEST_F(StreamTest, ThatNothingIsWrittenForLongTakesNobodysPatience) {
 }
 
 TEST_F(StreamTest, WhereItsWriterIsTooFarAheadItIsCut) {
-  start({.max_sending_bytes = 1 << 20, .patience = std::chrono::minutes(10),
+  start({.max_sending_bytes = 1 << 20,
+         .patience = std::chrono::minutes(10),
          .body_time = std::chrono::minutes(10)});
   Peer peer(port(), 4096);
   peer.send("GET" + kGet);
@@ -230,8 +231,7 @@ class SourceTest : public HttpServerTest {
 
 TEST_F(SourceTest, AFileIsSentWithItsLengthAlsoToOldPeersAndWhenItsNameIsGone) {
   start();
-  const std::string path =
-      testing::TempDir() + "source_test_" + std::to_string(::getpid());
+  const std::string path = testing::TempDir() + "source_test_" + std::to_string(::getpid());
   std::string bytes(1'000'003, '\0');
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * i >> 7);
   for (const std::string& text : {bytes, std::string("short"), std::string()}) {

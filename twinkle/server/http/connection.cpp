@@ -155,7 +155,7 @@ awaitable<bool> Connection::write_pieces(const Response& response, const Framing
   else if (!framing.is_head)
     is_whole = co_await send_stream(pieces, *response.stream);
   if (response.stream) response.stream->hang_up();  // nothing more of it is taken
-  co_return is_whole && stays;
+  co_return is_whole&& stays;
 }
 
 awaitable<bool> Connection::send_piece(Pieces& pieces, std::string& piece, bool is_last) {
@@ -224,9 +224,9 @@ awaitable<bool> Connection::send_source(Pieces& pieces, std::shared_ptr<const Bo
   for (int64_t at = 0; at < size && cut.empty();) {
     const int64_t bytes = std::min(kPieceBytes, size - at);
     Answer<Read> answer(shared_.context.lock(), {.wrong = kDropped});
-    shared_.reader.run([source, at, bytes, done = answer.setter()] {
-      done(read_piece(*source, at, bytes));
-    }, std::to_string(number));
+    shared_.reader.run(
+        [source, at, bytes, done = answer.setter()] { done(read_piece(*source, at, bytes)); },
+        std::to_string(number));
     const auto begun = steady_clock::now();
     Read read = co_await answer.wait();
     pieces.pace.end += steady_clock::now() - begun;

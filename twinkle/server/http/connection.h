@@ -36,8 +36,7 @@ class Connection {
     const HttpOptions& options;
     const std::weak_ptr<boost::asio::io_context> context;
     boost::asio::steady_timer room;  // cancelled where there may be a place for another connection
-    const std::shared_ptr<Sending> sending =
-        std::make_shared<Sending>(options.max_sending_bytes);
+    const std::shared_ptr<Sending> sending = std::make_shared<Sending>(options.max_sending_bytes);
     Connections places = {};
     Worker reader = {};  // reads sources
   };
@@ -83,7 +82,8 @@ class Connection {
   boost::asio::awaitable<bool> write_pieces(const Response& response, const Framing& framing);
   boost::asio::awaitable<bool> send_piece(Pieces& pieces, std::string& piece, bool is_last);
   boost::asio::awaitable<bool> send_stream(Pieces& pieces, Stream& body);
-  boost::asio::awaitable<bool> send_source(Pieces& pieces, std::shared_ptr<const BodySource> source);
+  boost::asio::awaitable<bool> send_source(Pieces& pieces,
+                                           std::shared_ptr<const BodySource> source);
   void watch(const std::shared_ptr<Wake>& wake);
 
   Shared& shared_;

@@ -1,5 +1,5 @@
-// The log's line of a request: method, path, status, milliseconds, its id, the response's bytes, and
-// who asked for which promise; nothing of keys' texts, bodies and queries.
+// The log's line of a request: method, path, status, milliseconds, its id, the response's bytes,
+// and who asked for which promise; nothing of keys' texts, bodies and queries.
 #pragma once
 #include "twinkle/base/log/log.h"
 #include "twinkle/server/http/message.h"

@@ -34,11 +34,14 @@ TEST(RequestLog, SaysWhatWasAskedAndHowItEndedAndNoSecrets) {
 }
 
 TEST(RequestLog, SaysWhoAskedAndForWhichPromise) {
-  EXPECT_EQ(
-      said("POST", "/api/v1/asample",
-           {.status = 200, .bytes = 345, .tenant = "alice", .key_id = "1f3a5c7e", .promise = "s:sample:0:1"}),
-      "info POST /api/v1/asample 200 1.2 ms id=a-1 peer=10.0.0.9 bytes=345 tenant=alice "
-      "key=1f3a5c7e promise=s:sample:0:1\n");
+  EXPECT_EQ(said("POST", "/api/v1/asample",
+                 {.status = 200,
+                  .bytes = 345,
+                  .tenant = "alice",
+                  .key_id = "1f3a5c7e",
+                  .promise = "s:sample:0:1"}),
+            "info POST /api/v1/asample 200 1.2 ms id=a-1 peer=10.0.0.9 bytes=345 tenant=alice "
+            "key=1f3a5c7e promise=s:sample:0:1\n");
   EXPECT_EQ(said("POST", "/api/v1/asample", {.status = 401, .reason = "unknown"}),
             "info POST /api/v1/asample 401 1.2 ms id=a-1 peer=10.0.0.9 reason=unknown\n");
 }

@@ -61,8 +61,7 @@ Response noted(Response response, const Head& head, Told& told) {
 
 class HttpServer::Impl {
  public:
-  explicit Impl(const HttpOptions& options)
-      : options_(options), acceptor_(*context_) {
+  explicit Impl(const HttpOptions& options) : options_(options), acceptor_(*context_) {
     error_code error;
     const auto address = asio::ip::make_address(options.address, error);
     require(!error, Code::kInvalid, "server: host ", options.address,
@@ -170,9 +169,9 @@ class HttpServer::Impl {
     const int64_t number = shared_.places.add(peer, is_for_probes);
     ++num_connections_;
     try {
-      const auto c = std::make_shared<Connection>(shared_, SocketStream(std::move(socket)), peer,
-                                                  is_for_probes ? most_others_ : 0, number,
-                                                  most_buffered_);
+      const auto c =
+          std::make_shared<Connection>(shared_, SocketStream(std::move(socket)), peer,
+                                       is_for_probes ? most_others_ : 0, number, most_buffered_);
       open_[number] = c.get();
       asio::co_spawn(*context_, connection(c),
                      [this, c](const std::exception_ptr&) { end_connection(c->number); });
