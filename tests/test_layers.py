@@ -160,6 +160,7 @@ CATCHES = {
     "twinkle/data/encode.cpp": "is the answer of why_not(), which asks why a row cannot be encoded",
     "twinkle/data/dataset.cpp": "gets the row's place; the worker below knows the cause alone",
     "twinkle/server/auth/access.cpp": "is told to the operator; callers get 503 meanwhile",
+    "twinkle/server/http/connection.cpp": "is a source that cannot be read: its response is cut",
     "twinkle/server/http/server.cpp": "is a dropped request: 500 on that one's connection",
     "twinkle/server/handlers/": "uses up the number of its request; a full queue is 429",
     "twinkle/server/routes.cpp": "becomes a status of HTTP",
