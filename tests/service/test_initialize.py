@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -104,6 +105,14 @@ def test_what_the_service_refuses_is_the_error_and_told_once(options, said, tmp_
     with pytest.raises(InvalidError, match=said):
         twinkle.initialize(mode="http", state=tmp_path, **options)
     assert "twinkle: " not in capfd.readouterr().err
+
+
+def test_a_service_without_a_url_is_ended(tiny_llama_dir, tmp_path):
+    with tempfile.TemporaryDirectory() as folder:  # pytest's paths are too long
+        options = {"model": tiny_llama_dir, "host": "", "unix_socket": f"{folder}/s"}
+        with pytest.raises(InvalidError, match="service: host is '', it must be an IP address"):
+            twinkle.initialize(mode="http", state=tmp_path, **options)
+        assert not os.listdir(folder)
 
 
 def test_a_state_with_keys_needs_one_before_it_is_served(

@@ -28,7 +28,6 @@
 #include "twinkle/cli/serve/open_files.h"
 #include "twinkle/cli/serve/options.h"
 #include "twinkle/cli/serve/state.h"
-#include "twinkle/server/auth/address.h"
 #include "twinkle/server/history/backup.h"
 #include "twinkle/server/http/request_log.h"
 #include "twinkle/server/routes.h"
@@ -283,7 +282,7 @@ void run_service(const ServeOptions& o, const std::string& version, bool until_s
   });
   starts.reset();
   std::printf("twinkle serves %s at %s\n", backend.model().names[0].c_str(),
-              server::url_of(o.http.address, http->port()).c_str());
+              told_addresses(o.http, http->port()).c_str());
   std::fflush(stdout);
   wait_for_end(signals, until_stdin_ends, log);
   say_end();

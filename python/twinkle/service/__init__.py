@@ -48,9 +48,13 @@ class Service:
         line = self._process.stdout.readline()
         found = re.search(r"https?://\S+", line)
         if found is None:
+            if line:  # it serves a Unix socket alone
+                self._process.terminate()
             with self._process as process:
                 status = process.wait()
                 self._log.join()
+            if line:
+                checks.refuse("service: host", "", "an IP address: clients need a URL")
             told = "; ".join(line.strip().removeprefix("twinkle: ") for line in self._told)
             ended = f"twinkle serve ended with status {status}\n{''.join(self._last)}".strip()
             raise InvalidError("service: " + (_named(told) or ended))

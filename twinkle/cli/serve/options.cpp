@@ -15,6 +15,7 @@
 #include "twinkle/io/checkpoint.h"
 #include "twinkle/model/config.h"
 #include "twinkle/server/auth/address.h"
+#include "twinkle/server/connections/unix_socket.h"
 #include "twinkle/store/keys/keys.h"
 #include "twinkle/text/rust/shared_tokenizer.h"
 
@@ -78,6 +79,17 @@ void check_root_path(const std::string& path) {
   }
 }
 
+void check_address(const ServeOptions& o) {
+  if (o.http.address.empty())
+    require(!o.http.unix_socket.empty(), Code::kInvalid,
+            "cli: host is '', and so is unix_socket: give one of them to listen on");
+  else
+    require(server::is_address(o.http.address), Code::kInvalid, "cli: host is '", o.http.address,
+            "', it must be an IP address, as 127.0.0.1 for this machine alone, 0.0.0.0 for every "
+            "network");
+  if (!o.http.unix_socket.empty()) server::check_unix_socket(o.http.unix_socket);
+}
+
 // The groups of --help, by an option's name; what is of none is the service's own.
 std::map<std::string_view, const char*> groups_of(ServeOptions& o) {
   std::map<std::string_view, const char*> out;
@@ -132,11 +144,9 @@ void check_options(const ServeOptions& o) {
   }
   check_root_path(o.root_path);
   check_pairs(o);
-  require(server::is_address(o.http.address), Code::kInvalid, "cli: host is '", o.http.address,
-          "', it must be an IP address, as 127.0.0.1 for this machine alone, 0.0.0.0 for every "
-          "network");
-  require(o.auth == "keys" || server::is_loopback(o.http.address), Code::kInvalid,
-          "cli: auth is open, which lets everybody in, and host '", o.http.address,
+  check_address(o);
+  require(o.auth == "keys" || o.http.address.empty() || server::is_loopback(o.http.address),
+          Code::kInvalid, "cli: auth is open, which lets everybody in, and host '", o.http.address,
           "' is no loopback address; ",
           is_there(store::KeyFile(o.state).path())
               ? "the state has keys: leave auth out"
@@ -153,8 +163,8 @@ std::string default_auth(const ServeOptions& o) {
 
 std::string check_service(const ServeOptions& o) {
   check_options(o);
-  server::HttpServer(
-      {.address = o.http.address});  // on a free port: its own may be a running server's
+  if (!o.http.address.empty())  // on a free port: its own may be a running server's
+    server::HttpServer({.address = o.http.address});
   engine::device_named(o.engine.model.device);
   const std::string path = model_path(o.engine.model.path, Download::kWithoutWeights);
   std::optional<Checkpoint> checkpoint;  // a hub's model has no weights here
@@ -168,10 +178,18 @@ std::string check_service(const ServeOptions& o) {
   out << spec.family << " of " << spec.num_layers() << " layers from " << path << " on "
       << o.engine.model.device << "\nnames: ";
   for (size_t i = 0; i < o.names.size(); ++i) out << (i > 0 ? ", " : "") << o.names[i];
-  out << "\naddress: " << server::url_of(o.http.address, o.http.port) << o.root_path
+  out << "\naddress: " << told_addresses(o.http, o.http.port, o.root_path)
       << "\nauth: " << told_auth(o) << "\nstate: " << fs::absolute(o.state).string();
   out << (of_state.empty() ? "" : ", ") << of_state << "\n";
   return out.str();
+}
+
+std::string told_addresses(const server::HttpOptions& http, uint16_t port,
+                           const std::string& root_path) {
+  std::string out;
+  if (!http.address.empty()) out = server::url_of(http.address, port) + root_path;
+  if (http.unix_socket.empty()) return out;
+  return out + (out.empty() ? "" : " and ") + "unix:" + fs::absolute(http.unix_socket).string();
 }
 
 JsonObject client_flags(const ServeOptions& o) {

@@ -1,5 +1,6 @@
 // The options of `twinkle serve`, and checks of them before weights are loaded.
 #pragma once
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -72,14 +73,18 @@ std::vector<std::string> default_names(const std::string& model);
 std::string default_auth(const ServeOptions& options);
 
 // Error kInvalid: an option outside its limits; options that cannot be together, as a limit of one
-// above that of all; a name, root_path, host or state that cannot be; a host that others reach, and
-// everybody is let in.
+// above that of all; a name, root_path, host, unix_socket or state that cannot be; a host that
+// others reach, and everybody is let in.
 void check_options(const ServeOptions& options);
 
 // The model that would be served. Errors as of check_options; and those of a model whose files,
 // config.json or tokenizer cannot be read, of a device that is not here, or of check_state
 // (state.h). Loads no weights; downloads a hub's model without them.
 std::string check_service(const ServeOptions& options);
+
+// Where clients find a server that has this port: http://127.0.0.1:8000 and unix:/run/twinkle.sock.
+std::string told_addresses(const server::HttpOptions& options, uint16_t port,
+                           const std::string& root_path = "");
 
 // The answer of client/config: in which pieces the SDK sends a batch, and whether it compresses
 // them.

@@ -262,6 +262,14 @@ TEST(ServeOptions, ACheckTellsWhatWouldBeServedAndRefusesWhatWouldNot) {
               "alone, 0.0.0.0 for every network");
   }
   o.auth = "open";
+  o.http.address = "";
+  EXPECT_EQ(error_of([&] { check_service(o); }),
+            "cli: host is '', and so is unix_socket: give one of them to listen on");
+  o.http.unix_socket = (dir / "it.sock").string();
+  const std::string alone = "\naddress: unix:" + o.http.unix_socket + "\n";
+  EXPECT_NE(check_service(o).find(alone), std::string::npos) << "for whoever reaches it";
+  EXPECT_FALSE(std::filesystem::exists(o.http.unix_socket));
+  o.http.unix_socket = "";
   o.http.address = "0.0.0.0";
   const auto ends = [&](const std::string& end) {
     const std::string text = error_of([&] { check_service(o); });

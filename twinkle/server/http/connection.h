@@ -2,10 +2,11 @@
 // For http/ alone: it speaks Beast. On the service's thread.
 #pragma once
 #include <boost/asio/awaitable.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <boost/beast/core/basic_stream.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http/serializer.hpp>
 #include <chrono>
 #include <cstdint>
@@ -20,7 +21,8 @@
 
 namespace twinkle::server {
 
-using SocketStream = boost::beast::tcp_stream;
+// TCP, or a Unix socket.
+using SocketStream = boost::beast::basic_stream<boost::asio::generic::stream_protocol>;
 
 // How a response is written, as its request asks.
 struct Framing {

@@ -1,8 +1,10 @@
 #include "twinkle/server/http/head.h"
 
 #include <algorithm>
+#include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
+#include <cstring>
 #include <iterator>
 #include <string_view>
 
@@ -30,10 +32,19 @@ bool is_number(std::string_view text) {
 
 }  // namespace
 
-std::string peer_of(const asio::ip::tcp::socket& socket) {
+asio::ip::tcp::endpoint tcp_of(const asio::generic::stream_protocol::endpoint& endpoint) {
+  asio::ip::tcp::endpoint out;
+  out.resize(endpoint.size());
+  std::memcpy(out.data(), endpoint.data(), endpoint.size());
+  return out;
+}
+
+std::string peer_of(const asio::generic::stream_protocol::socket& socket) {
   error_code error;
   const auto remote = socket.remote_endpoint(error);
-  return error ? "" : remote.address().to_string();
+  if (error) return "";
+  if (remote.protocol().family() == AF_UNIX) return "unix";
+  return tcp_of(remote).address().to_string();
 }
 
 asio::awaitable<error_code> read_head(SocketStream& stream, beast::flat_buffer& buffer,

@@ -2,6 +2,7 @@
 // way. For server.cpp only: it speaks Beast.
 #pragma once
 #include <boost/asio/awaitable.hpp>
+#include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <string>
@@ -24,8 +25,12 @@ std::string ambiguity_of(const Parser& parser);
 // The buffer has the body behind this head: the connection can go on without reading more.
 bool has_whole_body(const Parser& parser, const boost::beast::flat_buffer& buffer);
 
-// The address of its other end; "" where that is gone.
-std::string peer_of(const boost::asio::ip::tcp::socket& socket);
+// The same address, which is one of TCP.
+boost::asio::ip::tcp::endpoint tcp_of(
+    const boost::asio::generic::stream_protocol::endpoint& endpoint);
+
+// The address of its other end, "unix" of a Unix socket; "" where that is gone.
+std::string peer_of(const boost::asio::generic::stream_protocol::socket& socket);
 
 Head head_of(const Parser& parser, const std::string& peer);
 

@@ -25,7 +25,7 @@ struct Head {
   std::string query;   // behind the '?', or empty
   std::map<std::string, std::string> headers;
   int64_t content_length = -1;  // bytes; -1: not told (a chunked body, or none)
-  std::string peer;             // its address
+  std::string peer;             // its address, or "unix"
   // Its connection is one of those that are kept for probes, beyond so many; 0: it is not.
   int64_t beyond = 0;
   // For a handler that answers later, before it returns: what it gives here is called on the

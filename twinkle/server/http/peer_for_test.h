@@ -1,7 +1,8 @@
-// A client for tests: one connection of loopback, text in and text out.
+// A client for tests: one connection of loopback or a Unix socket, text in and text out.
 #pragma once
 #include <arpa/inet.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <string>
@@ -18,9 +19,12 @@ class Peer {
     at.sin_family = AF_INET;
     at.sin_port = htons(port);
     at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    const timeval limit{.tv_sec = 60};
-    ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    connected_ = ::connect(socket_, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0;
+    connect(reinterpret_cast<const sockaddr*>(&at), sizeof at);
+  }
+  explicit Peer(const std::string& unix_socket) : socket_(::socket(AF_UNIX, SOCK_STREAM, 0)) {
+    sockaddr_un at{.sun_family = AF_UNIX};
+    unix_socket.copy(at.sun_path, sizeof at.sun_path - 1);
+    connect(reinterpret_cast<const sockaddr*>(&at), sizeof at);
   }
   ~Peer() { ::close(socket_); }
   Peer(const Peer&) = delete;
@@ -100,6 +104,12 @@ class Peer {
   }
 
  private:
+  void connect(const sockaddr* at, socklen_t size) {
+    const timeval limit{.tv_sec = 60};
+    ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    connected_ = ::connect(socket_, at, size) == 0;
+  }
+
   const int socket_;
   bool connected_ = false;
   std::string text_;

@@ -3,17 +3,20 @@
 #include <algorithm>
 #include <atomic>
 #include <boost/asio/awaitable.hpp>
+#include <boost/asio/basic_socket_acceptor.hpp>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/beast/http.hpp>
 #include <condition_variable>
+#include <list>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -21,6 +24,7 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/server/connections/socket.h"
+#include "twinkle/server/connections/unix_socket.h"
 #include "twinkle/server/http/answer.h"
 #include "twinkle/server/http/connection.h"
 #include "twinkle/server/http/head.h"
@@ -36,6 +40,8 @@ using asio::awaitable;
 using asio::use_awaitable;
 using asio::ip::tcp;
 using boost::system::error_code;
+using Protocol = asio::generic::stream_protocol;
+using Acceptor = asio::basic_socket_acceptor<Protocol>;
 
 namespace {
 
@@ -61,22 +67,11 @@ Response noted(Response response, const Head& head, Told& told) {
 
 class HttpServer::Impl {
  public:
-  explicit Impl(const HttpOptions& options) : options_(options), acceptor_(*context_) {
-    error_code error;
-    const auto address = asio::ip::make_address(options.address, error);
-    require(!error, Code::kInvalid, "server: host ", options.address,
-            " is no IP address; use 127.0.0.1 for this machine alone, 0.0.0.0 for every network");
-    const tcp::endpoint endpoint(address, options.port);
-    acceptor_.open(endpoint.protocol(), error);
-    if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
-    if (!error) acceptor_.bind(endpoint, error);
-    if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
-    require(!error, Code::kInvalid, "server: cannot listen on ", options.address, ":", options.port,
-            ": ", error.message(),
-            error == asio::error::address_in_use
-                ? "; end what listens there, or give another --port"
-                : "");
-    port_ = acceptor_.local_endpoint().port();
+  explicit Impl(const HttpOptions& options) : options_(options) {
+    require(!options.address.empty() || !options.unix_socket.empty(), Code::kInvalid,
+            "server: host is '', and so is unix_socket: give one of them to listen on");
+    if (!options.unix_socket.empty()) listen_on_unix_socket(options.unix_socket);
+    if (!options.address.empty()) listen_on_port(options);
     thread_ = std::thread([this] { context_->run(); });
   }
 
@@ -90,7 +85,8 @@ class HttpServer::Impl {
   void serve(Handler handler) {
     asio::post(*context_, [this, handler = std::move(handler)]() mutable {
       handler_ = std::move(handler);
-      asio::co_spawn(*context_, accept(), asio::detached);
+      for (Acceptor& acceptor : acceptors_)
+        asio::co_spawn(*context_, accept(acceptor), asio::detached);
     });
   }
 
@@ -109,7 +105,7 @@ class HttpServer::Impl {
     asio::post(*context_, [this] {
       draining_ = true;
       error_code ignored;
-      acceptor_.close(ignored);
+      for (Acceptor& acceptor : acceptors_) acceptor.close(ignored);
       shared_.room.cancel();
       for (const auto& [number, c] : open_)
         if (c->waits) c->stream.cancel();
@@ -122,6 +118,37 @@ class HttpServer::Impl {
   int64_t num_connections() const { return num_connections_; }
 
  private:
+  void listen_on_port(const HttpOptions& options) {
+    error_code error;
+    const auto address = asio::ip::make_address(options.address, error);
+    require(!error, Code::kInvalid, "server: host ", options.address,
+            " is no IP address; use 127.0.0.1 for this machine alone, 0.0.0.0 for every network");
+    const tcp::endpoint endpoint(address, options.port);
+    Acceptor& acceptor = acceptors_.emplace_back(*context_);
+    acceptor.open(endpoint.protocol(), error);
+    if (!error) acceptor.set_option(Acceptor::reuse_address(true), error);
+    if (!error) acceptor.bind(endpoint, error);
+    if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
+    require(!error, Code::kInvalid, "server: cannot listen on ", options.address, ":", options.port,
+            ": ", error.message(),
+            error == asio::error::address_in_use
+                ? "; end what listens there, or give another --port"
+                : "");
+    port_ = tcp_of(acceptor.local_endpoint()).port();
+  }
+
+  void listen_on_unix_socket(const std::string& path) {
+    error_code error;
+    Acceptor& acceptor = acceptors_.emplace_back(*context_);
+    acceptor.open(asio::local::stream_protocol(), error);
+    if (!error) {
+      unix_socket_.emplace(path, acceptor.native_handle());
+      acceptor.listen(asio::socket_base::max_listen_connections, error);
+    }
+    require(!error, Code::kInvalid, "server: cannot listen on unix_socket '", path,
+            "': ", error.message());
+  }
+
   // Of those that count, one more would be beyond the most.
   bool is_full() const { return shared_.places.num_that_count() >= most_others_; }
   // Waits for a place for one more, which another may have to give.
@@ -140,31 +167,31 @@ class HttpServer::Impl {
     if (c.let_go) c.let_go();
   }
 
-  awaitable<void> accept() {
+  awaitable<void> accept(Acceptor& acceptor) {
     for (error_code error; !draining_;) {
       try {
         if (error) {  // no file descriptors are left, for one, or no memory: others may close
           asio::steady_timer pause(*context_, std::chrono::milliseconds(20));
           co_await pause.async_wait(asio::redirect_error(use_awaitable, error));
         }
-        error = co_await accept_one();
+        error = co_await accept_one(acceptor);
       } catch (const std::bad_alloc&) {  // costs that connection alone
         error = make_error_code(boost::system::errc::not_enough_memory);
       }
     }
   }
 
-  awaitable<error_code> accept_one() {
+  awaitable<error_code> accept_one(Acceptor& acceptor) {
     error_code error;
-    tcp::socket socket =
-        co_await acceptor_.async_accept(asio::redirect_error(use_awaitable, error));
+    Protocol::socket socket(*context_);
+    co_await acceptor.async_accept(socket, asio::redirect_error(use_awaitable, error));
     if (!error && !draining_) co_await place();
     if (!error && !draining_) begin_connection(std::move(socket), is_full());
     co_return error;
   }
 
   // All of it or, where it throws, nothing.
-  void begin_connection(tcp::socket socket, bool is_for_probes) {
+  void begin_connection(Protocol::socket socket, bool is_for_probes) {
     const std::string peer = peer_of(socket);
     const int64_t number = shared_.places.add(peer, is_for_probes);
     ++num_connections_;
@@ -195,13 +222,13 @@ class HttpServer::Impl {
   awaitable<void> connection(std::shared_ptr<Connection> shared) {
     error_code error;
     Connection& c = *shared;
-    c.stream.socket().set_option(tcp::no_delay(true), error);
+    c.stream.socket().set_option(tcp::no_delay(true), error);  // a Unix socket has none
     try {
       while (!draining_ && !c.gives_way() && co_await serve(c)) {
       }
     } catch (const std::bad_alloc&) {  // costs this connection alone
     }
-    c.stream.socket().shutdown(tcp::socket::shutdown_send, error);
+    c.stream.socket().shutdown(asio::socket_base::shutdown_send, error);
   }
 
   // One request; false ends the connection.
@@ -342,7 +369,7 @@ class HttpServer::Impl {
 
   // One that is held, as a poll is, may have to give way; its client asks again after a pause.
   awaitable<Response> answered(Connection& c, Request request) {
-    tcp::socket& socket = c.stream.socket();
+    auto& socket = c.stream.socket();
     const auto when_gone = std::make_shared<std::function<void()>>();
     request.when_gone = [when_gone](std::function<void()> run) { *when_gone = std::move(run); };
     Answer<Response> answer(context_, refusal(500, kDropped));
@@ -357,7 +384,7 @@ class HttpServer::Impl {
         answer.set(std::move(with));
         (*when_gone)();
       };
-      socket.async_wait(tcp::socket::wait_read,
+      socket.async_wait(asio::socket_base::wait_read,
                         [end, handle = socket.native_handle()](const error_code& error) {
                           if (!error && is_gone(handle)) end({.status = kGone});
                         });
@@ -392,7 +419,7 @@ class HttpServer::Impl {
   awaitable<bool> refuse_unread(Connection& c, Response response) {
     error_code error;
     co_await c.write(std::move(response), {});
-    c.stream.socket().shutdown(tcp::socket::shutdown_send, error);
+    c.stream.socket().shutdown(asio::socket_base::shutdown_send, error);
     c.idles();
     std::vector<char> dropped(64 << 10);
     for (c.stream.expires_after(kLinger); !error && !c.gives_way();)
@@ -411,7 +438,8 @@ class HttpServer::Impl {
   const std::shared_ptr<asio::io_context> context_ = std::make_shared<asio::io_context>(1);
   const asio::executor_work_guard<asio::io_context::executor_type> stays_ =
       asio::make_work_guard(*context_);  // also while nothing is awaited
-  tcp::acceptor acceptor_;
+  std::list<Acceptor> acceptors_;
+  std::optional<UnixSocketFile> unix_socket_;
   Connection::Shared shared_{
       options_, context_,
       asio::steady_timer(*context_, asio::steady_timer::time_point::max())};  // context's thread

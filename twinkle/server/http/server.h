@@ -16,6 +16,7 @@ namespace twinkle::server {
 struct HttpOptions {
   std::string address = "127.0.0.1";
   uint16_t port = 0;
+  std::string unix_socket;
   int64_t max_header_bytes = 64 << 10;
   int64_t max_connections = 10000;
   int64_t max_sending_bytes = int64_t{1} << 30;
@@ -26,8 +27,11 @@ struct HttpOptions {
   static constexpr auto fields() {
     using O = HttpOptions;
     return std::tuple{
-        option("host", &O::address, any(), "IP address to listen on"),
+        option("host", &O::address, any(),
+               "IP address to listen on; '' is none, and unix_socket alone is served"),
         option("port", &O::port, between(0, 65535), "port to listen on; 0 is a free one"),
+        option("unix_socket", &O::unix_socket, any(),
+               "path of a Unix socket to serve, too, for processes of this user alone"),
         option("max_header_bytes", &O::max_header_bytes, between(1024, 1 << 20),
                "bytes of a request's head; a longer one is 431"),
         option("max_connections", &O::max_connections, between(1, 1e6),
@@ -55,8 +59,8 @@ constexpr int64_t connections_for_probes(int64_t max_connections) {
 
 class HttpServer : public Loop {
  public:
-  // Listens at once, and runs what is posted; Error kInvalid names the address and port that cannot
-  // be had.
+  // Listens at once, and runs what is posted; Error kInvalid names the address and port, or the
+  // Unix socket, that cannot be had.
   explicit HttpServer(const HttpOptions& options);
   HttpServer(const HttpOptions& options, Handler handler) : HttpServer(options) {
     serve(std::move(handler));
@@ -72,7 +76,7 @@ class HttpServer : public Loop {
   void after(std::chrono::milliseconds time, std::function<void()> run) override;
   std::chrono::milliseconds now() const override;
 
-  uint16_t port() const;
+  uint16_t port() const;            // 0: it has none
   int64_t num_connections() const;  // any thread
 
   // Takes no new connection and no new request; returns when those that have begun are answered,
