@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -109,10 +110,11 @@ def test_what_the_service_refuses_is_the_error_and_told_once(options, said, tmp_
 
 def test_a_service_without_a_url_is_ended(tiny_llama_dir, tmp_path):
     with tempfile.TemporaryDirectory() as folder:  # pytest's paths are too long
-        options = {"model": tiny_llama_dir, "host": "", "unix_socket": f"{folder}/s"}
+        place = Path(folder) / "s"
+        options = {"model": tiny_llama_dir, "host": "", "unix_socket": place}
         with pytest.raises(InvalidError, match="service: host is '', it must be an IP address"):
             twinkle.initialize(mode="http", state=tmp_path, **options)
-        assert not os.listdir(folder)
+        assert not place.exists()
 
 
 def test_a_state_with_keys_needs_one_before_it_is_served(
