@@ -111,8 +111,8 @@ def test_what_the_service_refuses_is_the_error_and_told_once(options, said, tmp_
 def test_a_service_without_a_url_is_ended(tiny_llama_dir, tmp_path):
     with tempfile.TemporaryDirectory() as folder:  # pytest's paths are too long
         place = Path(folder) / "s"
-        options = {"model": tiny_llama_dir, "host": "", "unix_socket": place}
-        with pytest.raises(InvalidError, match="service: host is '', it must be an IP address"):
+        options = {"model": tiny_llama_dir, "host": "none", "unix_socket": place}
+        with pytest.raises(InvalidError, match="service: host is 'none', it must be an IP address"):
             twinkle.initialize(mode="http", state=tmp_path, **options)
         assert not place.exists()
 

@@ -54,7 +54,7 @@ class Service:
                 status = process.wait()
                 self._log.join()
             if line:
-                checks.refuse("service: host", "", "an IP address: clients need a URL")
+                checks.refuse("service: host", "none", "an IP address: clients need a URL")
             told = "; ".join(line.strip().removeprefix("twinkle: ") for line in self._told)
             ended = f"twinkle serve ended with status {status}\n{''.join(self._last)}".strip()
             raise InvalidError("service: " + (_named(told) or ended))

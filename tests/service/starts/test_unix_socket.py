@@ -45,8 +45,8 @@ SESSION = {"tags": [], "sdk_version": "0.38.0", "type": "create_session"}
 def test_it_is_served_beside_the_port_and_replaced_after_a_kill(
     start, twinkle, tiny_llama_dir, place, tmp_path
 ):
-    with (tmp_path / "log").open("w") as log:
-        server = start(tiny_llama_dir, tmp_path / "state", "--unix-socket", place, log=log)
+    log = (tmp_path / "log").open("w")
+    server = start(tiny_llama_dir, tmp_path / "state", "--unix-socket", place, log=log)
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
     client = UnixConnection(place)
     for _ in range(2):  # one connection
@@ -66,13 +66,14 @@ def test_it_is_served_beside_the_port_and_replaced_after_a_kill(
     assert UnixConnection(place).ask("GET", "/readyz")[0] == 200
     assert server.stop() == 0
     assert not place.exists()
+    log.close()
     line = re.search(r"POST /api/v1/create_session 200 .*", (tmp_path / "log").read_text())[0]
     assert " peer=unix " in line
 
 
-def test_it_is_served_alone_where_the_host_is_empty(tiny_llama_dir, twinkle, place, tmp_path):
+def test_it_is_served_alone_where_the_host_is_none(tiny_llama_dir, twinkle, place, tmp_path):
     state = tmp_path / "state"
-    where = ["--model", tiny_llama_dir, "--state", state, "--host=", "--unix-socket", place]
+    where = ["--model", tiny_llama_dir, "--state", state, "--host=none", "--unix-socket", place]
     checked = twinkle("serve", *where, "--check")
     assert f"\naddress: unix:{place}\n" in checked.stdout, checked.stderr
     command = [*PROGRAM, "serve", *map(str, where)]
@@ -104,6 +105,6 @@ def test_a_path_that_cannot_be_is_refused_before_the_model_is_loaded(
             "serve", "--model", tiny_llama_dir, "--state", tmp_path / "s", "--unix-socket", path
         )
         assert done.returncode == 2 and said in done.stderr, done.stderr
-    done = twinkle("serve", "--model", tiny_llama_dir, "--state", tmp_path / "s", "--host=")
-    assert done.returncode == 2 and "host is '', and so is unix_socket" in done.stderr
+    done = twinkle("serve", "--model", tiny_llama_dir, "--state", tmp_path / "s", "--host=none")
+    assert done.returncode == 2 and "host is 'none', and unix_socket is ''" in done.stderr
     assert not (tmp_path / "s").exists()

@@ -80,9 +80,9 @@ void check_root_path(const std::string& path) {
 }
 
 void check_address(const ServeOptions& o) {
-  if (o.http.address.empty())
+  if (!o.http.has_port())
     require(!o.http.unix_socket.empty(), Code::kInvalid,
-            "cli: host is '', and so is unix_socket: give one of them to listen on");
+            "cli: host is 'none', and unix_socket is '': give one of them to listen on");
   else
     require(server::is_address(o.http.address), Code::kInvalid, "cli: host is '", o.http.address,
             "', it must be an IP address, as 127.0.0.1 for this machine alone, 0.0.0.0 for every "
@@ -145,7 +145,7 @@ void check_options(const ServeOptions& o) {
   check_root_path(o.root_path);
   check_pairs(o);
   check_address(o);
-  require(o.auth == "keys" || o.http.address.empty() || server::is_loopback(o.http.address),
+  require(o.auth == "keys" || !o.http.has_port() || server::is_loopback(o.http.address),
           Code::kInvalid, "cli: auth is open, which lets everybody in, and host '", o.http.address,
           "' is no loopback address; ",
           is_there(store::KeyFile(o.state).path())
@@ -163,7 +163,7 @@ std::string default_auth(const ServeOptions& o) {
 
 std::string check_service(const ServeOptions& o) {
   check_options(o);
-  if (!o.http.address.empty())  // on a free port: its own may be a running server's
+  if (o.http.has_port())  // on a free port: its own may be a running server's
     server::HttpServer({.address = o.http.address});
   engine::device_named(o.engine.model.device);
   const std::string path = model_path(o.engine.model.path, Download::kWithoutWeights);
@@ -187,7 +187,7 @@ std::string check_service(const ServeOptions& o) {
 std::string told_addresses(const server::HttpOptions& http, uint16_t port,
                            const std::string& root_path) {
   std::string out;
-  if (!http.address.empty()) out = server::url_of(http.address, port) + root_path;
+  if (http.has_port()) out = server::url_of(http.address, port) + root_path;
   if (http.unix_socket.empty()) return out;
   return out + (out.empty() ? "" : " and ") + "unix:" + fs::absolute(http.unix_socket).string();
 }

@@ -262,9 +262,9 @@ TEST(ServeOptions, ACheckTellsWhatWouldBeServedAndRefusesWhatWouldNot) {
               "alone, 0.0.0.0 for every network");
   }
   o.auth = "open";
-  o.http.address = "";
+  o.http.address = "none";
   EXPECT_EQ(error_of([&] { check_service(o); }),
-            "cli: host is '', and so is unix_socket: give one of them to listen on");
+            "cli: host is 'none', and unix_socket is '': give one of them to listen on");
   o.http.unix_socket = (dir / "it.sock").string();
   const std::string alone = "\naddress: unix:" + o.http.unix_socket + "\n";
   EXPECT_NE(check_service(o).find(alone), std::string::npos) << "for whoever reaches it";

@@ -27,7 +27,7 @@ class UnixSocketTest : public HttpServerTest {
   }
   ~UnixSocketTest() override { fs::remove_all(folder_); }
 
-  HttpOptions options(const std::string& address = "") const {
+  HttpOptions options(const std::string& address = "none") const {
     return {.address = address, .unix_socket = path_};
   }
   std::string refused() {
@@ -89,7 +89,8 @@ TEST_F(UnixSocketTest, PlacesThatCannotBeAreNamed) {
   EXPECT_EQ(refused(), "server: unix_socket '" + path_ + "' has " + std::to_string(path_.size()) +
                            " bytes, it may have 107; give a shorter path");
   path_ = "";
-  EXPECT_EQ(refused(), "server: host is '', and so is unix_socket: give one of them to listen on");
+  EXPECT_EQ(refused(),
+            "server: host is 'none', and unix_socket is '': give one of them to listen on");
 }
 
 }  // namespace

@@ -68,10 +68,10 @@ Response noted(Response response, const Head& head, Told& told) {
 class HttpServer::Impl {
  public:
   explicit Impl(const HttpOptions& options) : options_(options) {
-    require(!options.address.empty() || !options.unix_socket.empty(), Code::kInvalid,
-            "server: host is '', and so is unix_socket: give one of them to listen on");
+    require(options.has_port() || !options.unix_socket.empty(), Code::kInvalid,
+            "server: host is 'none', and unix_socket is '': give one of them to listen on");
     if (!options.unix_socket.empty()) listen_on_unix_socket(options.unix_socket);
-    if (!options.address.empty()) listen_on_port(options);
+    if (options.has_port()) listen_on_port(options);
     thread_ = std::thread([this] { context_->run(); });
   }
 

@@ -24,11 +24,13 @@ struct HttpOptions {
   std::chrono::milliseconds body_time{60000};
   std::chrono::milliseconds keep_alive{75000};
 
+  bool has_port() const { return address != "none"; }
+
   static constexpr auto fields() {
     using O = HttpOptions;
     return std::tuple{
         option("host", &O::address, any(),
-               "IP address to listen on; '' is none, and unix_socket alone is served"),
+               "IP address to listen on; none: unix_socket alone is served"),
         option("port", &O::port, between(0, 65535), "port to listen on; 0 is a free one"),
         option("unix_socket", &O::unix_socket, any(),
                "path of a Unix socket to serve, too, for processes of this user alone"),
