@@ -1,5 +1,8 @@
 #include "twinkle/cli/program.h"
 
+#include <poll.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <exception>
 
@@ -103,6 +106,17 @@ void parse(CLI::App& app, int argc, const char* const* argv) {
   }
 }
 
+// True if all output was taken. False: its reader, as `head`, has closed the pipe, and no error is
+// worth a line. Error kInvalid: another reason.
+bool flush_output() {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return true;
+  pollfd out{.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
+  const bool is_closed = ::poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0;
+  require(is_closed, Code::kInvalid,
+          "cli: standard output could not take all output; is its disk full?");
+  return false;
+}
+
 }  // namespace
 
 int run_program(int argc, const char* const* argv, const std::string& version) {
@@ -123,9 +137,7 @@ int run_program(int argc, const char* const* argv, const std::string& version) {
     if (app.got_subcommand("train"))
       end_on_interrupt("interrupted before the first step; nothing new is saved");
     if (action) action(argv[0]);
-    require(std::fflush(stdout) == 0 && std::ferror(stdout) == 0, Code::kInvalid,
-            "cli: standard output could not take all output; is its disk full?");
-    return kDone;
+    return flush_output() ? kDone : kFailed;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "twinkle: %s\n", engine::text_of(e));
     end_on_interrupt(kInterrupted);  // the error goes, and with it the words that it may be

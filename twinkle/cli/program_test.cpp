@@ -187,19 +187,35 @@ TEST(ProgramDeathTest, ASignalAfterItsLastWordsEndsItWith1) {
   EXPECT_EXIT(late(), testing::ExitedWithCode(1), "twinkle: .*\ntwinkle: interrupted\n$");
 }
 
-TEST(Program, OutputThatIsNotTakenIsAnError) {
+// With standard output there; its file is closed.
+std::pair<int, std::string> run_into(int file, const std::vector<const char*>& words) {
   std::fflush(stdout);
   const int kept = ::dup(STDOUT_FILENO);
-  const int full = ::open("/dev/full", O_WRONLY);
-  ASSERT_GE(full, 0);
-  ::dup2(full, STDOUT_FILENO);
-  const auto [status, text] = run_words({"--version"});
+  ::dup2(file, STDOUT_FILENO);
+  ::close(file);
+  auto out = run_words(words);
   ::dup2(kept, STDOUT_FILENO);
-  ::close(full);
   ::close(kept);
   std::clearerr(stdout);
-  EXPECT_EQ(status, 1);
-  EXPECT_EQ(text, "twinkle: cli: standard output could not take all output; is its disk full?\n");
+  return out;
+}
+
+TEST(Program, OutputThatIsNotTakenIsAnError) {
+  const int full = ::open("/dev/full", O_WRONLY);
+  ASSERT_GE(full, 0);
+  EXPECT_EQ(
+      run_into(full, {"--version"}),
+      std::pair(1, std::string("twinkle: cli: standard output could not take all output; is its "
+                               "disk full?\n")));
+}
+
+TEST(Program, APipeThatItsReaderHasClosedIsNoFullDisk) {
+  const auto before = std::signal(SIGPIPE, SIG_IGN);  // as from Python, which ignores it
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  ::close(ends[0]);
+  EXPECT_EQ(run_into(ends[1], {"serve", "--print-config"}), std::pair(1, std::string()));
+  std::signal(SIGPIPE, before);
 }
 
 }  // namespace

@@ -10,20 +10,25 @@ namespace {
 
 constexpr size_t kMaxPath = 300;
 
-// What clients and probes send all the time.
-bool is_routine(const std::string& path) {
+bool is_asked_all_the_time(const std::string& path) {
   constexpr std::array kEnds{
       "/retrieve_future", "/session_heartbeat", "/telemetry", "/healthz", "/readyz", "/metrics"};
   return std::ranges::any_of(kEnds, [&](const char* end) { return path.ends_with(end); });
 }
+
+// A proxy's root_path may stand before it.
+bool is_of_hub(const std::string& path) { return path.find("/hf/") != std::string::npos; }
 
 Level level_of(const Head& head, int status) {
   // Why a server is not ready is not said by the probes of those who wait for it.
   if (status == 503 && head.path.ends_with("/readyz")) return Level::kDebug;
   if (status == 429 || status == 503) return Level::kWarning;
   if (status >= 500) return Level::kError;
+  // Clients of a hub ask for files that a model need not have.
+  if (status == 404 && is_of_hub(head.path)) return Level::kDebug;
   const bool is_well = status < 400 || status == 408 || status == kGone;
-  return is_well && is_routine(head.path) ? Level::kDebug : Level::kInfo;
+  const bool is_routine = is_asked_all_the_time(head.path) || is_of_hub(head.path);
+  return is_well && is_routine ? Level::kDebug : Level::kInfo;
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 
 namespace twinkle::server {
 
-// 429, 503: kWarning; other 5xx: kError; polls, heartbeats, probes and the like that went well:
-// kDebug; else kInfo.
+// 429, 503: kWarning; other 5xx: kError; polls, heartbeats, probes and files of the hub that went
+// well, and such files that are not there: kDebug; else kInfo.
 void note_request(Log& log, const Head& head, const Told& told);
 
 }  // namespace twinkle::server

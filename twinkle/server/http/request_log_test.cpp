@@ -55,6 +55,11 @@ TEST(RequestLog, TheLevelIsThatOfTheStatusAndWhatComesAllTheTimeIsDebug) {
   EXPECT_TRUE(said("POST", "/api/v1/retrieve_future", {404}).starts_with("info "));
   EXPECT_TRUE(said("GET", "/metrics", {401}).starts_with("info "));
   EXPECT_TRUE(said("GET", "/readyz", {503}).starts_with("debug ")) << "it is asked all the time";
+  for (const char* path : {"/hf/a/b/resolve/main/tokenizer.json", "/root/hf/api/models/a"})
+    for (const int status : {200, 404})
+      EXPECT_TRUE(said("GET", path, {status}).starts_with("debug ")) << path << status;
+  EXPECT_TRUE(said("GET", "/hf/api/models/a", {401}).starts_with("info "));
+  EXPECT_TRUE(said("GET", "/hf", {404}).starts_with("info ")) << "no path of the hub";
   EXPECT_TRUE(said("POST", "/api/v1/asample", {429}).starts_with("warning "));
   EXPECT_TRUE(said("POST", "/api/v1/optim_step", {503}).starts_with("warning "));
   EXPECT_TRUE(said("GET", "/api/v1/healthz", {500}).starts_with("error "));
