@@ -71,13 +71,14 @@ def test_what_is_printed_is_the_whole_configuration_and_reads_back(tmp_path):
     assert serve("--config", file, "--print-config").stdout == first.stdout
     options = {
         re.split("[ ,]", line.strip())[0]
-        for line in serve("--help").stdout.splitlines()
+        for line in serve("--help-all").stdout.splitlines()
         if "--" in line[:4]
     }
     keys = {"--" + key.replace("_", "-") for key in told}
     assert options == keys | {
         "--auth", "--device",  # nobody said what they are: each start finds it
         "--config", "--check", "--print-config", "--print-reference", "--until-stdin-ends",
+        "--help-all",
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/fields/options.h"
 #include "twinkle/cli/command.h"
+#include "twinkle/cli/options/flags.h"
 #include "twinkle/cli/train/interrupts.h"
 #include "twinkle/engine/memory/text_of_error.h"
 
@@ -30,16 +31,45 @@ constexpr const char* kStatuses =
     "Exit status: 0 done, 1 an error of the input or the run, or interrupted, 2 wrong arguments, "
     "or what a configuration file has in their place.";
 
-// CLI11 has "--no-x{false}" of a flag that is on.
+// The texts of --help and --help-all. A command that has both (shorten_help) tells the options of
+// its first group by --help, each in a line. CLI11 has "--no-x{false}" of a flag that is on.
 class Help : public CLI::Formatter {
  public:
+  std::string make_help(const CLI::App* app, std::string name,
+                        CLI::AppFormatMode mode) const override;
   std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
     constexpr std::string_view kOff = "{false}";
     std::string out = CLI::Formatter::make_option_name(option, is_positional);
     if (const size_t at = out.find(kOff); at != out.npos) out.erase(at, kOff.size());
     return out;
   }
+
+ private:
+  class Brief;
 };
+
+class Help::Brief : public Help {
+ public:
+  std::string make_option_desc(const CLI::Option* option) const override {
+    constexpr size_t kLine = 120;
+    std::string text = option->get_description();
+    bool is_whole = true;
+    for (size_t end; text.size() > kLine && (end = text.rfind("; ")) != text.npos; is_whole = false)
+      text.resize(end);
+    return is_whole ? text : text + "; ...";
+  }
+};
+
+std::string Help::make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const {
+  if (mode != CLI::AppFormatMode::Normal || app->get_help_all_ptr() == nullptr)
+    return CLI::Formatter::make_help(app, name, mode);
+  const auto is_first = [](const CLI::Option* option) {
+    return option->nonpositional() && option->get_group() == kFirstGroup;
+  };
+  return make_description(app) + make_usage(app, name) + make_positionals(app) +
+         Brief().make_group(kFirstGroup, false, app->get_options(is_first)) + "\n" +
+         make_footer(app);
+}
 
 // The end of the help of the program and of each command, behind its own: what a MODEL is, where
 // one is taken.
@@ -98,7 +128,8 @@ void parse(CLI::App& app, int argc, const char* const* argv) {
       const std::string more = untaken(*command);
       const std::string wrong = is_more && !more.empty() ? "" : e.what();
       fail(Code::kInvalid, "cli: ", wrong, wrong.empty() || more.empty() ? "" : "; ", more,
-           "; 'twinkle ", called, " --help' lists the arguments");
+           "; 'twinkle ", called, command->get_help_all_ptr() ? " --help-all" : " --help",
+           "' lists the arguments");
     }
     const auto words = app.remaining();  // CLI11 does not name it
     fail(Code::kInvalid, "cli: ", words.empty() ? "" : "'" + words[0] + "' is not a subcommand. ",

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -114,19 +115,20 @@ TEST(Program, TheStateOfAServerThatRunsIsNoBackup) {
 }
 
 TEST(Program, AMisspeltOptionIsAnsweredWithTheOneThatWasProbablyMeant) {
-  const std::string help = " --help' lists the arguments\n";
+  const std::string help = " --help' lists the arguments\n",
+                    help_all = " --help-all' lists the arguments\n";
   EXPECT_EQ(run_words({"serve", "--prot", "80"}),
             std::pair(2,
                       "twinkle: cli: there is no option '--prot'; did you mean '--port'?; not "
                       "expected: --prot 80; 'twinkle serve" +
-                          help));
+                          help_all));
   EXPECT_EQ(run_words({"serve", "--modle", "x", "--nmae=y", "z"}),
             std::pair(2,
                       "twinkle: cli: there is no option '--modle'; did you mean '--model'?; not "
                       "expected: --modle x --nmae=y z; 'twinkle serve" +
-                          help));
+                          help_all));
   EXPECT_EQ(run_words({"serve", "x"}),
-            std::pair(2, "twinkle: cli: not expected: x; 'twinkle serve" + help));
+            std::pair(2, "twinkle: cli: not expected: x; 'twinkle serve" + help_all));
   for (const std::vector<const char*>& wrong : {std::vector{"train", "model", "rows", "--epoch=1"},
                                                 {"keys", "create", "--tennant", "a"},
                                                 {"info", "model", "--helpp"}}) {
@@ -148,13 +150,42 @@ TEST(Program, AWrongValueIsToldWithTheHelpOfTheInnermostCommand) {
                                      "arguments\n")));
 }
 
+// Standard output of arguments that ask for help.
+std::string help(const std::vector<const char*>& command, const char* flag = "--help") {
+  std::vector<const char*> arguments = command;
+  arguments.push_back(flag);
+  testing::internal::CaptureStdout();
+  EXPECT_EQ(run_words(arguments), std::pair(0, std::string()));
+  return testing::internal::GetCapturedStdout();
+}
+
+// Lines that begin with an option.
+int64_t num_options(const std::string& text) {
+  int64_t out = 0;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);)
+    out += line.starts_with("  --") || line.starts_with("  -h,");
+  return out;
+}
+
+TEST(Program, HelpOfACommandOfManyOptionsTellsADozenInALineEachAndHelpAllTellsAll) {
+  for (const char* command : {"serve", "train"}) {
+    const std::string text = help({command}), all = help({command}, "--help-all");
+    EXPECT_LE(num_options(text), 16) << text;
+    EXPECT_GE(num_options(text), 12) << text;
+    EXPECT_GT(num_options(all), 30) << all;
+    EXPECT_NE(text.find("--help-all "), text.npos) << "--help tells where the others are";
+    EXPECT_NE(text.find("--config "), text.npos) << text;
+    EXPECT_EQ(text.find("More options"), text.npos);
+  }
+  const std::string text = help({"serve"});
+  EXPECT_NE(text.find("bytes of memory for the state of all adapters; ...\n"), text.npos) << text;
+  EXPECT_EQ(text.find("--give-again-seconds"), text.npos);
+  for (const char* command : {"backup", "chat", "eval", "export", "info", "merge", "sample"})
+    EXPECT_LE(num_options(help({command})), 21) << command << ": shorten_help()";
+}
+
 TEST(Program, HelpExplainsMODELWhereOneIsTakenAlone) {
-  const auto help = [](std::vector<const char*> arguments) {
-    arguments.push_back("--help");
-    testing::internal::CaptureStdout();
-    EXPECT_EQ(run_words(arguments), std::pair(0, std::string()));
-    return testing::internal::GetCapturedStdout();
-  };
   for (const std::vector<const char*>& takes : {std::vector<const char*>{},
                                                 {"chat"},
                                                 {"eval"},
@@ -171,8 +202,9 @@ TEST(Program, HelpExplainsMODELWhereOneIsTakenAlone) {
   for (const std::vector<const char*>& any :
        {std::vector<const char*>{}, {"info"}, {"keys", "list"}})
     EXPECT_NE(help(any).find("Exit status: 0 done"), std::string::npos) << help(any);
-  EXPECT_NE(help({"serve"}).find("  --deterministic,--no-deterministic [on]\n"), std::string::npos);
-  EXPECT_EQ(help({"serve"}).find("{false}"), std::string::npos);
+  const std::string all = help({"serve"}, "--help-all");
+  EXPECT_NE(all.find("  --deterministic,--no-deterministic [on]\n"), std::string::npos);
+  EXPECT_EQ(all.find("{false}"), std::string::npos);
   EXPECT_NE(help({"serve"}).find("  --auth keys|open "), std::string::npos)
       << "each start finds it";
 }

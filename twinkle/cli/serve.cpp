@@ -383,6 +383,9 @@ void serve(CLI::App& app, Action& action) {
                  "end when standard input does, as for SIGTERM: with the process that holds it")
       ->configurable(false)
       ->group(kGroup);
+  shorten_help(*command, {"--model", "--name", "--state", "--config", "--host", "--port", "--auth",
+                          "--device", "--resident-bytes", "--durability", "--log-level", "--check",
+                          "--print-config"});
   command->callback([=, &action] {
     complete(*o, *command, *how);
     action = [=](const std::string&) { start(*o, *command, *how); };

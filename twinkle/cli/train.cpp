@@ -187,6 +187,9 @@ void train(CLI::App& app, Action& action) {
   command->get_option("--preprocessor")
       ->description("makes messages of rows that have none: " + preprocessors_for_tuning());
   add_device(*command, o->device);
+  shorten_help(*command, {"--config", "--output", "--resume", "--validation", "--preprocessor",
+                          "--loss", "--reward", "--full", "--rank", "--lr", "--batch-size",
+                          "--epochs", "--max-length", "--device"});
   command->callback([o, config, command, &action] {
     complete(*command, *o, *config);
     action = [o](const std::string& program) {

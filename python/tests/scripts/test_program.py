@@ -89,7 +89,7 @@ def test_help_names_every_command_and_each_command_its_options(call):
                          "--resume", "smollm2", ".gguf", "Exit status: 0 done", '"messages"',
                          '"completion"', "AlpacaProcessor"]}  # fmt: skip
     for command in commands:
-        status, text, _ = call(command, "--help")
+        status, text, _ = call(command, "--help-all" if command == "train" else "--help")
         assert status == 0 and f"Usage: twinkle {command}" in text
         for option in options[command]:
             assert option in text, (command, option)

@@ -65,4 +65,13 @@ CLI::Option* add_option(CLI::App& command, const AnyOption& option) {
   return added;
 }
 
+void shorten_help(CLI::App& command, const std::vector<std::string>& names) {
+  for (CLI::Option* option : command.get_options())
+    if (option->nonpositional() && option->get_group() == kFirstGroup &&
+        option != command.get_help_ptr())
+      option->group("More options");
+  for (const std::string& name : names) command.get_option(name)->group(kFirstGroup);
+  command.set_help_all_flag("--help-all", "print all options and exit");
+}
+
 }  // namespace twinkle::cli

@@ -21,4 +21,11 @@ void add_options(CLI::App& command, T& options, const std::vector<std::string>& 
     if (names.empty() || std::ranges::count(names, one.name) > 0) add_option(command, one);
 }
 
+// The group of options that have no other, which CLI11 calls so.
+inline constexpr const char* kFirstGroup = "Options";
+
+// For a command of many options: --help tells these, and --help-all all, each in its group. The
+// options are there.
+void shorten_help(CLI::App& command, const std::vector<std::string>& names);
+
 }  // namespace twinkle::cli
