@@ -269,7 +269,7 @@ TEST_F(OwnersTest, AKeyDoesWhatItsScopesSay) {
   for (const Route& r : routes()) {
     const std::string name(r.path.substr(r.path.rfind('/') + 1));
     const Request& request = all.at(name_of(r)).request;
-    const bool measures = name == "metrics" || name == "usage";
+    const bool measures = name == "metrics";
     EXPECT_EQ(status(request, samples),
               measures || of_train.contains(name) ? 403 : all.at(name_of(r)).status)
         << name;

@@ -470,7 +470,8 @@ void route(Request request, Services& services, Reply answer) {
     if (!a->request.refused) read_or_refuse(*a, services);
     if (a->request.refused) return refuse(a, caller, services, reply);
     if (a->route->kind == Kind::kAnswered) {
-      if (auto response = run(*a, caller, {}, 0, services, reply)) reply(std::move(*response));
+      const Command of{.key_id = caller.key_id};
+      if (auto response = run(*a, caller, of, 0, services, reply)) reply(std::move(*response));
       return;
     }
     if (!(a->route->touches & kAudited)) return prepare(a, caller, services, reply);

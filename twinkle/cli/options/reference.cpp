@@ -64,7 +64,8 @@ std::string options_reference() {
   add_table(options_of(engine), {}, out);
   out +=
       "\n## Training on the command line\n\nOf `twinkle train`, and of the YAML file that its "
-      "`--config` takes. It takes some of the engine's, too; `twinkle train --help-all` lists all.\n";
+      "`--config` takes. It takes some of the engine's, too; `twinkle train --help-all` lists "
+      "all.\n";
   std::vector<AnyOption> of_train = options_of(training.files);
   for (const auto& more : {options_of(training.goal), loss_options(training.loss_options),
                            options_of(training.recipe)})

@@ -101,6 +101,13 @@ std::variant<Caller, Response> Access::enter(const std::string& key, Scope scope
   return caller;
 }
 
+bool Access::has_scope(const std::string& key_id, Scope scope) const {
+  return !file_ || std::ranges::any_of(known_, [&](const auto& one) {
+    const store::Key& key = one.second.key;
+    return key.id == key_id && !lacks(key, scope);
+  });
+}
+
 Caller Access::whose(const std::string& key) const {
   // Not the text itself: it may be another server's key, and owners are written down.
   if (!file_) return {.owner = "open:" + store::sha256(key).substr(0, 32)};

@@ -52,6 +52,9 @@ class Access {
   // and until it can nobody comes in.
   std::variant<Caller, Response> enter(const std::string& key, Scope scope) const;
 
+  // True if the key of this id has the scope, or nobody is asked for a key.
+  bool has_scope(const std::string& key_id, Scope scope) const;
+
   // Whose key it is, let in or not, for logs; of an unknown one nobody's.
   Caller whose(const std::string& key) const;
 

@@ -37,11 +37,9 @@ std::optional<Response> readyz(Call& call) {
 
 namespace {
 
-// Of tenants with limits of amounts: what they have, next to those. Bytes are known of who is
-// limited in them, as measured before the last save or run.
-JsonArray amounts(const Services& s) {
-  std::set<std::string> owners;
-  for (const auto& [id, run] : s.runs.all()) owners.insert(run.owner);
+// Amounts that these tenants have, next to their limits of those. Bytes are known of who is limited
+// in them, as measured before the last save or run.
+JsonArray amounts(const Services& s, const std::set<std::string>& owners) {
   JsonArray out;
   for (const std::string& owner : owners) {
     const store::Quota quota = s.quota_of(owner);
@@ -62,8 +60,15 @@ JsonArray amounts(const Services& s) {
 }  // namespace
 
 std::optional<Response> usage(Call& call) {
+  const Services& s = call.services;
+  const bool is_of_all = s.access.has_scope(call.key_id, Scope::kMetrics);
+  std::set<std::string> owners;
+  if (!is_of_all) owners.insert(call.owner);
+  for (const auto& [id, run] : s.runs.all())
+    if (is_of_all) owners.insert(run.owner);
   std::string out = R"({"usage":[)";
-  for (const UsageLine& line : call.services.usage.lines()) {
+  for (const UsageLine& line : s.usage.lines()) {
+    if (!is_of_all && line.tenant != call.owner) continue;
     std::string text =
         boost::json::serialize(JsonObject{{"tenant", line.tenant},
                                           {"key", line.key},
@@ -76,7 +81,7 @@ std::optional<Response> usage(Call& call) {
     text.append(R"("compute_seconds":)").append(plain(line.used.seconds));
     out.append(out.back() == '}' ? "," : "").append(text).append("}");
   }
-  out.append("],\"tenants\":").append(boost::json::serialize(amounts(call.services)));
+  out.append("],\"tenants\":").append(boost::json::serialize(amounts(s, owners)));
   return Response{.body = out.append("}")};
 }
 

@@ -89,17 +89,13 @@ class TenantsTest : public ServiceTest {
   bool has_ended(const std::shared_ptr<std::optional<Response>>& poll) {
     return loop_->run_until([&] { return poll->has_value(); }) && (*poll)->status == 200;
   }
-  JsonArray usage() {
-    Request r = request("/api/v1/usage", "", reader_);
+  JsonObject asked_by(const std::string& key) {
+    Request r = request("/api/v1/usage", "", key);
     r.method = "GET";
-    return parse(answer(r)).at("usage").as_array();
+    return parse(answer(r));
   }
-
-  std::string amounts() {
-    Request r = request("/api/v1/usage", "", reader_);
-    r.method = "GET";
-    return boost::json::serialize(parse(answer(r)).at("tenants"));
-  }
+  JsonArray usage() { return asked_by(reader_).at("usage").as_array(); }
+  std::string amounts() { return boost::json::serialize(asked_by(reader_).at("tenants")); }
 
   std::atomic<double> seconds_ = 0;
   const store::KeyFile keys_{dir_.path()};
@@ -337,6 +333,29 @@ TEST_F(TenantsTest, UsageIsToldByKeyAndRunAndOutlivesTheServer) {
         "twinkle_tenant_tokens_total{tenant=\"alice\",kind=\"trained\"} 3\n",
         "twinkle_tenant_compute_seconds_total{tenant=\"alice\"} ", "twinkle_requests_held 0\n"})
     EXPECT_NE(told.find(part), std::string::npos) << part << told;
+}
+
+TEST_F(TenantsTest, AKeyWithoutTheScopeMetricsIsToldItsOwnTenantsUseAlone) {
+  const std::string bobs = keys_.create({.tenant = "bob", .scopes = {"train"}}).text;
+  const std::string new_ones = keys_.create({.tenant = "carol", .scopes = {"sample"}}).text;
+  limit([](store::Quota& q) { q.max_runs = 3; });
+  keys_.limit("bob", [](store::Quota& q) { q.max_runs = 4; });
+  see_keys();
+  const std::string alices_run = run(alice_.text), bobs_run = run(bobs);
+  ASSERT_EQ(usage().size(), 2u) << "the operator sees both";
+  for (const auto& [key, tenant, run] :
+       {std::tuple(alice_.text, "alice", alices_run), std::tuple(bobs, "bob", bobs_run)}) {
+    const JsonObject told = asked_by(key);
+    ASSERT_EQ(told.at("usage").as_array().size(), 1u) << tenant;
+    EXPECT_EQ(told.at("usage").as_array()[0].at("tenant"), Json(tenant));
+    EXPECT_EQ(told.at("usage").as_array()[0].at("run"), Json(run));
+    ASSERT_EQ(told.at("tenants").as_array().size(), 1u) << tenant;
+    EXPECT_EQ(told.at("tenants").as_array()[0].at("tenant"), Json(tenant));
+  }
+  EXPECT_EQ(asked_by(new_ones), (JsonObject{{"usage", JsonArray{}}, {"tenants", JsonArray{}}}));
+  Request unknown = request("/api/v1/usage", "", "tml-nobody");
+  unknown.method = "GET";
+  EXPECT_EQ(answer(unknown).status, 401);
 }
 
 // A count goes through all runs: for as many tenants that takes the square of their number.
