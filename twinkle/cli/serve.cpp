@@ -25,6 +25,7 @@
 #include "twinkle/cli/options/flags.h"
 #include "twinkle/cli/options/reference.h"
 #include "twinkle/cli/options/yaml.h"
+#include "twinkle/cli/serve/build_id.h"
 #include "twinkle/cli/serve/open_files.h"
 #include "twinkle/cli/serve/options.h"
 #include "twinkle/cli/serve/state.h"
@@ -67,13 +68,17 @@ class EngineBackend : public server::Backend {
     return engine_.check(std::move(operation), {}, beyond);
   }
   int64_t submit(engine::Accepted accepted, engine::OnDone on_done) override {
+    if (times_) on_done = times_->watch(accepted.operation(), std::move(on_done));
     return engine_.submit(std::move(accepted), std::move(on_done));
   }
   bool cancel(int64_t id) override { return engine_.cancel(id); }
+  // Counts what is submitted from here on.
+  void count(server::OperationTimes& times) { times_ = &times; }
 
  private:
   engine::Engine& engine_;
   server::ModelFacts model_;
+  server::OperationTimes* times_ = nullptr;
 };
 
 // With no more connections than the system has files for.
@@ -250,6 +255,11 @@ void run_service(const ServeOptions& o, const std::string& version, bool until_s
   engine::Engine engine(with, text::decoder_of);
   EngineBackend backend(engine, o.names);
   server::Services services(backend, *http, state, o.service);
+  backend.count(services.metrics.operations);
+  services.metrics.build = {
+      .version = version,
+      .id = build_id(),
+      .torch = get<std::string>(parse_json(engine.model_info().arithmetic, "arithmetic"), "torch")};
   services.client_flags = client_flags(o);
   services.access = std::move(access);
   services.operations.on_trouble(

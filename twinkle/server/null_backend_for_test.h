@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "twinkle/engine/schedule/dispatcher.h"
+#include "twinkle/server/metrics/operation_times.h"
 #include "twinkle/server/service/backend.h"
 
 namespace twinkle::server {
@@ -14,6 +15,7 @@ class NullBackend : public Backend {
  public:
   ModelFacts facts;             // what it tells, ...
   engine::ParkingStats parked;  // ... and of this
+  OperationTimes* times = nullptr;
   // Called by each of these, on its thread; of validate() and submit() at their end.
   std::function<void(const engine::Operation&)> on_check;
   std::function<void()> on_validate = [] {}, on_submit = [] {};
@@ -37,6 +39,7 @@ class NullBackend : public Backend {
     return std::move(dispatcher_.accept({&operation, 1}, {}, beyond)[0]);
   }
   int64_t submit(engine::Accepted accepted, engine::OnDone on_done) override {
+    if (times) on_done = times->watch(accepted.operation(), std::move(on_done));
     std::vector<engine::Accepted> one;
     one.push_back(std::move(accepted));
     const int64_t id = dispatcher_.submit(std::move(one), {std::move(on_done)})[0];

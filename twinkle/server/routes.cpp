@@ -414,7 +414,7 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
   std::string_view pattern = "none";
   const auto refuse = [&](Response response) {
     pause_polls(pattern, response);
-    services.metrics.count(std::string(pattern), response.status);
+    services.metrics.count(std::string(pattern), response.status, head.came);
     const Caller who = services.access.whose(key_in(head));
     admit({.max_body_bytes = -1,
            .refused = std::move(response),
@@ -451,9 +451,10 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
 
 void route(Request request, Services& services, Reply answer) {
   const auto pattern = std::make_shared<std::string>("none");
-  Reply reply = [&services, pattern, answer = std::move(answer)](Response response) {
+  Reply reply = [&services, pattern, came = request.came,
+                 answer = std::move(answer)](Response response) {
     pause_polls(*pattern, response);
-    services.metrics.count(*pattern, response.status);
+    services.metrics.count(*pattern, response.status, came);
     answer(std::move(response));
   };
   try {

@@ -33,6 +33,7 @@ class ServiceTest : public testing::Test {
     dispatcher_ = std::make_unique<engine::Dispatcher>(options, *executor_);
     backend_ = std::make_unique<NullBackend>(*dispatcher_, names_);
     services_ = std::make_unique<Services>(*backend_, *loop_, dir_.path(), options_);
+    backend_->times = &services_->metrics.operations;
   }
   ~ServiceTest() override { close(); }
   // As a kill would end it: what has not ended is not told.

@@ -26,6 +26,8 @@ struct Head {
   std::map<std::string, std::string> headers;
   int64_t content_length = -1;  // bytes; -1: not told (a chunked body, or none)
   std::string peer;             // its address, or "unix"
+  // When it was read.
+  std::chrono::steady_clock::time_point came = std::chrono::steady_clock::now();
   // Its connection is one of those that are kept for probes, beyond so many; 0: it is not.
   int64_t beyond = 0;
   // For a handler that answers later, before it returns: what it gives here is called on the

@@ -250,7 +250,6 @@ class HttpServer::Impl {
     if (const std::string why = ambiguity_of(parser); !why.empty())
       co_return co_await c.write(refusal(422, "not HTTP as it should be: " + why), {});
 
-    const auto begin = std::chrono::steady_clock::now();
     Head head = head_of(parser, c.peer);
     head.id = ids_ + std::to_string(next_id_++);
     // A request that came as its place was given away is answered as one that gets none.
@@ -261,7 +260,7 @@ class HttpServer::Impl {
     if (handler_.answered) {
       told.bytes = c.num_sent - num_sent;
       if (!c.cut.empty()) told.reason = c.cut;
-      const auto time = std::chrono::steady_clock::now() - begin;
+      const auto time = std::chrono::steady_clock::now() - head.came;
       told.time = std::chrono::duration_cast<std::chrono::microseconds>(time);
       handler_.answered(head, told);
     }
