@@ -389,6 +389,56 @@ def test_polls_that_are_held_at_sigterm_are_answered_and_the_status_is_0(tiny_ll
     server.process.stdout.close()
 
 
+class Configured(Server):
+    """One whose options are in a file, but for its model, state and port."""
+
+    def __init__(self, model, state, file, log):
+        self.command = [*PROGRAM, "serve", "--model", model, "--state", state, "--config", file]
+        self.state, self.log, self.url = state, log, None
+        self.start_again()
+
+
+def test_a_hangup_has_it_read_its_file_again(tiny_llama_dir, tmp_path):
+    file, log = tmp_path / "serve.yaml", tmp_path / "log"
+
+    def hang_up(text, *lines):
+        """The log since then, when it has all of these."""
+        file.write_text(text)
+        before = len(log.read_text())
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: all(line in log.read_text()[before:] for line in lines))
+        return log.read_text()[before:]
+
+    def names():
+        told = wire.send("GET", "/api/v1/get_server_capabilities").json()
+        return [model["model_name"] for model in told["supported_models"]]
+
+    file.write_text("name: [one]\nlog_level: warning\nmax_sessions: 1\n")
+    with log.open("w") as written:
+        server = Configured(tiny_llama_dir, tmp_path / "state", file, written)
+    wire = Wire(server.url)
+    assert names() == ["one"]
+    wire.ok("create_session", {})
+    assert wire.post("create_session", {}).status == 422
+    more = "name: [one, two]\nlog_level: info\nmax_sessions: 2\ntoken_budget: 100\n"
+    told = hang_up(more, "options changed: 3")
+    assert "SIGHUP: name was '[one]' and is '[one, two]'" in told
+    assert "SIGHUP: token_budget stays '4096', and is '100' from the next start on" in told
+    assert names() == ["one", "two"]
+    wire.ok("create_session", {})
+    assert wire.post("create_session", {}).status == 422
+    for wrong, line in [
+        ("max_sessions: 5\nname: [\n", f"{file}:3: this is no YAML"),
+        ("max_sessions: 5\nmax_samplers: -1\n", f"{file}:2: "),
+        ("max_sesions: 5\n", "did you mean 'max_sessions'?"),
+        ("max_sessions: 5\nroot_path: x\n", "root_path is 'x'"),
+    ]:
+        hang_up(wrong, "error SIGHUP: all options stay as they are: ", line)
+    assert names() == ["one", "two"] and wire.post("create_session", {}).status == 422
+    file.unlink()
+    assert server.stop() == 0
+
+
 def test_it_goes_on_after_a_hangup_and_ends_though_nobody_reads_its_log(
     start, tiny_llama_dir, tmp_path
 ):

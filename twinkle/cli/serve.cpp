@@ -1,7 +1,4 @@
 // twinkle serve: the training service over HTTP, for the `tinker` SDK.
-#include <poll.h>
-#include <sys/eventfd.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,17 +7,15 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
 #include <set>
-#include <thread>
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
-#include "twinkle/base/log/write.h"
 #include "twinkle/cli/command.h"
-#include "twinkle/cli/device.h"
 #include "twinkle/cli/model_path.h"
 #include "twinkle/cli/options/flags.h"
 #include "twinkle/cli/options/reference.h"
@@ -28,6 +23,8 @@
 #include "twinkle/cli/serve/build_id.h"
 #include "twinkle/cli/serve/open_files.h"
 #include "twinkle/cli/serve/options.h"
+#include "twinkle/cli/serve/reload.h"
+#include "twinkle/cli/serve/signals.h"
 #include "twinkle/cli/serve/state.h"
 #include "twinkle/server/history/backup.h"
 #include "twinkle/server/http/request_log.h"
@@ -43,6 +40,8 @@ constexpr std::chrono::seconds kAnswered{5};
 // Then runs are saved, for no longer than this: behind much work an engine needs more, and the next
 // start does what is not saved again.
 constexpr std::chrono::seconds kSaved{15};
+
+enum class Task { kServe, kCheck, kPrintConfig, kPrintReference };
 
 class EngineBackend : public server::Backend {
  public:
@@ -72,6 +71,8 @@ class EngineBackend : public server::Backend {
     return engine_.submit(std::move(accepted), std::move(on_done));
   }
   bool cancel(int64_t id) override { return engine_.cancel(id); }
+  // On the service's thread.
+  void rename(std::vector<std::string> names) { model_.names = std::move(names); }
   // Counts what is submitted from here on.
   void count(server::OperationTimes& times) { times_ = &times; }
 
@@ -94,69 +95,6 @@ server::HttpOptions http_of(const ServeOptions& o, Log& log) {
                   " connections are taken; raise that limit (ulimit -n, LimitNOFILE)");
   return out;
 }
-
-// Ctrl-C, SIGTERM and SIGHUP, which no other thread takes from here on. A limit on the size of
-// files refuses a write, as a full disk does, and so does who has stopped to read the log.
-sigset_t hold_signals() {
-  for (const int ignored : {SIGXFSZ, SIGPIPE, SIGUSR1, SIGUSR2}) std::signal(ignored, SIG_IGN);
-  sigset_t signals;
-  sigemptyset(&signals);
-  for (const int held : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, held);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  return signals;
-}
-
-// True if the signal that has come ends the server. SIGHUP, which a terminal that is closed sends,
-// does not.
-bool ends_by(int signalled, Log& log) {
-  signalfd_siginfo which{};
-  if (::read(signalled, &which, sizeof which) != sizeof which) return false;
-  if (which.ssi_signo != SIGHUP) return true;
-  log.write(Level::kInfo, "SIGHUP: the server goes on, and reads no option again");
-  return false;
-}
-
-// Returns true on a signal that ends the server, or when standard input ends, if that counts: a
-// parent that is gone has closed its end of it. False: `other`, if there is one, can be read.
-bool wait_for_end(const sigset_t& signals, bool until_stdin_ends, Log& log, int other = -1) {
-  const FileHandle signalled(::signalfd(-1, &signals, SFD_CLOEXEC));
-  std::array<pollfd, 3> ends{{{.fd = signalled.get(), .events = POLLIN},
-                              {.fd = until_stdin_ends ? STDIN_FILENO : -1, .events = POLLIN},
-                              {.fd = other, .events = POLLIN}}};
-  std::array<char, 256> ignored{};
-  for (;;) {
-    if (::poll(ends.data(), ends.size(), -1) < 0) continue;
-    if (ends[0].revents != 0 && ends_by(signalled.get(), log)) return true;
-    if (ends[1].revents != 0 && ::read(STDIN_FILENO, ignored.data(), ignored.size()) <= 0)
-      return true;
-    if (ends[2].revents != 0) return false;
-  }
-}
-
-// Who reads standard output no more does not hold the end up.
-void say_end() { write_within(STDOUT_FILENO, "twinkle ends\n", std::chrono::seconds(1)); }
-
-// While it lives, the end comes at once: a start, which may take minutes, has told nobody anything,
-// and the next one finds what it leaves as after a kill.
-class EndsAtOnce {
- public:
-  EndsAtOnce(const sigset_t& signals, bool until_stdin_ends, Log& log)
-      : thread_([this, signals, until_stdin_ends, &log] {
-          if (!wait_for_end(signals, until_stdin_ends, log, is_over_.get())) return;
-          say_end();
-          ::_exit(0);
-        }) {}
-  ~EndsAtOnce() {
-    ::eventfd_write(is_over_.get(), 1);
-    thread_.join();
-  }
-  EndsAtOnce(const EndsAtOnce&) = delete;
-  EndsAtOnce& operator=(const EndsAtOnce&) = delete;
-
- private:
-  const FileHandle is_over_{::eventfd(0, EFD_CLOEXEC)};
-  std::thread thread_;
-};
 
 // Whatever ends the service: nothing calls it when it is gone, and what the engine has not done is
 // not told as failed, but done by the next start.
@@ -223,8 +161,69 @@ void recover(server::Services& services, const engine::ModelInfo& info, const Se
     std::fprintf(stderr, "twinkle: %s\n", why.c_str());
 }
 
+// Lines for the operator of what clients cannot mend; `log` outlives the service.
+void log_troubles(server::Services& services, Log& log) {
+  services.operations.on_trouble(
+      [&log](const std::string& text) { log.write(Level::kError, text); });
+  services.history.on_trouble([&log](const std::string& why) {
+    if (why.empty()) return log.write(Level::kInfo, "the journal takes records again");
+    log.write(Level::kError,
+              "the journal refuses records, and clients are told to come again: " + why);
+  });
+  services.snapshots.on_put_off(
+      [&log](const std::string& text) { log.write(Level::kWarning, text); });
+}
+
+// Options of the command line only, and what follows from how the command was called.
+struct How {
+  std::string config;
+  ConfigFile file = {};
+  Task task = Task::kServe;
+  bool until_stdin_ends = false;
+  std::set<const CLI::Option*> unsaid = {};  // as of settle_options
+};
+
+// The parts of a server that runs whose options can change.
+struct Running {
+  Log& log;
+  EngineBackend& backend;
+  server::Services& services;
+  server::BodyRoom& room;
+  server::HttpServer& http;
+
+  void set(const ServeOptions& o) const {
+    log.set_least(o.log_level);
+    http.set(http_of(o, log));
+    http.post([*this, o] {
+      backend.rename(o.names);
+      room.set(o.bodies);
+      services.client_flags = client_flags(o);
+      services.kept.set(o.service.kept);
+      services.silence.set(o.service.silence);
+    });
+  }
+};
+
+// On SIGHUP. Where anything is wrong all options stay.
+void reload(const ConfigFile& file, ServeOptions& o, const Running& running) {
+  Log& log = running.log;
+  if (!file.is_given())
+    return log.write(Level::kInfo, "SIGHUP: the server goes on; it has no --config file to read");
+  try {
+    const Reload read = take_over(o, file.read());
+    running.set(o);
+    for (const std::string& text : read.changed) log.write(Level::kInfo, "SIGHUP: " + text);
+    for (const std::string& text : read.kept) log.write(Level::kWarning, "SIGHUP: " + text);
+    log.write(Level::kInfo, "SIGHUP: the server goes on; options changed: " +
+                                std::to_string(read.changed.size()));
+  } catch (const std::exception& e) {
+    log.write(Level::kError, "SIGHUP: all options stay as they are: " + std::string(e.what()));
+  }
+}
+
 // `version`: of this program.
-void run_service(const ServeOptions& o, const std::string& version, bool until_stdin_ends) {
+void run_service(ServeOptions o, const std::string& version, const How& how) {
+  const bool until_stdin_ends = how.until_stdin_ends;
   const sigset_t signals = hold_signals();
   Log log(o.log_level);
   server::Access access = access_of(o, log);
@@ -262,15 +261,7 @@ void run_service(const ServeOptions& o, const std::string& version, bool until_s
       .torch = get<std::string>(parse_json(engine.model_info().arithmetic, "arithmetic"), "torch")};
   services.client_flags = client_flags(o);
   services.access = std::move(access);
-  services.operations.on_trouble(
-      [&log](const std::string& text) { log.write(Level::kError, text); });
-  services.history.on_trouble([&log](const std::string& why) {
-    if (why.empty()) return log.write(Level::kInfo, "the journal takes records again");
-    log.write(Level::kError,
-              "the journal refuses records, and clients are told to come again: " + why);
-  });
-  services.snapshots.on_put_off(
-      [&log](const std::string& text) { log.write(Level::kWarning, text); });
+  log_troubles(services, log);
   server::BodyRoom room(o.bodies, *http);
   const Ending ending{services, engine, room, http};
   http->post([&] { starting.tell([&] { return services.operations.num_again(); }); });
@@ -294,7 +285,8 @@ void run_service(const ServeOptions& o, const std::string& version, bool until_s
   std::printf("twinkle serves %s at %s\n", backend.model().names[0].c_str(),
               told_addresses(o.http, http->port()).c_str());
   std::fflush(stdout);
-  wait_for_end(signals, until_stdin_ends, log);
+  const Running running{log, backend, services, room, *http};
+  wait_for_end(signals, until_stdin_ends, [&] { reload(how.file, o, running); });
   say_end();
   http->drain(o.service.promises.hold + kAnswered);
   const auto saved = std::make_shared<std::promise<void>>();
@@ -302,37 +294,15 @@ void run_service(const ServeOptions& o, const std::string& version, bool until_s
   saved->get_future().wait_for(kSaved);
 }
 
-// Fills in what neither the command line nor the file has said, so that as_yaml() tells it, too.
-// The option, if it was not said.
-const CLI::Option* settle(CLI::App& command, const std::string& option,
-                          const std::vector<std::string>& values) {
-  CLI::Option* o = command.get_option(option);
-  if (o->count() > 0) return nullptr;
-  o->add_result(values);
-  o->run_callback();
-  return o;
-}
-
-enum class Task { kServe, kCheck, kPrintConfig, kPrintReference };
-
-// Options of the command line only.
-struct How {
-  std::string config;
-  Task task = Task::kServe;
-  bool until_stdin_ends = false;
-  // The state and the machine may change: a file that fixed it would keep a server open
-  // that has keys by now.
-  std::set<const CLI::Option*> unsaid = {};
-};
-
 // The file's options and those that nobody gave. What is wrong with options alone is told here, as
 // of arguments.
 void complete(const ServeOptions& o, CLI::App& command, How& how) {
   if (how.task == Task::kPrintReference) return;
-  if (!how.config.empty()) read_yaml(command, how.config);
-  settle(command, "--name", default_names(o.engine.model.path));
-  how.unsaid = {settle(command, "--auth", {default_auth(o)}),
-                settle(command, "--device", {device_or_default(o.engine.model.device)})};
+  if (!how.config.empty()) {
+    how.file = ConfigFile(command, how.config);
+    read_yaml(command, how.config);
+  }
+  how.unsaid = settle_options(command, o);
   if (how.task != Task::kPrintConfig) check_options(o);
 }
 
@@ -359,8 +329,7 @@ void start(const ServeOptions& o, const CLI::App& command, const How& how) {
   if (how.task == Task::kServe && how.until_stdin_ends && how.config.empty() &&
       how.unsaid.contains(command.get_option("--auth")))
     require_parents_key(o);
-  if (how.task != Task::kCheck)
-    return run_service(o, command.get_parent()->version(), how.until_stdin_ends);
+  if (how.task != Task::kCheck) return run_service(o, command.get_parent()->version(), how);
   if (const std::string warning = open_although_keys(o); !warning.empty())
     std::fprintf(stderr, "twinkle: %s\n", warning.c_str());
   std::printf("ok: %s", check_service(o).c_str());

@@ -91,6 +91,8 @@ class Log::Impl {
 Log::Log(Level least) : impl_(std::make_unique<Impl>(least)) {}
 Log::~Log() = default;
 
+void Log::set_least(Level least) { impl_->logger->set_level(level_of(least)); }
+
 bool Log::takes(Level level) const { return impl_->logger->should_log(level_of(level)); }
 
 void Log::write(Level level, std::string_view text) {

@@ -21,6 +21,8 @@ class Log {
   explicit Log(Level least);  // that is written
   ~Log();                     // writes what is left, within that second
 
+  // From here on.
+  void set_least(Level least);
   bool takes(Level level) const;
   // One line, whatever the text is: what ASCII cannot print becomes '?'.
   void write(Level level, std::string_view text);

@@ -28,6 +28,11 @@ TEST(Log, LowerLevelsAreLeftOut) {
   EXPECT_EQ(written(Level::kOff, Level::kError, "a"), "");
   EXPECT_FALSE(Log(Level::kError).takes(Level::kWarning));
   EXPECT_TRUE(Log(Level::kError).takes(Level::kError));
+  Log log(Level::kError);
+  log.set_least(Level::kDebug);
+  EXPECT_TRUE(log.takes(Level::kDebug));
+  log.set_least(Level::kOff);
+  EXPECT_FALSE(log.takes(Level::kError));
 }
 
 TEST(Log, NoTextMakesASecondLine) {

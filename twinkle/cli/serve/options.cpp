@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "twinkle/base/file.h"
+#include "twinkle/cli/device.h"
 #include "twinkle/cli/model_path.h"
 #include "twinkle/cli/options/flags.h"
 #include "twinkle/cli/serve/state.h"
@@ -126,6 +127,22 @@ bool is_served(std::string_view name) { return name != "value_head" && name != "
 std::vector<std::string> default_names(const std::string& model) {
   std::vector<std::string> out{model_name(model)};
   if (out[0] != model && model.find("://") == std::string::npos) out.insert(out.begin(), model);
+  return out;
+}
+
+std::set<const CLI::Option*> settle_options(CLI::App& command, const ServeOptions& o) {
+  std::set<const CLI::Option*> out;
+  const auto settle = [&](const char* flag, const std::vector<std::string>& values) {
+    CLI::Option* const option = command.get_option(flag);
+    if (option->count() > 0) return;
+    option->add_result(values);
+    option->run_callback();
+    out.insert(option);
+  };
+  settle("--name", default_names(o.engine.model.path));
+  out.clear();
+  settle("--auth", {default_auth(o)});
+  settle("--device", {device_or_default(o.engine.model.device)});
   return out;
 }
 

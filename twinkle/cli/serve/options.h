@@ -1,6 +1,7 @@
 // The options of `twinkle serve`, and checks of them before weights are loaded.
 #pragma once
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,7 +16,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace twinkle::cli {
 
@@ -71,6 +73,11 @@ std::vector<std::string> default_names(const std::string& model);
 
 // Keys if the state has any.
 std::string default_auth(const ServeOptions& options);
+
+// Fills in what neither the command line nor the file has said, so that as_yaml() tells it, too.
+// The options of these that each start finds anew, since the state and the machine may change: a
+// file that fixed them would keep a server open that has keys by now.
+std::set<const CLI::Option*> settle_options(CLI::App& command, const ServeOptions& options);
 
 // Error kInvalid: an option outside its limits; options that cannot be together, as a limit of one
 // above that of all; a name, root_path, host, unix_socket or state that cannot be; a host that

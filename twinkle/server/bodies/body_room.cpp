@@ -22,7 +22,7 @@ struct BodyRoom::Books {
   explicit Books(const BodyRoomOptions& options) : options(options) {}
 
   std::mutex mutex;
-  const BodyRoomOptions options;
+  BodyRoomOptions options;
   int64_t bytes = 0;     // of all but that in the reserve
   int64_t reserved = 0;  // of that
   bool is_reserve_taken = false;
@@ -128,10 +128,20 @@ class BodyRoom::Room : public HeldRoom, public std::enable_shared_from_this<Room
 };
 
 BodyRoom::BodyRoom(const BodyRoomOptions& options, Loop& loop)
-    : options_(options), loop_(loop), books_(std::make_shared<Books>(options)) {
+    : loop_(loop), books_(std::make_shared<Books>(options)) {
+  set(options);
+  books_->room = this;
+}
+
+void BodyRoom::set(const BodyRoomOptions& options) {
   require(options.max_bytes >= options.max_body_bytes, Code::kInvalid, "server: max_bytes is ",
           options.max_bytes, ", it must be at least max_body_bytes, ", options.max_body_bytes);
-  books_->room = this;
+  options_ = options;
+  {
+    const std::lock_guard lock(books_->mutex);
+    books_->options = options;
+  }
+  go_on();
 }
 
 void BodyRoom::close() {

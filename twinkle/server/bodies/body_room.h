@@ -59,6 +59,9 @@ class BodyRoom {
   // read.
   Admission admit(const Head& head, const std::string& owner);
 
+  // For what comes from here on; bodies keep the room that they have. Error as of the constructor.
+  void set(const BodyRoomOptions& options);
+
   // From here on nothing is posted to the loop, whichever body ends. Any thread.
   void close();
 
@@ -79,7 +82,7 @@ class BodyRoom {
   void go_on();
   void give_up(int64_t number);
 
-  const BodyRoomOptions options_;
+  BodyRoomOptions options_;
   Loop& loop_;
   const std::shared_ptr<Books> books_;
   std::list<Waiting> waiting_;

@@ -96,6 +96,23 @@ TEST_F(BodyRoomTest, ABodyWaitsUntilAnotherHasEnded) {
   EXPECT_EQ(*waits, 200);
 }
 
+TEST_F(BodyRoomTest, LimitsThatAreSetLaterHoldForWhatComesAndServeWhoWaits) {
+  const Held reserve = in_reserve();
+  const Held one = body("one", 300);
+  const Held two = body("two", 290);
+  const Held three = body("three", 10);
+  const Said waits = wait(three, 20);
+  room_->set({.max_bytes = 2000, .max_body_bytes = 500, .small_bytes = 10});
+  EXPECT_EQ(*waits, 200);
+  EXPECT_EQ(ask(5000, "other").max_body_bytes, 500);
+  room_->set({.max_bytes = 500, .max_body_bytes = 400, .small_bytes = 10});
+  EXPECT_FALSE(body("four")->grow(20));
+  EXPECT_EQ(room_->num_bytes(), 350 + 300 + 290 + 20) << "those keep theirs";
+  EXPECT_NE(
+      error_of([&] { room_->set({.max_bytes = 1, .max_body_bytes = 2}); }).find("max_bytes is 1"),
+      std::string::npos);
+}
+
 TEST_F(BodyRoomTest, WhoWaitsIsNotPassedByOthersThatWantLess) {
   const Held reserve = in_reserve();
   const Held one = body("one", 300);

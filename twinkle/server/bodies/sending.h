@@ -20,6 +20,7 @@ class Sending {
   // connection, at most once and not within the constructor of this one. Up to 64 KiB do not count.
   class One;
 
+  void set_max_bytes(int64_t max_bytes) { max_bytes_ = max_bytes; }
   int64_t num_bytes() const { return num_bytes_; }
 
  private:
@@ -34,7 +35,7 @@ class Sending {
   void make_room(At end);
   void release(Entry& entry);
 
-  const int64_t max_bytes_;
+  int64_t max_bytes_;
   int64_t num_bytes_ = 0;
   std::list<Entry> all_;                         // the oldest first
   std::map<const std::string*, int64_t> times_;  // how many are sent the text

@@ -41,6 +41,23 @@ TEST_F(FullServerTest, AConnectionBeyondTheMostWaitsUntilAnotherCloses) {
   EXPECT_TRUE(second.receive().ends_with("second")) << "the first idles, and gives way";
 }
 
+TEST_F(FullServerTest, AConnectionThatWaitsIsTakenWhenTheLimitIsRaised) {
+  std::promise<Reply> asked;
+  handle_ = [&](const Request& request, Reply reply) {
+    if (request.path == "/second") return reply({.body = "second"});
+    asked.set_value(std::move(reply));
+  };
+  start({.max_connections = 1});
+  Peer first(port()), second(port());
+  first.send(post("/first", ""));
+  Reply reply = asked.get_future().get();
+  second.send(post("/second", ""));
+  server_->set({.max_connections = 3});
+  EXPECT_TRUE(second.receive().ends_with("second")) << "the first is not answered yet";
+  reply({.body = "first"});
+  EXPECT_TRUE(first.receive().ends_with("first"));
+}
+
 TEST_F(FullServerTest, WhereAllConnectionsAreTakenTheLongestIdleOneOfWhoHasMostGivesWay) {
   admit_ = [](const Head& head, const Admit& admit) {
     admit({.max_body_bytes = 100, .tenant = head.header("tenant")});

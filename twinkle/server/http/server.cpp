@@ -114,6 +114,16 @@ class HttpServer::Impl {
     ended_.wait_for(lock, limit, [&] { return num_connections_ == 0; });
   }
 
+  void set(const HttpOptions& options) {
+    asio::post(*context_, [this, options] {
+      const int64_t max_header_bytes = options_.max_header_bytes;
+      options_ = options;
+      options_.max_header_bytes = max_header_bytes;  // buffers are of this size
+      shared_.sending->set_max_bytes(options.max_sending_bytes);
+      room_.cancel();
+    });
+  }
+
   uint16_t port() const { return port_; }
   int64_t num_connections() const { return num_connections_; }
 
@@ -149,8 +159,12 @@ class HttpServer::Impl {
             "': ", error.message());
   }
 
+  // Connections that are not kept for probes.
+  int64_t most_others() const {
+    return options_.max_connections - connections_for_probes(options_.max_connections);
+  }
   // Of those that count, one more would be beyond the most.
-  bool is_full() const { return shared_.places.num_that_count() >= most_others_; }
+  bool is_full() const { return shared_.places.num_that_count() >= most_others(); }
   // Waits for a place for one more, which another may have to give.
   awaitable<void> place() {
     for (;;) {
@@ -198,7 +212,7 @@ class HttpServer::Impl {
     try {
       const auto c =
           std::make_shared<Connection>(shared_, SocketStream(std::move(socket)), peer,
-                                       is_for_probes ? most_others_ : 0, number, most_buffered_);
+                                       is_for_probes ? most_others() : 0, number, most_buffered_);
       open_[number] = c.get();
       asio::co_spawn(*context_, connection(c),
                      [this, c](const std::exception_ptr&) { end_connection(c->number); });
@@ -253,7 +267,7 @@ class HttpServer::Impl {
     Head head = head_of(parser, c.peer);
     head.id = ids_ + std::to_string(next_id_++);
     // A request that came as its place was given away is answered as one that gets none.
-    head.beyond = c.gives_way() ? most_others_ : c.beyond;
+    head.beyond = c.gives_way() ? most_others() : c.beyond;
     Told told;
     const int64_t num_sent = c.num_sent;
     const bool stays = co_await exchange(c, parser, head, told);
@@ -427,9 +441,7 @@ class HttpServer::Impl {
     co_return false;
   }
 
-  const HttpOptions options_;
-  const int64_t most_others_ =  // connections that are not kept for probes
-      options_.max_connections - connections_for_probes(options_.max_connections);
+  HttpOptions options_;  // context's thread
   const size_t most_buffered_ = static_cast<size_t>(options_.max_header_bytes) + kBuffered;
   const std::string ids_ = store::random_hex(4) + "-";  // of this start's requests
   int64_t next_id_ = 1;                                 // context's thread, as ...
@@ -465,6 +477,7 @@ std::chrono::milliseconds HttpServer::now() const {
 }
 uint16_t HttpServer::port() const { return impl_->port(); }
 int64_t HttpServer::num_connections() const { return impl_->num_connections(); }
+void HttpServer::set(const HttpOptions& options) { impl_->set(options); }
 void HttpServer::drain(std::chrono::milliseconds limit) { impl_->drain(limit); }
 
 }  // namespace twinkle::server

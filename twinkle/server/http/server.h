@@ -78,6 +78,10 @@ class HttpServer : public Loop {
   void after(std::chrono::milliseconds time, std::function<void()> run) override;
   std::chrono::milliseconds now() const override;
 
+  // Takes over all but the address and max_header_bytes, for what comes from then on. Connections
+  // that are open stay, also above a lower max_connections. Any thread.
+  void set(const HttpOptions& options);
+
   uint16_t port() const;            // 0: it has none
   int64_t num_connections() const;  // any thread
 

@@ -34,6 +34,8 @@ class Kept {
 
   explicit Kept(const KeptOptions& options) : options_(options) {}
 
+  void set(const KeptOptions& options) { options_ = options; }
+
   void add(What what, const std::string& owner) { ++counts_[{what, owner}]; }
   // For one more. Error kInvalid: the owner has as many as the limit.
   void require_room(What what, const std::string& owner) const {
@@ -47,7 +49,7 @@ class Kept {
   }
 
  private:
-  const KeptOptions options_;
+  KeptOptions options_;
   std::map<std::pair<What, std::string>, int64_t> counts_;
 };
 

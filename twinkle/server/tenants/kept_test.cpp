@@ -43,6 +43,16 @@ TEST_F(KeptTest, ATenantHasAtMostSoManySessionsAfterAStartToo) {
   EXPECT_EQ(begin().status, 200);
 }
 
+TEST_F(KeptTest, ALimitThatIsSetLaterHoldsForWhatComes) {
+  session(), session();
+  EXPECT_EQ(begin().status, 422);
+  services_->kept.set({.max_sessions = 3, .max_samplers = 2});
+  EXPECT_EQ(begin().status, 200);
+  services_->kept.set({.max_sessions = 1, .max_samplers = 2});
+  EXPECT_EQ(begin().status, 422);
+  EXPECT_EQ(services_->sessions.size(), 3U) << "those that are there stay";
+}
+
 TEST_F(KeptTest, ATenantHasAtMostSoManySamplersOfBasesAndOfRuns) {
   const std::string id = run(), s = session();
   EXPECT_EQ(sampler(s, 0).status, 200);

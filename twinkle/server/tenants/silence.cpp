@@ -21,17 +21,26 @@ Silence::Silence(Backend& backend, Loop& loop, const Runs& runs, Snapshots& snap
       snapshots_(snapshots),
       options_(options),
       on_check_(std::move(on_check)) {
-  if (options_.park_after.count() > 0) wait();
+  wait();
 }
 
 void Silence::heard(const std::string& id) {
   if (options_.park_after.count() > 0) heard_.insert(session_of(id));
 }
 
+void Silence::set(const SilenceOptions& options) {
+  if (options_.park_after.count() == 0) quiet_.clear();  // nobody was heard meanwhile
+  options_ = options;
+  wait();
+}
+
 void Silence::wait() {
+  if (waits_ || options_.park_after.count() == 0) return;
+  waits_ = true;
   const auto time = std::max(options_.park_after / kChecks, std::chrono::milliseconds(1));
   loop_.after(time, [this] {
-    check();
+    waits_ = false;
+    if (options_.park_after.count() > 0) check();
     wait();
   });
 }

@@ -40,6 +40,9 @@ class Silence {
       Backend& backend, Loop& loop, const Runs& runs, Snapshots& snapshots, SilenceOptions options,
       std::function<void()> on_check = [] {});
 
+  // For the silence that begins from here on, and what is left of one.
+  void set(const SilenceOptions& options);
+
   // A request came, or a heartbeat, of the session of this id, or of what it has made.
   void heard(const std::string& id);
 
@@ -52,8 +55,9 @@ class Silence {
   Loop& loop_;
   const Runs& runs_;
   Snapshots& snapshots_;
-  const SilenceOptions options_;
+  SilenceOptions options_;
   const std::function<void()> on_check_;
+  bool waits_ = false;                    // for the next check
   std::set<std::string> heard_;           // sessions, since the last check
   std::map<std::string, int64_t> quiet_;  // by run: checks since its session was heard
 };

@@ -138,5 +138,19 @@ TEST_F(SilenceTest, IsNotCountedAtZero) {
   EXPECT_EQ(num_parks(), 0);
 }
 
+TEST_F(SilenceTest, IsCountedByTheTimeThatIsSetLast) {
+  options_.silence.park_after = seconds(0);
+  restart();
+  run();
+  for (int i = 0; i < 3; ++i) services_->silence.set({.park_after = seconds(40)});
+  loop_->pass(seconds(39));
+  EXPECT_EQ(num_parks(), 0) << "one check in ten seconds, however often it is set";
+  loop_->pass(seconds(2));
+  EXPECT_EQ(num_parks(), 1);
+  services_->silence.set({.park_after = seconds(0)});
+  loop_->pass(seconds(5000));
+  EXPECT_EQ(num_parks(), 1);
+}
+
 }  // namespace
 }  // namespace twinkle::server
