@@ -3,11 +3,13 @@
 import json
 import re
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from service.wire import wait_until
@@ -257,6 +259,60 @@ def test_what_is_beyond_a_tenants_amounts_is_refused_and_its_use_is_told(
     assert line["tenant"] == "ida" and line["key"] in ids(twinkle, state, "ida")
     assert line["trained_tokens"] == 8 and line["requests"] == 5
     assert 0 < line["compute_seconds"] < 60
+    told = twinkle("usage", "--url", server.url + "/", "--key", key)
+    head, *rows, gap, names, amounts = told.stdout.splitlines()
+    assert told.returncode == 0 and gap == ""
+    assert {row.split()[0] for row in rows} == {"ida"}
+    (row,) = [row for row in rows if client.model_id in row]
+    assert head.split()[:4] == ["tenant", "key", "run", "requests"]
+    assert row.split()[:2] == ["ida", line["key"]] and row.split()[-5:-1] == ["5", "8", "0", "0"]
+    assert names.split() == ["tenant", "runs", "adapters", "disk-bytes"]
+    assert amounts.split() == ["ida", "1", "of", "1", "1", "of", "1", "-"]
+    everybody = twinkle("usage", "--url", server.url, "--key", reader)
+    assert row in everybody.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("status", "arguments", "text"),
+    [
+        (2, ["--url", "ftp://x"], "--url is 'ftp://x', it must begin with http:// or https://"),
+        (1, ["--url", "http://127.0.0.1:1"], "nothing answers at http://127.0.0.1:1: "),
+        (1, ["--url", "http://[x"], "nothing answers at http://[x: "),
+        (1, ["--key", "tml-nobody"], "answers 401: server: the key is not known here"),
+        (1, ["--key", "a\nb"], "nothing answers at"),
+        (1, ["--key", ""], "name a key by --key or TINKER_API_KEY"),
+    ],
+)
+def test_usage_says_why_it_has_none(server, twinkle, monkeypatch, status, arguments, text):
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    done = twinkle("usage", *(["--url", server.url] if "--key" in arguments else []), *arguments)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr.startswith("twinkle: cli: ") and text in done.stderr, done.stderr
+
+
+def test_usage_follows_no_server_elsewhere_and_takes_no_page_for_an_answer(twinkle):
+    seen = []
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.path)
+            self.send_response(302 if self.path.startswith("/away") else 200)
+            self.send_header("Location", "/stolen")
+            self.end_headers()
+            self.wfile.write(b"<html>")
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Elsewhere) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{other.server_port}"
+        away = twinkle("usage", "--url", url + "/away", "--key", "tml-secret")
+        page = twinkle("usage", "--url", url, "--key", "tml-secret")
+        other.shutdown()
+    assert away.returncode == 1 and "answers 302" in away.stderr
+    assert page.returncode == 1 and "is no service of Twinkle's" in page.stderr
+    assert seen == ["/away/api/v1/usage", "/api/v1/usage"]
 
 
 def test_runs_of_a_key_with_a_higher_priority_go_before_their_tenants_others(

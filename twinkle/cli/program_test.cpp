@@ -29,7 +29,7 @@ std::pair<int, std::string> run_words(std::vector<const char*> arguments) {
 TEST(Program, AnUnknownSubcommandIsNamedWithThoseThatThereAre) {
   const std::string required =
       "A subcommand is required: backup, chat, eval, export, info, keys, merge, restore, sample, "
-      "serve, train; --help says more\n";
+      "serve, train, usage; --help says more\n";
   EXPECT_EQ(run_words({}), std::pair(2, "twinkle: cli: " + required));
   for (const std::string word : {"foo", "--foo"}) {
     EXPECT_EQ(run_words({word.c_str()}),

@@ -16,6 +16,7 @@
 #include "twinkle/base/fields/json_codec.h"
 #include "twinkle/base/fields/options.h"
 #include "twinkle/cli/command.h"
+#include "twinkle/cli/keys/table.h"
 #include "twinkle/cli/keys/valid.h"
 #include "twinkle/server/history/history.h"
 #include "twinkle/store/folder_lock.h"
@@ -214,22 +215,6 @@ std::string text_of_number(T value) {
   return std::to_string(value);
 }
 
-using Row = std::vector<std::string>;
-
-// In columns of these widths, or wider where a cell would touch the next; the last has none.
-void print(const std::vector<Row>& rows, std::vector<size_t> widths) {
-  for (const Row& row : rows)
-    for (size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], row[i].size() + 1);
-  for (const Row& row : rows) {
-    std::string line;
-    for (size_t i = 0; i < widths.size(); ++i) {
-      line += row[i];
-      line.append(widths[i] - row[i].size(), ' ');
-    }
-    std::printf("%s%s\n", line.c_str(), row.back().c_str());
-  }
-}
-
 void print_quotas(const std::vector<store::Quota>& quotas) {
   const auto limit = [](auto value) { return value == 0 ? "-" : text_of_number(value); };
   std::vector<Row> rows{{"tenant", "weight", "priority", "tokens/min", "compute-s/min", "runs",
@@ -238,7 +223,7 @@ void print_quotas(const std::vector<store::Quota>& quotas) {
     rows.push_back({q.tenant, text_of_number(q.weight), std::to_string(q.priority),
                     limit(q.tokens_per_minute), limit(q.compute_seconds_per_minute),
                     limit(q.max_runs), limit(q.max_adapters), limit(q.max_disk)});
-  print(rows, {24, 12, 13, 12, 15, 7, 10});
+  print_table(rows, {24, 12, 13, 12, 15, 7, 10});
 }
 
 // "-": its tenant's.
@@ -254,7 +239,7 @@ void list(const KeysOptions& o) {
     if (o.tenant.empty() || o.tenant == key.tenant)
       rows.push_back({key.id, key.tenant, joined(key.scopes), text_of(key.created),
                       own(table.weights, key), own(table.priorities, key), status_of(key)});
-  print(rows, {10, 24, 14, 19, 12, 13});
+  print_table(rows, {10, 24, 14, 19, 12, 13});
   std::erase_if(table.tenants, [&](const store::Quota& quota) {
     return !o.tenant.empty() && o.tenant != quota.tenant;
   });
