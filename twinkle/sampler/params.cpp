@@ -32,6 +32,19 @@ void validate(const SamplingParams& p) {
   };
   check_top("top_logprobs", p.top_logprobs);
   check_top("top_prompt_logprobs", p.top_prompt_logprobs);
+  check_top("prompt_alt_tokens", p.prompt_alt_tokens);
+  check(p.prompt_logprobs_last_n >= 0, "prompt_logprobs_last_n", p.prompt_logprobs_last_n,
+        "0 (all) or at least 1");
+  require(p.prompt_logprobs_last_n == 0 || p.prompt_logprobs || p.top_prompt_logprobs > 0,
+          Code::kInvalid, "sampler: prompt_logprobs_last_n is ", p.prompt_logprobs_last_n,
+          ", but neither prompt_logprobs nor top_prompt_logprobs is asked for; ask for one");
+  for (size_t i = 0, last = 1; i < p.prompt_targets.size(); ++i) {
+    const auto [position, id] = p.prompt_targets[i];
+    require(position >= static_cast<int64_t>(last) && id >= 0, Code::kInvalid,
+            "sampler: prompt_targets[", i, "] has position ", position, " and id ", id,
+            ", they must be at least ", last, " and 0: positions never fall");
+    last = static_cast<size_t>(position);
+  }
   for (size_t i = 0; i < p.stop.size(); ++i) {
     require(!p.stop[i].empty(), Code::kInvalid, "sampler: stop[", i,
             "] is \"\", it must hold at least 1 character");

@@ -15,6 +15,20 @@ inline constexpr int64_t kMaxSamples = 65536;    // samples of one prompt
 // validate() does not check them.
 inline constexpr size_t kMaxStops = 64, kMaxStopBytes = 1024;
 
+// A token that is scored at a place of the prompt, whatever the prompt has there.
+struct PromptTarget {
+  int32_t position = 0;  // 1 or more: the first token has none before it
+  int32_t id = 0;
+
+  bool operator==(const PromptTarget&) const = default;
+
+  static constexpr bool kPacked = true;
+  static constexpr auto fields() {
+    return std::tuple{field(1, "position", &PromptTarget::position),
+                      field(2, "id", &PromptTarget::id)};
+  }
+};
+
 struct SamplingParams {
   int64_t max_tokens = 256;             // >= 0; 0: only the prompt is computed
   uint64_t seed = 0;                    // the stream is keyed by (seed, sample index, position)
@@ -34,6 +48,11 @@ struct SamplingParams {
   bool prompt_logprobs = false;     // the prompt tokens', under the same
   int64_t top_prompt_logprobs = 0;  // likeliest tokens that come with each of the prompt
   bool routed_experts = false;  // where routers sent tokens; such a request shares no others' pages
+  int64_t prompt_logprobs_last_n = 0;  // prompt_logprobs and top_prompt_logprobs of the prompt's
+                                       // last tokens alone, so that cached ones are skipped; 0: all
+  int64_t prompt_alt_tokens = 0;  // tokens drawn for each of the prompt, 0 to 128, with replacement
+                                  // and under the distribution that prompt_logprobs has
+  std::vector<PromptTarget> prompt_targets;  // scored under it as well; positions never fall
 
   bool operator==(const SamplingParams&) const = default;
   static constexpr auto fields() {
@@ -52,7 +71,10 @@ struct SamplingParams {
                       field(13, "top_logprobs", &SamplingParams::top_logprobs),
                       field(14, "prompt_logprobs", &SamplingParams::prompt_logprobs),
                       field(15, "top_prompt_logprobs", &SamplingParams::top_prompt_logprobs),
-                      field(16, "routed_experts", &SamplingParams::routed_experts)};
+                      field(16, "routed_experts", &SamplingParams::routed_experts),
+                      field(17, "prompt_logprobs_last_n", &SamplingParams::prompt_logprobs_last_n),
+                      field(18, "prompt_alt_tokens", &SamplingParams::prompt_alt_tokens),
+                      field(19, "prompt_targets", &SamplingParams::prompt_targets)};
   }
 };
 
@@ -96,13 +118,17 @@ struct Completion {
 // Scores of the prompt's second token and those behind it, each given those before it: P - 1 for a
 // prompt of P tokens. Empty unless asked for.
 struct PromptScores {
-  std::vector<float> logprobs;
-  std::vector<TopLogprobs> top_logprobs;
+  std::vector<float> logprobs;            // the last prompt_logprobs_last_n, ...
+  std::vector<TopLogprobs> top_logprobs;  // ... as are these
+  std::vector<TokenLogprob> alt_tokens;   // [(P - 1) x prompt_alt_tokens]
+  std::vector<float> target_logprobs;     // one for each of prompt_targets
 
   bool operator==(const PromptScores&) const = default;
   static constexpr auto fields() {
     return std::tuple{field(1, "logprobs", &PromptScores::logprobs),
-                      field(2, "top_logprobs", &PromptScores::top_logprobs)};
+                      field(2, "top_logprobs", &PromptScores::top_logprobs),
+                      field(3, "alt_tokens", &PromptScores::alt_tokens),
+                      field(4, "target_logprobs", &PromptScores::target_logprobs)};
   }
 };
 

@@ -31,7 +31,10 @@ TEST(Params, AcceptsTheDefaultsAndEveryLimit) {
                      .num_samples = 1,
                      .min_p = 1,
                      .top_logprobs = 128,
-                     .top_prompt_logprobs = 128}),
+                     .top_prompt_logprobs = 128,
+                     .prompt_logprobs_last_n = 1,
+                     .prompt_alt_tokens = 128,
+                     .prompt_targets = {{1, 0}, {1, 0}, {5, 7}}}),
             "no error");
 }
 
@@ -66,6 +69,20 @@ TEST(Params, NamesFieldValueAndLimitOfWhatIsOutOfRange) {
             "sampler: top_logprobs is 129, it must be from 0 to 128");
   EXPECT_EQ(refusal({.top_prompt_logprobs = -1}),
             "sampler: top_prompt_logprobs is -1, it must be from 0 to 128");
+  EXPECT_EQ(refusal({.prompt_logprobs = true, .prompt_logprobs_last_n = -1}),
+            "sampler: prompt_logprobs_last_n is -1, it must be 0 (all) or at least 1");
+  EXPECT_EQ(refusal({.prompt_logprobs_last_n = 3}),
+            "sampler: prompt_logprobs_last_n is 3, but neither prompt_logprobs nor "
+            "top_prompt_logprobs is asked for; ask for one");
+  EXPECT_EQ(refusal({.prompt_alt_tokens = 129}),
+            "sampler: prompt_alt_tokens is 129, it must be from 0 to 128");
+  const std::string fall = ", they must be at least ", never = " and 0: positions never fall";
+  EXPECT_EQ(refusal({.prompt_targets = {{0, 5}}}),
+            "sampler: prompt_targets[0] has position 0 and id 5" + fall + "1" + never);
+  EXPECT_EQ(refusal({.prompt_targets = {{2, 5}, {3, -1}}}),
+            "sampler: prompt_targets[1] has position 3 and id -1" + fall + "2" + never);
+  EXPECT_EQ(refusal({.prompt_targets = {{2, 5}, {1, 5}}}),
+            "sampler: prompt_targets[1] has position 1 and id 5" + fall + "2" + never);
   EXPECT_EQ(refusal({.stop = {"a", ""}}),
             "sampler: stop[1] is \"\", it must hold at least 1 character");
   EXPECT_EQ(refusal({.stop_token_ids = {3, -2}}),

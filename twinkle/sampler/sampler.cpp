@@ -5,7 +5,6 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
-#include <cmath>
 #include <sstream>
 #include <utility>
 
@@ -16,26 +15,10 @@
 
 namespace twinkle::sampler {
 
-// Tokens of a prompt that a step scores.
-struct Sampler::Scored {
-  static Scored of(const Sequence& s) {
-    Job& job = *s.job;
-    const int64_t begin = std::max(s.computed, job.num_scored - 1);
-    return {&job, begin, std::min(s.next, job.prompt_size() - 1) - begin};
-  }
-  Job* job;
-  int64_t begin;  // they follow this token
-  int64_t count;  // not above 0: none
-};
-
 namespace {
 
 int64_t generation_limit(const Request& request, int64_t max_positions) {
   return std::min(request.params.max_tokens, max_positions - std::ssize(request.prompt));
-}
-
-bool scores_prompt(const SamplingParams& params) {
-  return params.prompt_logprobs || params.top_prompt_logprobs > 0;
 }
 
 std::string not_finite(int64_t token) {
@@ -49,14 +32,6 @@ int64_t num_tokens(const std::vector<Sequence*>& batch) {
   int64_t count = 0;
   for (const Sequence* s : batch) count += s->next - s->computed;
   return count;
-}
-
-// The last scores of a prompt.
-PromptScores last_of(const PromptScores& all, int64_t count) {
-  const auto end = [&](const auto& x) { return std::vector(x.end() - count, x.end()); };
-  return {.logprobs = end(all.logprobs),
-          .top_logprobs =
-              all.top_logprobs.empty() ? std::vector<TopLogprobs>() : end(all.top_logprobs)};
 }
 
 // Where the tokens went that the batch computes, of the requests that ask for it.
@@ -111,6 +86,16 @@ void Sampler::check(const Request& request, bool has_decode) const {
   };
   in_vocabulary("prompt", request.prompt);
   in_vocabulary("stop_token_ids", request.params.stop_token_ids);
+  const int64_t last_n = request.params.prompt_logprobs_last_n;
+  require(last_n < length, Code::kInvalid, "sampler: prompt_logprobs_last_n is ", last_n,
+          ", it must be at most ", length - 1, ", the prompt's tokens behind the first");
+  const std::vector<PromptTarget>& targets = request.params.prompt_targets;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    require(targets[i].position < length && targets[i].id < spec.vocab_size, Code::kInvalid,
+            "sampler: prompt_targets[", i, "] has position ", targets[i].position, " and id ",
+            targets[i].id, ", the prompt has ", length, " tokens and the vocabulary ",
+            spec.vocab_size);
+  }
   require(request.weight > 0, Code::kInvalid, "sampler: weight is ", request.weight,
           ", it must be above 0");
   require(request.slot >= -1, Code::kInvalid, "sampler: slot is ", request.slot,
@@ -137,7 +122,7 @@ int64_t Sampler::add(Request request, Decode decode) {
                                                  std::max<int64_t>(job->limit - 1, 0));
   job->num_left = request.params.num_samples;
   job->completions.resize(static_cast<size_t>(job->num_left));
-  job->num_scored = scores_prompt(request.params) ? 1 : std::ssize(request.prompt);
+  job->num_scored = first_scored(request);
   if (request.params.routed_experts) request.version = 0;  // others' pages do not know theirs
   job->request = std::move(request);
   job->decode = std::move(decode);
@@ -185,38 +170,34 @@ at::Tensor Sampler::forward(const std::vector<Sequence*>& batch) {
 }
 
 // The scores of prompt tokens behind those that the batch computes.
-void Sampler::score_prompts(const at::Tensor& hidden, const std::vector<Sequence*>& batch) {
+void Sampler::score_prompts(const at::Tensor& hidden, const std::vector<Sequence*>& batch,
+                            std::span<Scored> scored) {
   int64_t row = 0;
-  for (Sequence* s : batch) {
-    const auto [job, begin, count] = Scored::of(*s);
-    if (count > 0) {
-      const SamplingParams& params = job->request.params;
-      const auto ids = std::span(job->request.prompt)
-                           .subspan(static_cast<size_t>(begin + 1), static_cast<size_t>(count));
-      score_tokens(hidden.narrow(0, row + begin - s->computed, count),
-                   {decoder_.head(), job->request.slot}, ids,
-                   {temperature_of(params), params.top_prompt_logprobs}, job->prompt);
-      job->num_scored = begin + 1 + count;
-      if (ranks_.alone()) check_scores(*job, count);
+  for (const Sequence* s : batch) {
+    const auto of = std::ranges::find(scored, s->job, &Scored::job);
+    if (of != scored.end()) {
+      const Request& request = s->job->request;
+      of->found = score_tokens(hidden.narrow(0, row + of->begin - s->computed, of->count),
+                               {decoder_.head(), request.slot}, request.prompt, of->begin + 1,
+                               request.params);
+      if (ranks_.alone()) take(*of);
     }
     row += s->next - s->computed;
   }
 }
 
-// Fails the job if one of its last `count` scores is no number.
-void Sampler::check_scores(Job& job, int64_t count) {
-  for (int64_t i = job.num_scored - count; i < job.num_scored; ++i) {
-    if (std::isnan(job.prompt.logprobs[static_cast<size_t>(i - 1)])) fail_job(job, not_finite(i));
-  }
+// Fails the job if one of the scores is no number.
+void Sampler::take(Scored& scored) {
+  if (const int64_t bad = scored.keep(); bad >= 0) fail_job(*scored.job, not_finite(bad));
 }
 
 // The results of every rank go to all ranks, which go on alike.
-void Sampler::share(std::span<const Scored> scored, std::vector<Chosen>& chosen) {
+void Sampler::share(std::span<Scored> scored, std::vector<Chosen>& chosen) {
   Ranks::Found mine;
   std::vector<const Job*> prompts, tokens;
-  for (const auto& [job, begin, count] : scored) {
-    prompts.push_back(job);
-    if (ranks_.has(*job)) mine.prompts.push_back(last_of(job->prompt, count));
+  for (Scored& of : scored) {
+    prompts.push_back(of.job);
+    if (ranks_.has(*of.job)) mine.prompts.push_back(std::move(of.found));
   }
   for (Chosen& c : chosen) {
     tokens.push_back(c.sequence->job);
@@ -228,16 +209,8 @@ void Sampler::share(std::span<const Scored> scored, std::vector<Chosen>& chosen)
   }
   Ranks::Found all = ranks_.gather(mine, prompts, tokens);
   for (size_t i = 0; i < scored.size(); ++i) {
-    Job& job = *scored[i].job;
-    if (!ranks_.has(job)) {
-      const auto add = [](auto& to, auto& from) {
-        std::ranges::move(from, std::back_inserter(to));
-      };
-      add(job.prompt.logprobs, all.prompts[i].logprobs);
-      add(job.prompt.top_logprobs, all.prompts[i].top_logprobs);
-      job.num_scored = scored[i].begin + 1 + scored[i].count;
-    }
-    check_scores(job, scored[i].count);
+    scored[i].found = std::move(all.prompts[i]);
+    take(scored[i]);
   }
   for (size_t i = 0; i < chosen.size(); ++i) {
     chosen[i].token = all.tokens[i].token;
@@ -358,7 +331,8 @@ void Sampler::sweep() {
 }
 
 // The batch's forward, and the tokens that follow.
-std::vector<Chosen> Sampler::forward_step(const std::vector<Sequence*>& batch) {
+std::vector<Chosen> Sampler::forward_step(const std::vector<Sequence*>& batch,
+                                          std::span<Scored> scored) {
   std::vector<Sequence*> mine;
   std::ranges::copy_if(batch, std::back_inserter(mine),
                        [this](const Sequence* s) { return ranks_.has(*s->job); });
@@ -372,7 +346,7 @@ std::vector<Chosen> Sampler::forward_step(const std::vector<Sequence*>& batch) {
   } else {
     const at::Tensor hidden = forward(mine);
     const model::InUse head = decoder_.use_head();
-    score_prompts(hidden, mine);
+    score_prompts(hidden, mine, scored);
     logits = last_logits(hidden, mine);
   }
   schedule_.advance(batch);
@@ -408,10 +382,10 @@ bool Sampler::step() {
   }
   std::vector<Scored> scored;
   for (const Sequence* s : work.batch) {
-    if (const Scored of = Scored::of(*s); of.count > 0) scored.push_back(of);
+    if (Scored of = Scored::of(*s); of.count > 0) scored.push_back(std::move(of));
   }
   std::vector<Chosen> chosen;
-  const auto compute = [&] { chosen = forward_step(work.batch); };
+  const auto compute = [&] { chosen = forward_step(work.batch, scored); };
   if (decoder_.keeps_team()) {
     kernels::with_team(compute);
   } else {

@@ -19,6 +19,7 @@
 #include "twinkle/sampler/ranks/ranks.h"
 #include "twinkle/sampler/request.h"
 #include "twinkle/sampler/schedule/schedule.h"
+#include "twinkle/sampler/schedule/scored.h"
 #include "twinkle/sampler/stop_strings.h"
 
 namespace twinkle::sampler {
@@ -84,14 +85,13 @@ class Sampler {
   const std::shared_ptr<const std::string>& graph_failure() const { return graphs_.failure(); }
 
  private:
-  struct Scored;
-
   void check(const Request& request, bool has_decode) const;
-  std::vector<Chosen> forward_step(const std::vector<Sequence*>& batch);
+  std::vector<Chosen> forward_step(const std::vector<Sequence*>& batch, std::span<Scored> scored);
   at::Tensor forward(const std::vector<Sequence*>& batch);
-  void score_prompts(const at::Tensor& hidden, const std::vector<Sequence*>& batch);
-  void check_scores(Job& job, int64_t count);
-  void share(std::span<const Scored> scored, std::vector<Chosen>& chosen);
+  void score_prompts(const at::Tensor& hidden, const std::vector<Sequence*>& batch,
+                     std::span<Scored> scored);
+  void take(Scored& scored);
+  void share(std::span<Scored> scored, std::vector<Chosen>& chosen);
   at::Tensor last_logits(const at::Tensor& hidden, const std::vector<Sequence*>& batch);
   void accept(Chosen& chosen);
   void accept_or_fail(Chosen& chosen);

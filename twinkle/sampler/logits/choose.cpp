@@ -61,10 +61,6 @@ bool choose_largest(const at::Tensor& logits, std::span<Chosen> chosen) {
 
 }  // namespace
 
-float temperature_of(const SamplingParams& params) {
-  return params.temperature == 0 ? 1.0f : static_cast<float>(params.temperature);
-}
-
 void choose(const at::Tensor& logits, std::span<Chosen> chosen) {
   if (choose_largest(logits, chosen)) return;
   const at::Tensor host = logits.is_cpu() ? logits : kernels::cuda::to_host(logits);

@@ -11,9 +11,6 @@
 
 namespace twinkle::sampler {
 
-// The temperature of log-probabilities: greedy sampling reports the model's own.
-float temperature_of(const SamplingParams& params);
-
 // A token to be chosen for a sequence from a row of logits.
 struct Chosen {
   Sequence* sequence;

@@ -196,6 +196,10 @@ double uniform(uint64_t seed, uint64_t sample, uint64_t position) {
   return static_cast<double>((high << 32 | low) >> 11) * 0x1p-53;
 }
 
+float temperature_of(const SamplingParams& params) {
+  return params.temperature == 0 ? 1.0f : static_cast<float>(params.temperature);
+}
+
 int32_t pick(std::span<const float> logits, const SamplingParams& params,
              std::span<const int32_t> history, double u, PickScratch& scratch) {
   if (params.repetition_penalty != 1.0) {
@@ -221,6 +225,18 @@ int32_t pick(std::span<const float> logits, const SamplingParams& params,
   double kept = nucleus(logits, params.top_p, total, scratch);
   if (params.min_p > 0) kept = drop_below(least, logits, scratch);
   return draw_of_ids(u * kept, scratch);
+}
+
+void draw(std::span<const float> logits, double temperature, std::span<const double> u,
+          PickScratch& scratch, std::span<int32_t> out) {
+  const float top = largest(logits);
+  if (std::isnan(top) || temperature == 0) {
+    const auto first = std::ranges::find(logits, top) - logits.begin();
+    std::ranges::fill(out, std::isnan(top) ? kNoToken : static_cast<int32_t>(first));
+    return;
+  }
+  const double total = weigh(logits, top, temperature, kLowest, scratch);
+  std::ranges::transform(u, out.begin(), [&](double x) { return draw_any(x * total, scratch); });
 }
 
 }  // namespace twinkle::sampler

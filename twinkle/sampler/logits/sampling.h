@@ -15,6 +15,9 @@ namespace twinkle::sampler {
 // execution does not matter. 53 bits.
 double uniform(uint64_t seed, uint64_t sample, uint64_t position);
 
+// The temperature of log-probabilities: greedy sampling reports the model's own.
+float temperature_of(const SamplingParams& params);
+
 // Memory that calls reuse; holds nothing between them.
 struct PickScratch {
   std::vector<float> logits, weights, heap;
@@ -29,5 +32,10 @@ inline constexpr int32_t kNoToken = -1;
 // lowest id of equals. kNoToken: a NaN or +inf among the logits, or -inf all over.
 int32_t pick(std::span<const float> logits, const SamplingParams& params,
              std::span<const int32_t> history, double u, PickScratch& scratch);
+
+// The tokens that random numbers choose by temperature alone: those that pick() chooses when
+// nothing else is set, for one pass over the logits.
+void draw(std::span<const float> logits, double temperature, std::span<const double> u,
+          PickScratch& scratch, std::span<int32_t> out);
 
 }  // namespace twinkle::sampler

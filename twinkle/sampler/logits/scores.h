@@ -1,5 +1,5 @@
-// Log-probabilities of tokens that are there already: of a prompt, and of the likeliest at each
-// place. The bits are those that the trainer's head gives. Knows logits, not requests. V
+// Log-probabilities at the places of a prompt: of its own tokens, the likeliest, those drawn and
+// those named. The bits are those that the trainer's head gives. Knows logits, not requests. V
 // vocabulary, D width, N tokens.
 #pragma once
 #include <ATen/core/Tensor.h>
@@ -24,14 +24,11 @@ struct HeadOf {
   int32_t slot = -1;
 };
 
-struct ScoreOptions {
-  float temperature = 1;
-  int64_t k = 0;  // likeliest tokens at each place
-};
-
-// Appends the scores of `ids` [N] at the states [N, D] behind which they stand. Logits exist for a
+// The scores of the prompt's tokens [first, first + N), 1 <= first, at the states [N, D] behind
+// which they stand: those that `params` asks for, and log-probabilities of all. Logits exist for a
 // few rows at a time.
-void score_tokens(const at::Tensor& hidden_ND, const HeadOf& of, std::span<const int32_t> ids,
-                  const ScoreOptions& options, PromptScores& out);
+PromptScores score_tokens(const at::Tensor& hidden_ND, const HeadOf& of,
+                          std::span<const int32_t> prompt, int64_t first,
+                          const SamplingParams& params);
 
 }  // namespace twinkle::sampler
