@@ -39,6 +39,7 @@ inline bool is_flag(const py::handle& value) {
 // The name of one of a list.
 inline const char* noun_of(const engine::Example&) { return "sequence"; }
 inline const char* noun_of(const engine::SamplingParams&) { return "sampling parameters"; }
+inline const char* noun_of(const sampler::PromptTarget&) { return "prompt target"; }
 inline const char* noun_of(const std::vector<int32_t>&) { return "prompt"; }
 inline const char* noun_of(const std::string&) { return "text"; }
 

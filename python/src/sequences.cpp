@@ -46,14 +46,17 @@ py::list logits_of(const engine::ForwardResult& r, py::handle owner) {
   return out;
 }
 
-// Per place [(token id, log p)], the likeliest first.
+// [(token id, log p)].
+py::list pairs_of(const std::vector<sampler::TokenLogprob>& tokens) {
+  py::list out;
+  for (const auto& [id, logprob] : tokens) out.append(py::make_tuple(id, logprob));
+  return out;
+}
+
+// The same per place, the likeliest first.
 py::list pairs_of(const std::vector<sampler::TopLogprobs>& all) {
   py::list out;
-  for (const sampler::TopLogprobs& top : all) {
-    py::list pairs;
-    for (const auto& [id, logprob] : top) pairs.append(py::make_tuple(id, logprob));
-    out.append(pairs);
-  }
+  for (const sampler::TopLogprobs& top : all) out.append(pairs_of(top));
   return out;
 }
 
@@ -80,6 +83,8 @@ struct ToPython {
     for (size_t i = 0; i < r.completions.size(); ++i) {
       const py::object scores = py::cast(r.prompts[i].logprobs);
       const py::list top_scores = pairs_of(r.prompts[i].top_logprobs);
+      const py::list alt_tokens = pairs_of(r.prompts[i].alt_tokens);
+      const py::object target_scores = py::cast(r.prompts[i].target_logprobs);
       py::list samples;
       for (const engine::Completion& c : r.completions[i])
         samples.append(
@@ -87,7 +92,8 @@ struct ToPython {
                      "top_logprobs"_a = pairs_of(c.top_logprobs), "stop_reason"_a = c.stop_reason,
                      "matched"_a = c.matched, "prompt_logprobs"_a = scores,
                      "routed_experts"_a = view_of(c.routed_experts, owner),
-                     "top_prompt_logprobs"_a = top_scores));
+                     "top_prompt_logprobs"_a = top_scores, "prompt_alt_tokens"_a = alt_tokens,
+                     "prompt_target_logprobs"_a = target_scores));
       prompts.append(samples);
     }
     return prompts;

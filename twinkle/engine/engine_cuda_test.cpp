@@ -194,7 +194,9 @@ Sample greedy() {
                       .ignore_eos = true,
                       .top_logprobs = 2,
                       .prompt_logprobs = true,
-                      .top_prompt_logprobs = 2}}};
+                      .top_prompt_logprobs = 2,
+                      .prompt_alt_tokens = 1,
+                      .prompt_targets = {{1, 7}, {3, 9}}}}};
 }
 
 void add(Numbers& out, const SampleResult& result) {
@@ -206,6 +208,8 @@ void add(Numbers& out, const SampleResult& result) {
   for (const auto& prompt : result.prompts) {
     out.add("prompt", prompt.logprobs);
     add_top(prompt.top_logprobs);
+    add_top({prompt.alt_tokens});
+    out.add("targets", prompt.target_logprobs);
   }
   for (const auto& completions : result.completions) {
     for (const Completion& c : completions) {

@@ -104,6 +104,12 @@ TEST(PromptScores, OfASampleAreTheForwards) {
   want.pop_back();
   EXPECT_EQ(result.prompts.at(0).logprobs, want);
   EXPECT_EQ(result.prompts[0].top_logprobs.at(88).size(), 3u);
+  op.params = {{.max_tokens = 0, .prompt_alt_tokens = 1}};
+  for (int32_t t = 1; t < 90; ++t)
+    op.params[0].prompt_targets.push_back({t, scored.input_ids[static_cast<size_t>(t)]});
+  const auto others = engine.run<SampleResult>(op);
+  EXPECT_EQ(others.prompts.at(0).target_logprobs, want);
+  EXPECT_EQ(others.prompts[0].alt_tokens.size(), 89u);
 }
 
 }  // namespace

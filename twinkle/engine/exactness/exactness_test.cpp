@@ -90,6 +90,9 @@ Sample sampling(const Person& p, uint64_t key) {
   op.params[1].top_p = 0.9;
   op.params[1].min_p = 0.002;
   op.params[1].repetition_penalty = 1.3;
+  op.params[0].prompt_alt_tokens = static_cast<int64_t>(key % 3);
+  op.params[0].prompt_targets = {{1, 4}, {4, static_cast<int32_t>(key % 131)}};
+  op.params[1].prompt_logprobs_last_n = op.params[1].prompt_logprobs ? 1 : 0;
   return op;
 }
 

@@ -87,6 +87,8 @@ class OutcomeText {
     for (const sampler::PromptScores& prompt : r.prompts) {
       add({prompt.logprobs});
       add(prompt.top_logprobs);
+      add({prompt.alt_tokens});
+      add({prompt.target_logprobs});
     }
   }
   void add(const SaveResult&) { out_ << "saved"; }  // where differs from run to run

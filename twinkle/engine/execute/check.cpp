@@ -203,6 +203,15 @@ double token_bytes(bool logprobs, int64_t top) {
   return (logprobs ? 4 : 0) + (top > 0 ? kVector + static_cast<double>(top) * 8 : 0);
 }
 
+double score_bytes(const SamplingParams& p, int64_t length) {
+  const int64_t scored = p.prompt_logprobs_last_n > 0 ? p.prompt_logprobs_last_n : length;
+  return static_cast<double>(std::min(scored, length)) *
+             token_bytes(p.prompt_logprobs, p.top_prompt_logprobs) +
+         static_cast<double>(length) * static_cast<double>(p.prompt_alt_tokens) *
+             sizeof(sampler::TokenLogprob) +
+         static_cast<double>(p.prompt_targets.size()) * 4;
+}
+
 double sample_bytes(const Sample& op, const model::DecoderSpec& spec, bool streams) {
   double out = 0;
   const double route = route_bytes(spec);
@@ -219,7 +228,7 @@ double sample_bytes(const Sample& op, const model::DecoderSpec& spec, bool strea
     const double events = streams ? static_cast<double>(most) * sizeof(TokenEvent) : 0;
     out += sizeof(sampler::PromptScores) + kVector +
            static_cast<double>(p.num_samples) * (completion + sequence + routes + events) +
-           static_cast<double>(length) * token_bytes(p.prompt_logprobs, p.top_prompt_logprobs);
+           score_bytes(p, length);
   }
   return out;
 }

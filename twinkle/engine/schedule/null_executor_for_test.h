@@ -165,7 +165,8 @@ class NullExecutor : public Executor {
   Result commit(int64_t id) override {
     if (running_.erase(id)) return ForwardResult{};
     samples_.erase(id);
-    return SampleResult{{{Completion{.tokens = {1, 2, 3}}}}};
+    return SampleResult{.completions = {{Completion{.tokens = {1, 2, 3}}}},
+                        .prompts = std::vector<sampler::PromptScores>(1)};
   }
   void undo(int64_t id) override {
     const auto it = running_.find(id);
