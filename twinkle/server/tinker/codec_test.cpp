@@ -180,5 +180,22 @@ TEST(SampleResponse, IsWhatTheSdkReads) {
                "4fc3c7804fc3c7cdccccbd000040c018022002"));
 }
 
+TEST(SampleResponse, HasTensorsOfAPromptsTargetsAndAlternatives) {
+  const SampleResponse response{
+      .sequences = {{.tokens = {5}, .logprobs = {-0.5}}},
+      .prompt_targets = Tensor{.shape = {2, 9},
+                               .values = std::vector<float>{-1, 0},
+                               .sparse = Csr{.crow = {0, 1, 2}, .col = {3, 0}}},
+      .prompt_alt_tokens =
+          PromptAltTokens{.tokens = {.shape = {2, 1}, .values = std::vector<int64_t>{7, 300}},
+                          .logprobs = {.shape = {2, 1}, .values = std::vector<float>{-2, -3}}}};
+  EXPECT_EQ(
+      to_protobuf(response),
+      from_hex("0a0c1204050000001a04000000bf2a3e12360a08000080bf0000000012180000000000000000010000"
+               "000000000002000000000000001a1003000000000000000000000000000000180122020209322c0a18"
+               "0a1007000000000000002c0100000000000018022202020112100a08000000c0000040c01801220202"
+               "01"));
+}
+
 }  // namespace
 }  // namespace twinkle::server::tinker

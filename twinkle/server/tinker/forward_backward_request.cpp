@@ -230,33 +230,17 @@ class Reader {
     }
     check(shape.size() == 2, where, " is sparse and has ", shape.size(),
           " dimensions, it must have 2");
-    const int64_t size = size_of(shape, where), rows = shape[0];
+    const int64_t size = size_of(shape, where);
     Tensor out{.shape = std::move(shape),
                .values = values_of(type, {values.data(), values.size()}, where)};
     Csr& csr = out.sparse.emplace();
     csr.crow = numbers<int64_t>({crow_bytes.data(), crow_bytes.size()}, where + ".crow_indices");
     csr.col = numbers<int64_t>({col_bytes.data(), col_bytes.size()}, where + ".col_indices");
-    check(std::ssize(csr.crow) == rows + 1, where, ".crow_indices has ", csr.crow.size(),
-          " numbers, it must have ", rows + 1);
     check(out.num_values() == std::ssize(csr.col), where, " has ", out.num_values(), " values and ",
           csr.col.size(), " col_indices");
-    check(csr.crow.front() == 0 && csr.crow.back() == std::ssize(csr.col), where,
-          ".crow_indices is from ", csr.crow.front(), " to ", csr.crow.back(),
-          ", it must be from 0 to ", csr.col.size());
     count(size, where);
-    check_order(csr, out.shape[1], where);
+    require_rows(out, "forward_backward: " + where + ".");
     return out;
-  }
-
-  static void check_order(const Csr& csr, int64_t cols, const std::string& where) {
-    const auto& [crow, col] = csr;
-    for (size_t r = 0; r + 1 < crow.size(); ++r) {
-      check(crow[r] <= crow[r + 1] && crow[r + 1] <= crow.back(), where, ".crow_indices[", r + 1,
-            "] is ", crow[r + 1], " behind ", crow[r]);
-      for (int64_t i = crow[r], last = -1; i < crow[r + 1]; last = col[i++])
-        check(col[i] > last && col[i] < cols, where, ".col_indices[", i, "] is ", col[i],
-              ", it must be above ", last, " and below ", cols);
-    }
   }
 
   static void config(pbf_reader in, LossConfig& out) {

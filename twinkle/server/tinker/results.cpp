@@ -10,7 +10,7 @@ namespace {
 
 using protozero::pbf_writer;
 
-constexpr int32_t kFloats = 1;
+constexpr int32_t kFloats = 1, kInts = 2;
 constexpr float kNoLogprob = -99999.0f;
 
 static_assert(std::endian::native == std::endian::little);
@@ -71,6 +71,24 @@ std::string top_tokens(const TopTokens& top) {
   return out;
 }
 
+std::string tensor_bytes(const Tensor& tensor) {
+  std::string out;
+  pbf_writer writer(out);
+  const std::string_view values =
+      std::visit([](const auto& v) { return raw_bytes(v); }, tensor.values);
+  if (tensor.sparse) {
+    pbf_writer sparse(writer, 2);
+    add(sparse, 1, values);
+    add(sparse, 2, raw_bytes(tensor.sparse->crow));
+    add(sparse, 3, raw_bytes(tensor.sparse->col));
+  } else {
+    add(writer, 1, values);
+  }
+  writer.add_enum(3, tensor.values.index() == 0 ? kFloats : kInts);
+  writer.add_packed_int64(4, tensor.shape.begin(), tensor.shape.end());
+  return out;
+}
+
 }  // namespace
 
 std::string to_protobuf(const ForwardBackwardOutput& output) {
@@ -110,6 +128,12 @@ std::string to_protobuf(const SampleResponse& response) {
   if (response.prompt_logprobs) add(writer, 2, raw_bytes(*response.prompt_logprobs));
   if (response.prompt_top) writer.add_message(3, top_tokens(*response.prompt_top));
   if (response.prompt_cache_hit_tokens != 0) writer.add_int32(4, response.prompt_cache_hit_tokens);
+  if (response.prompt_targets) writer.add_message(5, tensor_bytes(*response.prompt_targets));
+  if (response.prompt_alt_tokens) {
+    pbf_writer drawn(writer, 6);
+    drawn.add_message(1, tensor_bytes(response.prompt_alt_tokens->tokens));
+    drawn.add_message(2, tensor_bytes(response.prompt_alt_tokens->logprobs));
+  }
   return out;
 }
 

@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "twinkle/server/tinker/tensor.h"
+
 namespace twinkle::server::tinker {
 
 // Float32 values of one datum, row-major: [N], or [N, K] with `width` K.
@@ -38,11 +40,17 @@ struct SampledSequence {
   std::optional<TopTokens> top = {};
 };
 
+struct PromptAltTokens {
+  Tensor tokens, logprobs;  // [P - 1, k] each, of a prompt of P tokens
+};
+
 struct SampleResponse {
   std::vector<SampledSequence> sequences;
   std::optional<std::vector<float>> prompt_logprobs = {};  // NaN where there is none: the first
   std::optional<TopTokens> prompt_top = {};
   int32_t prompt_cache_hit_tokens = 0;
+  std::optional<Tensor> prompt_targets = {};
+  std::optional<PromptAltTokens> prompt_alt_tokens = {};
 };
 
 std::string to_protobuf(const SampleResponse& response);
