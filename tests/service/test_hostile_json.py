@@ -64,7 +64,12 @@ def good(wire):
                 "max_tokens": 2, "seed": 1, "temperature": 1.0, "top_k": -1, "top_p": 1.0,
                 "stop": ["a"],
             },
-            "prompt_logprobs": False, "topk_sample_logprobs": 0, "topk_prompt_logprobs": 0,
+            "prompt_logprobs": True, "topk_sample_logprobs": 0, "topk_prompt_logprobs": 1,
+            "prompt_alt_tokens_k": 1, "prompt_logprobs_last_n": 1,
+            "target_prompt_logprobs": {
+                "data": [7, 8], "dtype": "int64", "shape": [2, 4],
+                "sparse_crow_indices": [0, 1, 2], "sparse_col_indices": [0, 3],
+            },
         },
         "retrieve_future": {"request_id": run + ":1"},
     }  # fmt: skip

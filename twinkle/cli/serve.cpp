@@ -50,6 +50,7 @@ class EngineBackend : public server::Backend {
     model_ = {.directory = info.directory,
               .names = std::move(names),
               .max_positions = info.max_positions,
+              .vocab_size = info.vocab_size,
               .num_layers = info.num_layers,
               .architecture = info.family,
               .adapter_sizes = info.adapter_sizes,

@@ -21,7 +21,8 @@ class NullBackend : public Backend {
   std::function<void()> on_validate = [] {}, on_submit = [] {};
 
   explicit NullBackend(engine::Dispatcher& dispatcher, std::vector<std::string> names = {"null"})
-      : facts{.directory = "null", .names = std::move(names), .max_positions = 64},
+      : facts{
+            .directory = "null", .names = std::move(names), .max_positions = 64, .vocab_size = 100},
         dispatcher_(dispatcher) {}
   const ModelFacts& model() const override { return facts; }
   engine::Stats stats() const override { return dispatcher_.stats(); }

@@ -41,9 +41,10 @@ weights = got(service.create_training_client_from_state(path))
 forward = got(weights.forward([row], "cross_entropy")).metrics["loss:sum"]
 sampler = got(resumed.save_weights_and_get_sampling_client("end"))
 params = types.SamplingParams(max_tokens=8, seed=3, temperature=1.0)
-drawn = got(sampler.sample(types.ModelInput.from_ints(tokens), 2, params))
+drawn = got(sampler.sample(types.ModelInput.from_ints(tokens), 2, params, topk_prompt_logprobs=3))
 sampled = [[list(each.tokens), list(each.logprobs)] for each in drawn.sequences]
-print(json.dumps([tinker.__version__, losses, forward, sampled]), flush=True)
+likeliest = drawn.topk_prompt_logprobs
+print(json.dumps([tinker.__version__, losses, forward, sampled, likeliest]), flush=True)
 os._exit(0)  # its threads may abort the process at its end
 """
 
@@ -78,6 +79,7 @@ def test_every_sdk_trains_saves_resumes_and_samples_with_the_same_numbers(server
     versions = [version for version, *_ in said]
     assert ["tinker-" + version for version in versions[1:]] == OLDER
     assert said[0][1:] == said[1][1:] == said[2][1:]
-    losses, forward, sampled = said[0][1:]
+    losses, forward, sampled, likeliest = said[0][1:]
     assert losses[2] == losses[3] < losses[1] < losses[0], "it resumes with its optimizer"
     assert forward == losses[2] and len(sampled) == 2
+    assert likeliest[0] is None and [len(row) for row in likeliest[1:]] == [3] * 10

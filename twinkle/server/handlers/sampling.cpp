@@ -1,9 +1,9 @@
 // Samplers and their requests.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "twinkle/base/error.h"
+#include "twinkle/server/handlers/prompt_scores.h"
 #include "twinkle/server/routes.h"
 #include "twinkle/server/tinker/results.h"
 
@@ -54,43 +54,34 @@ void read_stop(const Json& sampling, engine::Sample& sample, const std::string& 
   if (!params.stop.empty()) sample.tokenizer = tokenizer;
 }
 
-tinker::TopTokens top_of(const std::vector<sampler::TopLogprobs>& rows, int64_t k) {
-  tinker::TopTokens out{.k = k};
-  for (const auto& row : rows) {
-    auto& to = out.rows.emplace_back();
-    for (const auto& t : row) to.emplace_back(t.id, t.logprob);
-  }
-  return out;
-}
-
-Response answer_of(const engine::Result& r, const engine::SamplingParams& params) {
+Response answer_of(const engine::Result& r, int64_t top, const PromptScoring& scoring) {
   const auto& result = std::get<engine::SampleResult>(r);
   tinker::SampleResponse out;
   for (const engine::Completion& c : result.completions.at(0)) {
     auto& s = out.sequences.emplace_back();
     s = {.tokens = c.tokens, .logprobs = c.logprobs, .at_length = c.stop_reason == "length"};
-    if (params.top_logprobs > 0) s.top = top_of(c.top_logprobs, params.top_logprobs);
+    if (top > 0) s.top = top_of(c.top_logprobs, top, std::ssize(c.top_logprobs));
   }
-  if (params.prompt_logprobs) {
-    const std::vector<float>& scores = result.prompts.at(0).logprobs;  // the first token has none
-    out.prompt_logprobs.emplace(1, std::numeric_limits<float>::quiet_NaN());
-    out.prompt_logprobs->insert(out.prompt_logprobs->end(), scores.begin(), scores.end());
-  }
+  scoring.answer(result.prompts.at(0), out);
   return {.body = tinker::to_protobuf(out), .content_type = "application/x-protobuf"};
 }
 
 // The thread that serves makes the whole of it at once. Each token is 4 bytes and has a
-// log-probability of 4; so has each of the likeliest beside it.
-void require_result_fits(const engine::Sample& sample, const Services& services) {
+// log-probability of 4; so has each of the likeliest beside it. `prompt_bytes`: of the prompt's
+// scores.
+void require_result_fits(const engine::Sample& sample, int64_t prompt_bytes,
+                         const Services& services) {
   const engine::SamplingParams& params = sample.params[0];
   const int64_t length = std::ssize(sample.prompts[0]);
   const int64_t room = std::max<int64_t>(0, services.backend.model().max_positions - length);
   const int64_t tokens = std::clamp<int64_t>(params.max_tokens, 0, room);
-  const int64_t bytes = params.num_samples * tokens * 8 * (1 + params.top_logprobs) +
-                        (params.prompt_logprobs ? 4 * length : 0);
+  const int64_t bytes = params.num_samples * tokens * 8 * (1 + params.top_logprobs) + prompt_bytes;
   const int64_t most = services.promises.max_sample_bytes();
   require(bytes <= most, Code::kInvalid, "server: num_samples ", params.num_samples,
           ", max_tokens ", tokens, " and topk_sample_logprobs ", params.top_logprobs,
+          prompt_bytes > 0 ? ", with " + std::to_string(prompt_bytes) +
+                                 " bytes of the prompt's log-probabilities,"
+                           : "",
           " may make a result of ", bytes, " bytes, but max_sample_bytes is ", most,
           "; ask for less in one request");
 }
@@ -119,15 +110,16 @@ struct Of {
   int64_t version = 0;
 };
 
-Ready ready_of(const Json& body, const Of& of, const std::string& chance, const ModelFacts& model) {
+struct Made {
+  Ready ready;
+  int64_t prompt_bytes;  // its scores take these in the result
+};
+
+Made read_sample(const Json& body, const Of& of, const std::string& chance,
+                 const ModelFacts& model) {
   const Json* sampling = find(body, "sampling_params");
   const Json none = JsonObject{};
   if (!sampling) sampling = &none;
-  for (const char* name : {"topk_prompt_logprobs", "prompt_alt_tokens_k"})
-    require(get_or<int64_t>(body, name, 0) == 0, Code::kInvalid, "server: ", name,
-            " is not there yet; leave it out");
-  for (const char* name : {"target_prompt_logprobs", "prompt_logprobs_last_n"})
-    require(!find(body, name), Code::kInvalid, "server: ", name, " is not there yet; leave it out");
   engine::Sample sample{.tenant = of.tenant, .params = {{}}, .version = of.version};
   sample.prompts.push_back(prompt_of(body));
   engine::SamplingParams& params = sample.params[0];
@@ -140,14 +132,14 @@ Ready ready_of(const Json& body, const Of& of, const std::string& chance, const 
   params.temperature = get_or(*sampling, "temperature", 1.0);
   params.top_k = get_or<int64_t>(*sampling, "top_k", -1);
   params.top_p = get_or(*sampling, "top_p", 1.0);
-  params.prompt_logprobs = get_or(body, "prompt_logprobs", false);
-  params.top_logprobs = get_or<int64_t>(body, "topk_sample_logprobs", 0);
-  require(params.top_logprobs >= 0 && params.top_logprobs <= sampler::kMaxTopLogprobs,
-          Code::kInvalid, "server: topk_sample_logprobs is ", params.top_logprobs,
-          ", it must be from 0 to ", sampler::kMaxTopLogprobs);
+  params.top_logprobs = read_top(body, "topk_sample_logprobs");
+  PromptScoring scoring(body, {std::ssize(sample.prompts[0]), model.vocab_size}, params);
   read_stop(*sampling, sample, model.directory);
-  const auto answer = [params](const engine::Result& r) { return answer_of(r, params); };
-  return {std::move(sample), answer};
+  const int64_t prompt_bytes = scoring.num_bytes();
+  auto answer = [top = params.top_logprobs, scoring = std::move(scoring)](const engine::Result& r) {
+    return answer_of(r, top, scoring);
+  };
+  return {{std::move(sample), std::move(answer)}, prompt_bytes};
 }
 
 }  // namespace
@@ -217,21 +209,21 @@ std::optional<Response> asample(Call& call) {
   call.require_allowed();
   call.require_number("seq_id", seq);
   const Of of{sampler.tenant, sampler.version};
-  const Source source{.sequence = call.sequence,
-                      .bytes = std::ssize(call.request.body),
-                      .make = [&model = s.backend.model(), of](const Command& command) {
-                        return ready_of(parse_json(command.body, "the body"), of, command.chance,
-                                        model);
-                      }};
+  const Source source{
+      .sequence = call.sequence,
+      .bytes = std::ssize(call.request.body),
+      .make = [&model = s.backend.model(), of](const Command& command) {
+        return read_sample(parse_json(command.body, "the body"), of, command.chance, model).ready;
+      }};
   s.decisions.decide([&] {
     const Json* sampling = find(call.body, "sampling_params");
     require(!sampling || sampling->is_object(), Code::kInvalid,
             "server: sampling_params must be an object, such as {\"max_tokens\": 16}");
   });
-  Ready ready = ready_of(call.body, of, call.chance, s.backend.model());
+  auto [ready, prompt_bytes] = read_sample(call.body, of, call.chance, s.backend.model());
   s.decisions.decide([&] {
     const auto& sample = std::get<engine::Sample>(ready.operation);
-    require_result_fits(sample, s);
+    require_result_fits(sample, prompt_bytes, s);
     require_few_stops(sample);
   });
   try {

@@ -18,6 +18,7 @@ struct ModelFacts {
   std::string directory;           // of the model's files
   std::vector<std::string> names;  // under which clients ask for it; the first is told
   int64_t max_positions = 0;       // tokens of a sequence
+  int64_t vocab_size = 0;
   int64_t num_layers = 0;
   std::string architecture;
   engine::AdapterSizes adapter_sizes;  // as engine::ModelInfo's, like the next
