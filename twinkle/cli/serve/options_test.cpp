@@ -118,6 +118,7 @@ TEST(ServeOptions, AreTheseWithTheseDefaults) {
       "park_seconds=300",
       "max_sessions=1000000",
       "max_samplers=1000000",
+      "stable_reinforce=refused",
       "model=smollm2",
       "mixed_precision=bf16",
       "device=",

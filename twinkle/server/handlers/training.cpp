@@ -128,6 +128,14 @@ void require_inputs(const tinker::ForwardBackwardRequest& request) {
               " reads");
 }
 
+// Tinker's formula is not public. With the option what clients ask for by default runs.
+void require_known(const tinker::ForwardBackwardRequest& request, const Services& services) {
+  require(!request.stable_reinforce || services.stable_reinforce != kRefused, Code::kInvalid,
+          "server: loss_fn is stable_reinforce, which only Tinker has; ask for "
+          "importance_sampling, or have the server started with --stable-reinforce "
+          "importance_sampling, which computes that in its place");
+}
+
 // A short sparse tensor may name a shape that fills the memory; the thread that serves fills it,
 // and makes the result: 4 bytes for each cell of target_tokens. `weights` has no more cells than
 // these.
@@ -285,7 +293,10 @@ std::optional<Response> forward_backward(Call& call) {
   const tinker::ForwardBackwardRequest request = read(call, run);
   Ready ready;
   if (!run.came(request.seq_id) || s.decisions.is_decided()) try {
-      s.decisions.decide([&] { require_result_fits(request, s.promises.max_training_bytes()); });
+      s.decisions.decide([&] {
+        require_known(request, s);
+        require_result_fits(request, s.promises.max_training_bytes());
+      });
       ready = ready_of(request, run.id);
       if (!run.came(request.seq_id))  // what a journal holds was decided on before
         s.decisions.decide([&] { require_inputs(request); });

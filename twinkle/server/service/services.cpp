@@ -55,6 +55,7 @@ Services::Services(Backend& backend, Loop& loop, fs::path state, const ServiceOp
     : backend(backend),
       loop(loop),
       state(std::move(state)),
+      stable_reinforce(options.stable_reinforce),
       history(loop),
       rates(loop, [this](const std::string& owner) { return quota_of(owner); }),
       promises(

@@ -70,6 +70,8 @@ struct HubFile {
   std::shared_ptr<const std::string> bytes;
 };
 
+inline constexpr const char* kRefused = "refused";  // stable_reinforce is
+
 struct ServiceOptions {
   SnapshotOptions snapshots;
   PromiseOptions promises;
@@ -78,6 +80,7 @@ struct ServiceOptions {
   LineOptions lines;
   SilenceOptions silence;
   KeptOptions kept;
+  std::string stable_reinforce = kRefused;
 
   static constexpr auto fields() {
     return std::tuple{group("snapshots", &ServiceOptions::snapshots),
@@ -86,7 +89,11 @@ struct ServiceOptions {
                       group("truncation", &ServiceOptions::truncation),
                       group("lines", &ServiceOptions::lines),
                       group("silence", &ServiceOptions::silence),
-                      group("kept", &ServiceOptions::kept)};
+                      group("kept", &ServiceOptions::kept),
+                      option("stable_reinforce", &ServiceOptions::stable_reinforce,
+                             one_of(kRefused, "importance_sampling"),
+                             "computed in place of that loss, whose formula is not public and for "
+                             "which clients ask by default")};
   }
 };
 
@@ -164,6 +171,7 @@ class Services {
   Backend& backend;
   Loop& loop;
   const std::filesystem::path state;
+  const std::string stable_reinforce;  // the option
   JsonObject client_flags;  // what client/config answers; the SDK's defaults where it is empty
   Access access;            // who may come in; everybody, unless it is set
   Metrics metrics;

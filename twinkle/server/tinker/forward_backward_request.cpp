@@ -108,6 +108,8 @@ class Reader {
       }
     }
     if (out.loss_fn_config.empty()) out.loss_fn_config = std::move(old_config);
+    out.stable_reinforce = out.loss_fn == "stable_reinforce";
+    if (out.stable_reinforce) out.loss_fn = "importance_sampling";
     check(seq_id >= 1, "seq_id is ", seq_id, ", it must be at least 1");
     out.seq_id = static_cast<int32_t>(seq_id);
     return out;

@@ -28,7 +28,8 @@ struct ForwardBackwardRequest {
   std::string loss_fn;
   LossConfig loss_fn_config;
   bool forward_only = false;
-  bool disable_lora = false;  // as modelscope.h finds it; read_forward_backward does not
+  bool disable_lora = false;      // as modelscope.h finds it; read_forward_backward does not
+  bool stable_reinforce = false;  // asked for, and importance_sampling is in loss_fn's place
 
   bool operator==(const ForwardBackwardRequest&) const = default;
 };
