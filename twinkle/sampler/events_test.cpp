@@ -21,6 +21,7 @@ Decode numbers() {
 struct Streamed {
   std::vector<int32_t> tokens;
   std::vector<float> logprobs;
+  std::vector<TopLogprobs> top_logprobs;
   std::string stop_reason;
 };
 
@@ -32,6 +33,7 @@ std::map<std::pair<int64_t, int64_t>, Streamed> drain(Sampler& sampler) {
       Streamed& to = out[{event.ticket, event.sample}];
       to.tokens.push_back(event.token);
       to.logprobs.push_back(event.logprob);
+      if (!event.top_logprobs.empty()) to.top_logprobs.push_back(event.top_logprobs);
       EXPECT_EQ(to.stop_reason, "") << "it comes with the last one";
       to.stop_reason = event.stop_reason;
     }
@@ -45,6 +47,7 @@ TEST(Events, AreTheTokensOfEverySampleInOrderAndOfRequestsThatStreamAlone) {
   std::vector<Request> requests = mixed_requests();
   for (size_t i = 0; i < requests.size(); ++i) {
     requests[i].stream = i % 3 != 2;
+    requests[i].params.top_logprobs = i % 2 == 0 ? 3 : 0;
     sampler.add(requests[i]);
   }
   auto streamed = drain(sampler);
@@ -55,6 +58,7 @@ TEST(Events, AreTheTokensOfEverySampleInOrderAndOfRequestsThatStreamAlone) {
       const Streamed got = streamed[{outcome.ticket, s}];
       EXPECT_EQ(got.tokens, stream ? completion.tokens : std::vector<int32_t>{});
       EXPECT_EQ(got.logprobs, stream ? completion.logprobs : std::vector<float>{});
+      EXPECT_EQ(got.top_logprobs, stream ? completion.top_logprobs : std::vector<TopLogprobs>{});
       EXPECT_EQ(got.stop_reason, stream ? completion.stop_reason : "");
     }
   }

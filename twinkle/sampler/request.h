@@ -59,8 +59,9 @@ struct SamplerOptions {
 struct Event {
   int64_t ticket = 0, sample = 0;
   int32_t token = 0;
-  float logprob = 0;        // 0 when the request wants none
-  std::string stop_reason;  // the completion's, when this is its last token; else empty
+  float logprob = 0;              // 0 when the request wants none
+  std::string stop_reason;        // the completion's, when this is its last token; else empty
+  TopLogprobs top_logprobs = {};  // empty unless asked for
 
   bool operator==(const Event&) const = default;
 };

@@ -248,7 +248,8 @@ void Sampler::give(Sequence& sequence, size_t count) {
   for (size_t& i = sequence.num_given; i < count; ++i) {
     events_.push_back({job.ticket, sequence.sample, out.tokens[i],
                        job.request.params.logprobs ? out.logprobs[i] : 0.0f,
-                       i + 1 == out.tokens.size() ? out.stop_reason : ""});
+                       i + 1 == out.tokens.size() ? out.stop_reason : "",
+                       out.top_logprobs.empty() ? TopLogprobs() : out.top_logprobs[i]});
   }
 }
 

@@ -225,7 +225,9 @@ double sample_bytes(const Sample& op, const model::DecoderSpec& spec, bool strea
     // While it is sampled: a copy of the prompt, and its tokens.
     const double sequence = sizeof(sampler::Sequence) + static_cast<double>(length + most) * 4;
     const double routes = p.routed_experts ? static_cast<double>(length + most) * route : 0;
-    const double events = streams ? static_cast<double>(most) * sizeof(TokenEvent) : 0;
+    const double event =
+        sizeof(TokenEvent) + static_cast<double>(p.top_logprobs) * sizeof(sampler::TokenLogprob);
+    const double events = streams ? static_cast<double>(most) * event : 0;
     out += sizeof(sampler::PromptScores) + kVector +
            static_cast<double>(p.num_samples) * (completion + sequence + routes + events) +
            score_bytes(p, length);

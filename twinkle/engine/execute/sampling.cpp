@@ -95,7 +95,7 @@ void Sampling::on_event(const sampler::Event& event) {
   if (it == requests_.end()) return;  // its Sample has failed meanwhile
   begun_.at(it->second.id)
       .pending_events.push_back({it->second.index, static_cast<size_t>(event.sample), event.token,
-                                 event.logprob, event.stop_reason});
+                                 event.logprob, event.stop_reason, event.top_logprobs});
 }
 
 void Sampling::forget_if_asked() {

@@ -7,6 +7,8 @@
 #include <span>
 #include <string>
 
+#include "twinkle/sampler/params.h"
+
 namespace twinkle::engine {
 
 // A token of a Sample that runs.
@@ -15,6 +17,7 @@ struct TokenEvent {
   int32_t token = 0;
   float logprob = 0;        // 0 when the Sample wants none
   std::string stop_reason;  // reason of the completion's end, with its last token; else empty
+  sampler::TopLogprobs top_logprobs = {};  // as the completion's; empty unless asked for
 };
 
 // Token ids to text.
