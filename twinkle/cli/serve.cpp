@@ -1,4 +1,4 @@
-// twinkle serve: the training service over HTTP, for the `tinker` SDK.
+// twinkle serve: the training service over HTTP, for the `tinker` SDK and OpenAI's clients.
 #include <unistd.h>
 
 #include <algorithm>
@@ -45,12 +45,14 @@ enum class Task { kServe, kCheck, kPrintConfig, kPrintReference };
 
 class EngineBackend : public server::Backend {
  public:
-  EngineBackend(engine::Engine& engine, std::vector<std::string> names) : engine_(engine) {
+  EngineBackend(engine::Engine& engine, std::vector<std::string> names, int64_t kv_tokens)
+      : engine_(engine) {
     const engine::ModelInfo& info = engine.model_info();
     model_ = {.directory = info.directory,
               .names = std::move(names),
               .max_positions = info.max_positions,
               .vocab_size = info.vocab_size,
+              .kv_tokens = kv_tokens,
               .num_layers = info.num_layers,
               .architecture = info.family,
               .adapter_sizes = info.adapter_sizes,
@@ -64,8 +66,9 @@ class EngineBackend : public server::Backend {
   int64_t bytes_of(const engine::Operation& operation) const override {
     return engine_.bytes_of(operation);
   }
-  engine::Accepted check(engine::Operation&& operation, engine::Beyond beyond) override {
-    return engine_.check(std::move(operation), {}, beyond);
+  engine::Accepted check(engine::Operation&& operation, engine::Beyond beyond,
+                         const engine::SampleHooks& hooks) override {
+    return engine_.check(std::move(operation), hooks, beyond);
   }
   int64_t submit(engine::Accepted accepted, engine::OnDone on_done) override {
     if (times_) on_done = times_->watch(accepted.operation(), std::move(on_done));
@@ -253,7 +256,7 @@ void run_service(ServeOptions o, const std::string& version, const How& how) {
   // Kept while the service runs, or each sample with a stop text would read it anew.
   const auto tokenizer = text::shared_tokenizer(with.model.path);
   engine::Engine engine(with, text::decoder_of);
-  EngineBackend backend(engine, o.names);
+  EngineBackend backend(engine, o.names, with.sampler.kv_tokens);
   server::Services services(backend, *http, state, o.service);
   backend.count(services.metrics.operations);
   services.metrics.build = {

@@ -35,9 +35,10 @@ class NullBackend : public Backend {
   int64_t bytes_of(const engine::Operation& operation) const override {
     return dispatcher_.bytes_of(operation);
   }
-  engine::Accepted check(engine::Operation&& operation, engine::Beyond beyond) override {
+  engine::Accepted check(engine::Operation&& operation, engine::Beyond beyond,
+                         const engine::SampleHooks& hooks) override {
     if (on_check) on_check(operation);
-    return std::move(dispatcher_.accept({&operation, 1}, {}, beyond)[0]);
+    return std::move(dispatcher_.accept({&operation, 1}, hooks, beyond)[0]);
   }
   int64_t submit(engine::Accepted accepted, engine::OnDone on_done) override {
     if (times) on_done = times->watch(accepted.operation(), std::move(on_done));

@@ -1,5 +1,6 @@
 // For tests: an Executor without a model. A tenant's state is the list of what has been done to it;
-// a Sample takes one step for every token that its longest request asks for. Runs under the thread
+// a Sample takes one step for every token that its longest request asks for, and its listener hears
+// of an 'a' for each. Runs under the thread
 // sanitizer.
 #pragma once
 #include <algorithm>
@@ -136,10 +137,10 @@ class NullExecutor : public Executor {
     }
   }
 
-  void start(int64_t id, const Sample& sample, Share, SampleHooks, Prepared*) override {
+  void start(int64_t id, const Sample& sample, Share, SampleHooks hooks, Prepared*) override {
     state_of(sample.tenant);
     require(sample.params[0].top_p > 0, Code::kInvalid, "null: refused");
-    samples_[id] = {.left = sample.params[0].max_tokens};
+    samples_[id] = {.left = sample.params[0].max_tokens, .hooks = std::move(hooks)};
   }
   std::vector<Ended> step() override {
     ++num_steps;
@@ -152,6 +153,8 @@ class NullExecutor : public Executor {
     for (auto& [id, sample] : samples_) {
       if (sample.left <= 0) continue;
       ++sample.done;
+      const TokenEvent event{.token = 'a', .stop_reason = sample.left == 1 ? "length" : ""};
+      if (sample.hooks.on_tokens) sample.hooks.on_tokens({&event, 1});
       if (--sample.left == 0) out.push_back({id, nullptr});
     }
     return out;
@@ -212,6 +215,7 @@ class NullExecutor : public Executor {
   std::map<int64_t, TrainingOp> running_;
   struct Sampled {  // tokens
     int64_t left = 0, done = 0;
+    SampleHooks hooks = {};
   };
   std::map<int64_t, Sampled> samples_;
   std::multiset<std::string> writing_;  // folders

@@ -2,6 +2,7 @@
 // Without torch, so that tests put a dispatcher over a null model behind it.
 #pragma once
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@ struct ModelFacts {
   std::vector<std::string> names;  // under which clients ask for it; the first is told
   int64_t max_positions = 0;       // tokens of a sequence
   int64_t vocab_size = 0;
+  int64_t kv_tokens = std::numeric_limits<int64_t>::max();  // the same, that is sampled
   int64_t num_layers = 0;
   std::string architecture;
   engine::AdapterSizes adapter_sizes;  // as engine::ModelInfo's, like the next
@@ -37,7 +39,8 @@ class Backend {
   virtual int64_t bytes_of(const engine::Operation& operation) const = 0;
   // An error leaves the operation as it is.
   virtual engine::Accepted check(engine::Operation&& operation,
-                                 engine::Beyond beyond = engine::Beyond::kRefused) = 0;
+                                 engine::Beyond beyond = engine::Beyond::kRefused,
+                                 const engine::SampleHooks& hooks = {}) = 0;
   virtual int64_t submit(engine::Accepted accepted, engine::OnDone on_done) = 0;
   virtual bool cancel(int64_t id) = 0;
 };

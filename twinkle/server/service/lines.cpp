@@ -212,8 +212,9 @@ bool Lines::give_first(const std::string& key) {
     check_on_disk(key);
     return false;
   }
-  return give_checked(
-      key, [&] { return backend_.check(std::move(pending.ready->operation), beyond_of(pending)); });
+  return give_checked(key, [&] {
+    return backend_.check(std::move(pending.ready->operation), beyond_of(pending), pending.hooks);
+  });
 }
 
 // The engine reads a checkpoint's files where it is asked whether it takes the operation.

@@ -82,13 +82,21 @@ void Operations::cancel_samples(const std::string& session) {
     entry->is_cancelled = true;  // all, before the next of a line is given
     numbers.push_back(number);
   }
-  for (const int64_t number : numbers) {
-    Entry& entry = *entries_.at(number);
-    if (entry.is_given)
-      backend_.cancel(entry.engine_id);
-    else if (lines_.remove(number, *entry.pending))
-      end_cancelled(number);
-  }
+  for (const int64_t number : numbers) cancel(number);
+}
+
+void Operations::cancel(int64_t number) {
+  Entry& entry = *entries_.at(number);
+  entry.is_cancelled = true;
+  if (entry.is_given)
+    backend_.cancel(entry.engine_id);
+  else if (lines_.remove(number, *entry.pending))
+    end_cancelled(number);
+}
+
+void Operations::cancel(const std::string& request_id) {
+  const auto found = numbers_.find(request_id);
+  if (found != numbers_.end() && !closing_) cancel(found->second);
 }
 
 void Operations::end_cancelled(int64_t number) {
@@ -128,11 +136,12 @@ void Operations::came(int64_t number, Outcome outcome) {
   if (entry->is_cancelled && outcome.error) outcome.error = cancelled().error;
   if (const auto unmade = unmade_.find(pending.tenant); outcome.error && unmade != unmade_.end())
     outcome.error = unmade->second;
-  Response response = answer_of(pending, outcome);
   // Of what failed before it began, as a sample that was cancelled while it was held, nothing was.
   Used used = outcome.error && outcome.seconds == 0 ? Used{} : pending.used;
   used.generated = outcome.error ? outcome.generated : generated_in(outcome.result);
   used.seconds = outcome.seconds;
+  if (pending.listener) return tell(number, used, std::move(outcome));
+  Response response = answer_of(pending, outcome);
   entry->came = Ended{.request_id = pending.request_id,
                       .failed = outcome.error != nullptr,
                       .content_type = std::move(response.content_type),
@@ -152,17 +161,36 @@ void Operations::came(int64_t number, Outcome outcome) {
   lines_.ended(pending);
 }
 
+// The end of one that nobody keeps.
+void Operations::tell(int64_t number, const Used& used, Outcome outcome) {
+  const std::shared_ptr<Entry> entry = entries_.extract(number).mapped();
+  const Pending& pending = *entry->pending;
+  numbers_.erase(pending.request_id);
+  on_used_({.owner = pending.owner, .key_id = pending.key_id},
+           {.request_id = pending.request_id, .used = used});
+  outcome.room = {};  // which the next may need
+  if (entry->is_given) lines_.ended(pending);
+  if (outcome.error) {
+    const Failure why = failure_of(pending, outcome.error);
+    outcome.error =
+        std::make_exception_ptr(Error(why.is_users ? Code::kInvalid : Code::kInternal, why.text));
+  }
+  pending.listener->on_end(std::move(outcome));
+}
+
 Response Operations::answer_of(const Pending& pending, const Outcome& outcome) const {
   try {
     if (outcome.error) std::rethrow_exception(outcome.error);
     return pending.ready->answer(outcome.result);
   } catch (...) {
-    return failed(pending, std::current_exception());
+    const Failure why = failure_of(pending, std::current_exception());
+    return failure(why.text, why.is_users);
   }
 }
 
 // Of files of the state clients know nothing, and it is no fault of theirs if one cannot be used.
-Response Operations::failed(const Pending& pending, const std::exception_ptr& error) const {
+Operations::Failure Operations::failure_of(const Pending& pending,
+                                           const std::exception_ptr& error) const {
   std::string text;
   bool is_users = false;
   try {
@@ -180,7 +208,7 @@ Response Operations::failed(const Pending& pending, const std::exception_ptr& er
     text = e.what();
     on_trouble_(pending.request_id + " failed: " + text);
   }
-  return failure(text, is_users);
+  return {text, is_users};
 }
 
 // The engine has done it, and nobody may be told before.

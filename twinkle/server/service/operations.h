@@ -48,6 +48,8 @@ class Operations {
   // The Samples of this session's samplers fail where they have not been done, and wait for nothing
   // more: nobody asks for them. What a replay finds unfinished is done.
   void cancel_samples(const std::string& session);
+  // The same of one Sample with a listener; nothing, where it has ended.
+  void cancel(const std::string& request_id);
   // Whether a Sample of a tenant's version waits for its turn.
   bool has_sample(const std::string& tenant, int64_t version) const;
   int64_t num_waiting() const { return lines_.num_waiting(); }  // for the engine's room
@@ -95,10 +97,16 @@ class Operations {
 
   void ask(Entry& entry, int64_t number, bool is_again = false);
   void give(int64_t number, engine::Accepted accepted);
+  void cancel(int64_t number);
   void end_cancelled(int64_t number);
+  void tell(int64_t number, const Used& used, engine::Outcome outcome);
   void came(int64_t number, engine::Outcome outcome);
+  struct Failure {  // as a client may be told of it
+    std::string text;
+    bool is_users;
+  };
   Response answer_of(const Pending& pending, const engine::Outcome& outcome) const;
-  Response failed(const Pending& pending, const std::exception_ptr& error) const;
+  Failure failure_of(const Pending& pending, const std::exception_ptr& error) const;
   void write(int64_t number);
   void look_for_checkpoint(const Entry& entry);
   void apply(const Entry& entry, const Ended& ended, uint64_t sequence);

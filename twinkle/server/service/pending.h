@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "twinkle/engine/protocol/result.h"
 #include "twinkle/server/history/records.h"
 #include "twinkle/server/http/message.h"
+#include "twinkle/server/service/listener.h"
 #include "twinkle/server/tenants/usage.h"
 
 namespace twinkle::server {
@@ -84,6 +86,9 @@ struct Pending {
   Used used;                 // without what its end adds
   std::optional<Ready> ready = {};
   Source source;
+  std::string key_id;                  // of a Sample with ...
+  std::shared_ptr<Listener> listener;  // ... one, which has no promise
+  engine::SampleHooks hooks;           // likewise
   OnEnd on_end;
   std::function<void()> on_given = {};  // the engine has just been given it
   std::function<void()> on_place = {};  // its place there has just become free

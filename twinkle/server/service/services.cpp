@@ -141,6 +141,15 @@ void Services::sample(const std::string& owner, const std::string& key_id,
   });
 }
 
+void Services::sample_live(const std::string& owner, std::shared_ptr<Pending> pending) {
+  pending->owner = owner;
+  pending->held = backend.bytes_of(pending->ready->operation);
+  backend.validate(pending->ready->operation);
+  make(pending->tenant);
+  operations.require_room(*pending);
+  operations.start(std::move(pending));
+}
+
 const engine::Create* Services::unmade(const std::string& tenant) const {
   const auto found = sampled_.find(tenant);
   if (found == sampled_.end()) return nullptr;

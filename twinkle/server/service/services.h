@@ -33,6 +33,10 @@
 
 namespace twinkle::server {
 
+namespace openai {
+class Api;
+}
+
 struct Session {
   std::string id, owner;
   bool finished = false;                    // no more runs
@@ -110,6 +114,8 @@ class Services {
   // Promises::require_room.
   void sample(const std::string& owner, const std::string& key_id,
               std::shared_ptr<Pending> pending);
+  // The same of one with a listener, which has no promise and is in no journal.
+  void sample_live(const std::string& owner, std::shared_ptr<Pending> pending);
   // The engine's tenant by which this owner samples the base model, or its checkpoint's adapter;
   // the engine gets it by make(), and before that, of a checkpoint, by prepare().
   std::string tenant_of_base(const std::string& owner);
@@ -164,6 +170,7 @@ class Services {
   void close(const std::function<void()>& turn = [] {}) {
     disk.close();  // whose jobs tell the loop, which may end before this, and wait for the journal
     reads.close();
+    texts.close();
     history.close([this] { operations.close(); }, turn);
     keys_disk.close();
   }
@@ -191,9 +198,11 @@ class Services {
   std::map<std::string, Session> sessions;
   std::map<std::string, Sampler> samplers;
   std::map<std::string, Checkpoint> checkpoints;  // by their path
+  std::shared_ptr<openai::Api> openai_api;        // from the first request to it on
   std::map<std::string, HubFile> hub_files;       // by name; of the disk's thread alone
   Worker disk;       // for what waits for a disk and is not the journal's; ends before those above
   Worker reads;      // for checkpoints alone, which take long: nothing short waits behind them
+  Worker texts;      // for templates and tokenizers of texts, which may be long
   Worker keys_disk;  // for the keys' file alone: no job of the other keeps a revoked key alive
 
  private:
