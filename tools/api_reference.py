@@ -12,7 +12,8 @@ HEAD = """# The service's HTTP API
 Made from `twinkle/server/routes.def`. Bodies and answers are JSON unless the text says otherwise;
 the `tinker` SDK 0.38.0 is a client of it. The key goes into the header `x-api-key`. A promise
 answers at once with `request_id`, by which `retrieve_future` gives its result, or `error` and
-`category`. [docs/tinker.md](tinker.md) has the statuses, and what the wire leaves open.
+`category`. [docs/tinker.md](tinker.md) has the statuses, and what the wire leaves open. The routes
+of OpenAI's API are in [docs/openai.md](openai.md).
 
 | path | what it does | scope | journalled |
 |---|---|---|---|

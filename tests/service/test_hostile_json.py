@@ -14,6 +14,9 @@ zstandard = pytest.importorskip("zstandard")
 ROUTES = Path(__file__).parents[2] / "twinkle" / "server" / "routes.def"
 
 
+TEXT = {"type": "text", "text": "a"}
+
+
 def good(wire):
     """Bodies by route, each accepted as it is; "seq_id" is given when it is sent."""
     run, session = wire.run(), wire.session()
@@ -72,6 +75,16 @@ def good(wire):
             },
         },
         "retrieve_future": {"request_id": run + ":1"},
+        "chat/completions": {
+            "model": "tiny", "messages": [{"role": "user", "content": [TEXT]}], "n": 1, "seed": 1,
+            "stop": ["a"], "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
+            "repetition_penalty": 1.0, "ignore_eos": False, "max_tokens": 2, "logprobs": True,
+            "top_logprobs": 1, "response_format": {"type": "text"}, "tool_choice": "auto",
+            "chat_template_kwargs": {}, "presence_penalty": 0, "user": "u",
+        },
+        "completions": {
+            "model": "tiny", "prompt": [[1, 2]], "echo": True, "logprobs": 1, "max_tokens": 1,
+        },
     }  # fmt: skip
 
 
@@ -121,7 +134,7 @@ def test_each_field_of_each_route_is_read_or_refused_by_its_name(attacked, wire)
                     body[number] = next_number[of]
                 answer = wire.post(route, replaced(body, at, text))
                 where = (route, at, text, answer.body)
-                assert answer.status in (200, 404, 422), where
+                assert answer.status in (200, 404, 400 if "completions" in route else 422), where
                 if answer.status == 200:
                     ack = answer.json()
                     if "request_id" in ack:

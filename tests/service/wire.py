@@ -13,8 +13,9 @@ ENCODINGS = "gzip, deflate, zstd"
 JSON = {"content-type": "application/json"}
 PROTO = {"content-type": "application/x-protobuf"}
 # Statuses that the SDK takes for "try again", or for a fault of the server: no mistake of a client
-# is one.
+# is one. Errors in OpenAI's form are for other clients, for which 400 is one.
 NEVER = {400, 409}
+OPENAI = b'{"error":{"message":'
 
 
 class Answer:
@@ -22,7 +23,8 @@ class Answer:
         self.status = response.status
         self.headers = {k.lower(): v for k, v in response.getheaders()}
         self.body = response.read()
-        assert self.status not in NEVER, (self.status, self.body)
+        is_openai = self.body.startswith(OPENAI)
+        assert is_openai or self.status not in NEVER, (self.status, self.body)
         assert self.status < 500 or self.status == 503, (self.status, self.body)
         assert self.status != 503 or "retry-after" in self.headers, self.body
         assert int(self.headers["content-length"]) == len(self.body)
@@ -35,7 +37,8 @@ class Answer:
     def detail(self):
         """Why it was refused."""
         assert 400 <= self.status < 500, (self.status, self.body)
-        return self.json()["detail"]
+        told = self.json()
+        return told["error"]["message"] if "error" in told else told["detail"]
 
 
 class Wire:

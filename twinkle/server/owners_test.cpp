@@ -7,6 +7,7 @@
 
 #include "twinkle/base/file.h"
 #include "twinkle/server/service_for_test.h"
+#include "twinkle/text/tiny_model_test.h"
 
 namespace twinkle::server {
 namespace {
@@ -20,6 +21,7 @@ class OwnersTest : public ServiceTest {
     revoked_ = make("revoked");
     revoke("revoked");
     ask_for_keys(keys_, {.now = [this] { return now_; }});
+    backend_->facts.directory = model_.directory().string();
   }
   ~OwnersTest() override { close(); }  // while the clock that it asks is there
   std::string make(const std::string& tenant, std::vector<std::string> scopes = {"train", "sample"},
@@ -115,6 +117,16 @@ class OwnersTest : public ServiceTest {
                                    {"prompt", {{"chunks", {{{"tokens", {1, 2}}}}}}},
                                    {"sampling_params", {{"max_tokens", 2}}}});
     add("POST " + v1 + "retrieve_future", {{"request_id", a.promise}});
+    for (const std::string base : {"/v1/", "/api/v1/"}) {
+      add("GET " + base + "models", nothing, false);
+      add("POST " + base + "completions", {{"model", "null"}, {"prompt", "a"}, {"max_tokens", 1}},
+          false);
+      add("POST " + base + "chat/completions",
+          {{"model", "null"},
+           {"messages", {{{"role", "user"}, {"content", "a"}}}},
+           {"max_tokens", 1}},
+          false);
+    }
     return out;
   }
   // The status of the request with another key, or with none.
@@ -127,6 +139,7 @@ class OwnersTest : public ServiceTest {
     return std::string(r.verb) + " " + std::string(r.path);
   }
 
+  text::TinyModel model_;
   int64_t now_ = 1000;
   std::string alice_, bob_, expired_, revoked_;
   const store::KeyFile keys_{dir_.path()};
@@ -265,7 +278,7 @@ TEST_F(OwnersTest, AKeyDoesWhatItsScopesSay) {
                                           "optim_step",   "save_weights_external",
                                           "save_weights", "save_weights_for_sampler",
                                           "load_weights"},
-                              of_sample = {"create_sampling_session", "asample"};
+                              of_sample = {"create_sampling_session", "asample", "completions"};
   for (const Route& r : routes()) {
     const std::string name(r.path.substr(r.path.rfind('/') + 1));
     const Request& request = all.at(name_of(r)).request;
@@ -402,6 +415,7 @@ TEST_F(OwnersTest, OwnersAreTheSameAfterAReplay) {
   go_on();
   const Owned a = owned();
   open();
+  backend_->facts.directory = model_.directory().string();
   ask_for_keys(keys_, {.now = [this] { return now_; }});
   go_on();
   const auto all = cases(a);

@@ -14,6 +14,7 @@
 #include "twinkle/server/bodies/body_limit.h"
 #include "twinkle/server/bodies/num_values.h"
 #include "twinkle/server/http/matches.h"
+#include "twinkle/server/openai/api.h"
 #include "twinkle/server/replay/brief.h"
 #include "twinkle/server/tinker/address.h"
 #include "twinkle/server/tinker/forward_backward_request.h"
@@ -414,6 +415,7 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
   std::string_view pattern = "none";
   const auto refuse = [&](Response response) {
     pause_polls(pattern, response);
+    if (openai::speaks(path)) response = openai::in_form(std::move(response));
     services.metrics.count(std::string(pattern), response.status, head.came);
     const Caller who = services.access.whose(key_in(head));
     admit({.max_body_bytes = -1,
@@ -451,9 +453,11 @@ void admit(const Head& head, const std::string& path, Services& services, BodyRo
 
 void route(Request request, Services& services, Reply answer) {
   const auto pattern = std::make_shared<std::string>("none");
-  Reply reply = [&services, pattern, came = request.came,
+  const bool is_openai = openai::speaks(request.path);
+  Reply reply = [&services, pattern, is_openai, came = request.came,
                  answer = std::move(answer)](Response response) {
     pause_polls(*pattern, response);
+    if (is_openai) response = openai::in_form(std::move(response));
     services.metrics.count(*pattern, response.status, came);
     answer(std::move(response));
   };

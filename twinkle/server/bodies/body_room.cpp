@@ -155,7 +155,7 @@ int64_t BodyRoom::num_bytes() const {
 }
 
 Admission BodyRoom::admit(const Head& head, const std::string& owner) {
-  const bool is_sample = head.path.ends_with("/asample");
+  const bool is_sample = head.path.ends_with("/asample") || head.path.ends_with("/completions");
   const int64_t told = std::min(head.content_length, options_.max_body_bytes);  // more is 413
   if (is_sample && told > options_.small_bytes) {
     const std::lock_guard lock(books_->mutex);
