@@ -1,8 +1,8 @@
 """Writes docs/python.md from the docstrings of public names: python_reference.py [--check].
 
-A public name is one of `twinkle.__all__` or of `__all__` of a package in it. With --check it writes
-nothing and exits with 1 if the page is another. Where the package is not installed, there is
-nothing to compare with.
+A public name is one of `__all__` of `twinkle`, of a package in it, or of `twinkle_client`. With
+--check it writes nothing and exits with 1 if the page is another. Where the package is not
+installed, there is nothing to compare with.
 """
 
 import importlib
@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/python.md"
+CLIENT = ("", ".model", ".sampler")  # modules of twinkle_client
 HEAD = """# Python
 
 Made by `tools/python_reference.py` from the docstrings. Each name is listed with the module that
@@ -22,10 +23,11 @@ scripts import it from; `twinkle.NAME` and the module's own name are one object.
 
 
 def packages(twinkle):
-    """`twinkle` and the packages in it that name what they export, by name."""
+    """`twinkle`, the packages in it that name what they export, by name, and its client."""
     found = [m.name for m in pkgutil.iter_modules(twinkle.__path__, "twinkle.") if m.ispkg]
     found = [name for name in found if name != "twinkle.server"]  # its names are refused
-    modules = [importlib.import_module(name) for name in ["twinkle", *sorted(found)]]
+    found = ["twinkle", *sorted(found), *(f"twinkle_client{name}" for name in CLIENT)]
+    modules = [importlib.import_module(name) for name in found]
     return [module for module in modules if hasattr(module, "__all__")]
 
 

@@ -7,7 +7,6 @@ import importlib
 import importlib.metadata
 
 from twinkle import module_paths
-from twinkle.errors import later
 from twinkle.logger import get_logger
 
 # module: the names that it defines
@@ -42,10 +41,8 @@ _MODULES = _ALIASES | {
     "template utils".split()
 }
 
-# name of the specification: what it needs, which this version does not have yet
-_LATER = {"init_twinkle_client": "Twinkle's own client of `twinkle serve` (the tinker SDK is one)"}
-
 __all__ = list(_EXPORTS)
+__all__ += ["init_twinkle_client"]  # twinkle_client has it
 __all__ += list(_ALIASES)
 
 
@@ -54,8 +51,10 @@ def __getattr__(name):
         value = getattr(importlib.import_module(f"twinkle.{_EXPORTS[name]}"), name)
     elif name in _MODULES:
         value = importlib.import_module(f"twinkle.{_MODULES[name]}")
+    elif name == "init_twinkle_client":
+        value = getattr(importlib.import_module("twinkle_client"), name)
     else:
-        value = later("twinkle", _LATER)(name)
+        raise AttributeError(f"module 'twinkle' has no attribute {name!r}")
     globals()[name] = value
     return value
 

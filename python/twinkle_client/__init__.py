@@ -1,8 +1,14 @@
-"""Clients of `twinkle serve`: those of the tinker SDK. Twinkle's own ones are not there yet."""
+"""Clients of `twinkle serve`: Twinkle's own, whose models and samplers have the verbs of the local
+ones, and those of the tinker SDK. Data, templates and rewards run here, in the client."""
 
-from twinkle.errors import later
-from twinkle.module_paths import NEEDS
 from twinkle.server.tinker import init_tinker_client, init_tinker_compat_client
+from twinkle_client.client import TwinkleClient, init_twinkle_client
+from twinkle_client.connection import NoServerError
 
-__all__ = ["init_tinker_client", "init_tinker_compat_client"]
-__getattr__ = later(__name__, {"init_twinkle_client": NEEDS[__name__]})
+__all__ = [
+    "NoServerError",
+    "TwinkleClient",
+    "init_tinker_client",
+    "init_tinker_compat_client",
+    "init_twinkle_client",
+]

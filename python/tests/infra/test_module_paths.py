@@ -30,6 +30,8 @@ from twinkle.utils.parallel import PosixFileLock
         ("twinkle.model.megatron", "MegatronModel", "twinkle.model"),
         ("twinkle.patch.no_split_modules", "NoSplitModulesPatch", "twinkle.patch"),
         ("twinkle_agentic.reward", "F1Reward", "twinkle.reward"),
+        ("twinkle_client.dataset", "Dataset", "twinkle"),
+        ("twinkle_client.dataloader", "DataLoader", "twinkle"),
     ],
 )
 def test_a_path_gives_the_class_that_lives_elsewhere(path, name, home):

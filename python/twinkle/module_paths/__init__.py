@@ -38,14 +38,16 @@ _PATHS = {
     "twinkle.utils.torch_utils": "tensors",
     "twinkle.utils.unsafe": "plugin",
     "twinkle_agentic.reward": "reward",
+    "twinkle_client.dataloader": "dataloader",
+    "twinkle_client.dataset": "dataset",
 }
 
 
 # package: what its modules that are not here need
 NEEDS = {
     "twinkle_agentic": "rollouts of many turns",
-    "twinkle_client": "routes of its own in `twinkle serve` (use the tinker SDK: "
-    "docs/coming-from-tinker.md)",
+    "twinkle_client": "code of clients on a server (data, templates, processors and rewards run "
+    "in the client: twinkle.dataset, twinkle.template, twinkle.processor and twinkle.reward)",
 }
 
 
