@@ -18,7 +18,7 @@ import torch
 
 from twinkle import errors
 from twinkle.infra import current_run
-from twinkle.model import MultiLoraTransformersModel
+from twinkle.model import MultiLoraTransformersModel, TransformersModel
 from twinkle.sampler import vLLMSampler
 from twinkle.seeding import stable_seed
 from twinkle_client import body
@@ -54,12 +54,13 @@ class Model(MultiLoraTransformersModel):
 
 
 class Reference:
-    """url: where it is. keys: those that it takes; None: any. `does`: verbs that were done, in
-    their order, each with its run."""
+    """url: where it is. keys: those that it takes; None: any. full: all weights are trained, by one
+    run. `does`: verbs that were done, in their order, each with its run."""
 
-    def __init__(self, model, state, names=("tiny",), keys=None):
+    def __init__(self, model, state, names=("tiny",), keys=None, full=False):
         self.names, self.keys, self.state = names, keys, Path(state)
-        self.model = Model(model, max_loras=64)
+        self.full = full
+        self.model = TransformersModel(model) if full else Model(model, max_loras=64)
         self.sampler = vLLMSampler(model=self.model)
         self.lock = threading.RLock()
         self.sessions, self.runs, self.uploads, self.last, self.does = {}, {}, {}, {}, []
@@ -100,7 +101,7 @@ class Reference:
 
     def capacity(self, fields, asked):
         used = len([name for name in self.model.optimizer_group if name])
-        most = self.model.max_loras
+        most = 0 if self.full else self.model.max_loras
         return {"max_loras": most, "used_loras": used, "free_loras": most - used}
 
     def own_run(self, asked, run):
@@ -205,27 +206,36 @@ class Reference:
             fields.pop("model_id", None)
         limits = {k: float(v) for k, v in fields.items() if isinstance(v, str) and v == "inf"}
         fields |= limits
-        got = getattr(self.model, verb)(*first, adapter_name=run, **local(fields))
+        got = getattr(self.model, verb)(*first, **self.of(run), **local(fields))
         if verb in VOID or verb in FIELD:
             return {"status": "ok"}
         return {"status": "ok", "result": str(got) if verb.startswith("clip") else plain(got)}
 
+    def of(self, run):
+        """The local model's name of a run."""
+        return {"adapter_name": None if self.full else run}
+
     def add_adapter(self, model, run, adapter, fields, asked):
-        if fields.get("config") is None:
-            raise RefusalError(
-                422, "config is null, which trains all weights: a LoraConfig is needed"
-            )
-        config = json.loads(fields.pop("config"))
-        fields.pop("save_dir", None)
-        config.pop("_TWINKLE_TYPE_")
+        config, _ = fields.pop("config", None), fields.pop("save_dir", None)
+        if (config is None) is not self.full:
+            what = "all weights are" if self.full else "an adapter is"
+            raise RefusalError(422, f"config is {config!r}, but here {what} trained")
         seed = fields.pop("seed", stable_seed(current_run().seed, "adapter", adapter))
-        self.model.seeds[run] = seed
-        self.model.add_adapter_to_model(
-            run, SimpleNamespace(to_dict=lambda: config, peft_type="LORA"), **fields
-        )
+        if self.full:
+            if self.runs:
+                raise RefusalError(409, "all weights are being trained by another run")
+            steps = fields.get("gradient_accumulation_steps")
+            self.model._group().set_gradient_accumulation_steps(steps)
+            config = {"r": None}
+        else:
+            config = json.loads(config)
+            config.pop("_TWINKLE_TYPE_")
+            self.model.seeds[run] = seed
+            given = SimpleNamespace(to_dict=lambda: config, peft_type="LORA")
+            self.model.add_adapter_to_model(run, given, **fields)
         self.runs[run] = {
             "training_run_id": run, "base_model": model, "model_owner": asked.key,
-            "is_lora": True, "lora_rank": config["r"], "last_request_time": now(),
+            "is_lora": not self.full, "lora_rank": config.get("r", 8), "last_request_time": now(),
             "user_metadata": {"adapter_name": adapter}, "checkpoints": [],
         }  # fmt: skip
         return {"status": "ok", "adapter_name": run}
@@ -236,7 +246,7 @@ class Reference:
         kind = "sampler_weights" if is_sampler else "weights"
         name = f"{name}-{next(self._numbers)}" if is_sampler else name
         folder = self.model.save(
-            name, output_dir=str(self.state / run / kind), adapter_name=run, **fields
+            name, output_dir=str(self.state / run / kind), **self.of(run), **fields
         )
         found = self.runs[run]["checkpoints"]
         path = f"twinkle://{run}/{kind}/{name}"
@@ -250,19 +260,19 @@ class Reference:
         found.append({
             "checkpoint_id": f"{kind}/{name}", "time": now(), "size_bytes": size, "public": False,
             "checkpoint_type": "sampler" if is_sampler else "training", "twinkle_path": path,
-            "base_model": self.runs[run]["base_model"], "is_lora": True,
+            "base_model": self.runs[run]["base_model"], "is_lora": not self.full,
             "lora_rank": self.runs[run]["lora_rank"],
         })  # fmt: skip
         return {"twinkle_path": path, "checkpoint_dir": path}
 
     def load(self, run, fields, asked):
         folder = self.resolved(asked, fields.pop("name"))
-        self.model.load(folder, adapter_name=run, **fields)
+        self.model.load(folder, **self.of(run), **fields)
         return {"status": "ok"}
 
     def resume(self, run, fields, asked):
         folder = self.resolved(asked, fields.pop("name"))
-        return {"result": self.model.resume_from_checkpoint(folder, adapter_name=run, **fields)}
+        return {"result": self.model.resume_from_checkpoint(folder, **self.of(run), **fields)}
 
     def upload(self, fields, asked):
         folder = self.resolved(asked, fields["checkpoint_dir"])

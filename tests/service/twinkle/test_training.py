@@ -5,9 +5,11 @@ import threading
 import numpy as np
 import pytest
 from features import drawn
-from service.twinkle.conftest import with_adapter
+from service.twinkle.conftest import reference, with_adapter
 
 from twinkle.data_format import LoraConfig
+from twinkle.errors import ConflictError, InvalidError
+from twinkle.model import TransformersModel
 from twinkle_client.model import MultiLoraTransformersModel
 from twinkle_client.sampler import vLLMSampler
 
@@ -232,3 +234,30 @@ def test_threads_drive_adapters_of_their_own_with_the_bits_of_one_alone(connect)
         train(second, *each)
     assert together == alone
     assert len({losses[2] for losses in alone.values()}) == 3
+
+
+def test_all_weights_are_trained_by_one_run_at_a_time(connect, tiny_llama_dir, tmp_path):
+    def steps(model, **name):
+        found = {}
+        model.set_optimizer("AdamW", lr=1e-3, **name)
+        for step in range(4):
+            rows = drawn([6, 9], seed=step)
+            found[f"passed {step}"] = dict(model.forward_backward(inputs=rows, **name))
+            found[f"norm {step}"] = model.clip_grad_and_step(**name)
+        return bits(found | {"weights": dict(model.get_state_dict(**name))})
+
+    server = reference()(tiny_llama_dir, tmp_path, full=True)
+    client = connect(server.url)
+    model = MultiLoraTransformersModel("tiny")
+    with pytest.raises(InvalidError, match="here all weights are trained"):
+        with_adapter(client)
+    model.add_adapter_to_model("all", None, gradient_accumulation_steps=2)
+    with pytest.raises(ConflictError, match="by another run"):
+        MultiLoraTransformersModel("tiny").add_adapter_to_model("more", None)
+    local = TransformersModel(tiny_llama_dir)
+    local._group().set_gradient_accumulation_steps(2)
+    assert steps(model) == steps(local)
+    path = model.save("whole")
+    assert (server.folder(path) / "model.safetensors").is_file()
+    assert not client.list_checkpoints(client.list_training_runs()[0].training_run_id)[0].is_lora
+    server.close()
