@@ -57,7 +57,7 @@ def test_it_is_importance_sampling_where_the_operator_says_so_also_after_a_kill(
     wanted = other.forward_backward(data, "importance_sampling").result()
     assert told.metrics["loss:sum"] == wanted.metrics["loss:sum"] != 0
     assert told.loss_fn_outputs[0]["logprobs"].data == wanted.loss_fn_outputs[0]["logprobs"].data
-    del server.command[-2:]  # what was accepted with the option is done without it
+    del server.command[-2:]  # accepted work is done without the option, too
     server.kill()
     server.start_again()
     norms = [norm_of(each.optim_step(ADAM)) for each in (client, other)]

@@ -53,8 +53,8 @@ class ByteWriter {
     else
       for (const T& item : v) sized(item);
   }
-  template <class T>
-  void put(const std::map<std::string, T>& v) {
+  template <class Key, class T>
+  void put(const std::map<Key, T>& v) {
     for (const auto& [key, item] : v) {
       sized(key);
       sized(item);
@@ -131,12 +131,12 @@ class ByteReader {
       }
     }
   }
-  template <class T>
-  void take(std::map<std::string, T>& v) {
+  template <class Key, class T>
+  void take(std::map<Key, T>& v) {
     v.clear();
     while (!in_.empty()) {
-      grow(kNode + sizeof(std::string) + sizeof(T));
-      std::string key;
+      grow(kNode + sizeof(Key) + sizeof(T));
+      Key key{};
       item(key);
       const auto [it, is_new] = v.try_emplace(std::move(key));
       require(is_new, Code::kInvalid, what_, " hold '", it->first, "' twice");

@@ -12,10 +12,10 @@ namespace {
 
 constexpr PromptSizes kSizes{.tokens = 4, .vocabulary = 100};
 
-struct Read {
+struct Scored {
   engine::SamplingParams params;
   PromptScoring scoring;
-  explicit Read(const Json& body) : scoring(body, kSizes, params) {}
+  explicit Scored(const Json& body) : scoring(body, kSizes, params) {}
   tinker::SampleResponse answer(const sampler::PromptScores& scores) const {
     tinker::SampleResponse out;
     scoring.answer(scores, out);
@@ -28,14 +28,14 @@ Json dense(const JsonArray& data, int64_t rows, int64_t k) {
 }
 
 TEST(PromptScoring, OfABodyThatAsksForNothingIsNothing) {
-  const Read read(Json{{"prompt_logprobs", nullptr}, {"target_prompt_logprobs", nullptr}});
+  const Scored read(Json{{"prompt_logprobs", nullptr}, {"target_prompt_logprobs", nullptr}});
   EXPECT_EQ(read.params, engine::SamplingParams());
   EXPECT_EQ(read.scoring.num_bytes(), 0);
   EXPECT_EQ(to_protobuf(read.answer({})), "");
 }
 
 TEST(PromptScoring, PlacesThatAreNotScoredAreNaNAndHaveNoLikeliest) {
-  const Read read(
+  const Scored read(
       Json{{"prompt_logprobs", true}, {"topk_prompt_logprobs", 2}, {"prompt_logprobs_last_n", 2}});
   EXPECT_TRUE(read.params.prompt_logprobs);
   EXPECT_EQ(read.params.top_prompt_logprobs, 2);
@@ -53,7 +53,7 @@ TEST(PromptScoring, PlacesThatAreNotScoredAreNaNAndHaveNoLikeliest) {
 }
 
 TEST(PromptScoring, DenseTargetsComeBackInTheirCells) {
-  const Read read(dense({5, -1, -1, -1, 0, 99}, 3, 2));
+  const Scored read(dense({5, -1, -1, -1, 0, 99}, 3, 2));
   EXPECT_EQ(read.params.prompt_targets,
             (std::vector<sampler::PromptTarget>{{1, 5}, {3, 0}, {3, 99}}));
   EXPECT_EQ(read.scoring.num_bytes(), 6 * 4);
@@ -66,7 +66,7 @@ TEST(PromptScoring, SparseTargetsComeBackInTheirLayout) {
   Json body = dense({5, -1, 99}, 3, 1000);
   body.at("target_prompt_logprobs").as_object()["sparse_crow_indices"] = {0, 2, 2, 3};
   body.at("target_prompt_logprobs").as_object()["sparse_col_indices"] = {0, 7, 999};
-  const Read read(body);
+  const Scored read(body);
   EXPECT_EQ(read.params.prompt_targets, (std::vector<sampler::PromptTarget>{{1, 5}, {3, 99}}));
   EXPECT_EQ(read.scoring.num_bytes(), 3 * 4 + (4 + 3) * 8);
   EXPECT_EQ(*read.answer({.target_logprobs = {-1, -2}}).prompt_targets,
@@ -76,7 +76,7 @@ TEST(PromptScoring, SparseTargetsComeBackInTheirLayout) {
 }
 
 TEST(PromptScoring, AlternativesAreARowForEachTokenBehindTheFirst) {
-  const Read read(Json{{"prompt_alt_tokens_k", 2}});
+  const Scored read(Json{{"prompt_alt_tokens_k", 2}});
   EXPECT_EQ(read.params.prompt_alt_tokens, 2);
   EXPECT_EQ(read.scoring.num_bytes(), 4 * 2 * 12);
   const auto out =
@@ -88,34 +88,34 @@ TEST(PromptScoring, AlternativesAreARowForEachTokenBehindTheFirst) {
       (tinker::Tensor{.shape = {3, 2}, .values = std::vector<float>{-1, -2, -3, -4, -5, -6}}));
 }
 
-std::string refusal(const Json& body) {
-  return error_of([&] { Read{body}; });
+std::string wrong_in(const Json& body) {
+  return error_of([&] { Scored{body}; });
 }
 
 TEST(PromptScoring, NamesTheFieldAndTheLimitOfWhatItRefuses) {
   for (const std::string name : {"topk_prompt_logprobs", "prompt_alt_tokens_k"}) {
     for (const int64_t k : {-1, 129})
-      EXPECT_EQ(refusal({{name, k}}),
+      EXPECT_EQ(wrong_in({{name, k}}),
                 "server: " + name + " is " + std::to_string(k) + ", it must be from 0 to 128");
-    EXPECT_NE(refusal({{name, 1.5}}).find(name), std::string::npos);
+    EXPECT_NE(wrong_in({{name, 1.5}}).find(name), std::string::npos);
   }
   const std::string last = "server: prompt_logprobs_last_n is ";
   for (const int64_t n : {-1, 0, 4})
     EXPECT_EQ(
-        refusal({{"prompt_logprobs", true}, {"prompt_logprobs_last_n", n}}),
+        wrong_in({{"prompt_logprobs", true}, {"prompt_logprobs_last_n", n}}),
         last + std::to_string(n) + ", it must be from 1 to 3, one less than the prompt's tokens");
-  EXPECT_EQ(refusal({{"prompt_logprobs_last_n", 2}}),
+  EXPECT_EQ(wrong_in({{"prompt_logprobs_last_n", 2}}),
             last + "2 without prompt_logprobs; ask for these, or leave it out");
 }
 
 TEST(PromptScoring, NamesWhatIsWrongWithTargets) {
   const std::string of = "server: target_prompt_logprobs";
-  EXPECT_EQ(refusal({{"target_prompt_logprobs", 3}}),
+  EXPECT_EQ(wrong_in({{"target_prompt_logprobs", 3}}),
             of + " must be an object of data, dtype and shape");
   const auto with = [](const char* name, Json value) {
     Json body = dense({5, 6, 7}, 3, 1);
     body.at("target_prompt_logprobs").as_object()[name] = std::move(value);
-    return refusal(body);
+    return wrong_in(body);
   };
   EXPECT_EQ(with("dtype", "float32"), of + ".dtype is 'float32', it must be 'int64'");
   EXPECT_EQ(with("data", nullptr), of + ".data must be an array of integers");
@@ -137,7 +137,7 @@ TEST(PromptScoring, NamesWhatIsWrongWithTargets) {
     Json body = dense({5, 6, 7}, 3, 4);
     body.at("target_prompt_logprobs").as_object()["sparse_crow_indices"] = std::move(crow);
     body.at("target_prompt_logprobs").as_object()["sparse_col_indices"] = std::move(col);
-    return refusal(body);
+    return wrong_in(body);
   };
   EXPECT_EQ(sparse({0, 1, 2, 3}, {0, 0}), of + ".data has 3 values, its sparse_col_indices 2");
   EXPECT_EQ(sparse({0, 3}, {0, 1, 2}), of + ".sparse_crow_indices has 2 numbers, it must have 4");

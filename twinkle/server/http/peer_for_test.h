@@ -57,7 +57,7 @@ class Peer {
       text_.append(bytes, static_cast<size_t>(count));
     }
   }
-  // What comes, as far as `mark`; all of it where the connection ends before.
+  // The bytes that come, as far as `mark`; all of it where the connection ends before.
   std::string read_until(const std::string& mark) {
     for (size_t at = text_.find(mark);; at = text_.find(mark)) {
       if (at != std::string::npos) {

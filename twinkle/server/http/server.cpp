@@ -120,7 +120,7 @@ class HttpServer::Impl {
       options_ = options;
       options_.max_header_bytes = max_header_bytes;  // buffers are of this size
       shared_.sending->set_max_bytes(options.max_sending_bytes);
-      room_.cancel();
+      shared_.room.cancel();
     });
   }
 

@@ -87,7 +87,7 @@ TEST_F(MetricsTest, OperationsOfTheEngineAreCountedByTheirKind) {
 }
 
 // Names of /metrics by their types.
-std::map<std::string, std::string> names_in(const std::string& text) {
+std::map<std::string, std::string> metric_names_in(const std::string& text) {
   std::map<std::string, std::string> out;
   std::istringstream in(text);
   for (std::string line, word; std::getline(in, line);) {
@@ -111,12 +111,12 @@ TEST_F(MetricsTest, TheDocumentHasATableOfThem) {
   const std::string page = read_text("docs/operating.md");
   const size_t begin = page.find("| number | what it is |"), end = page.find("\n\n", begin);
   std::set<std::string> told;
-  for (const auto& [name, type] : names_in(get("/metrics").body)) told.insert(name);
+  for (const auto& [name, type] : metric_names_in(get("/metrics").body)) told.insert(name);
   EXPECT_EQ(metrics_in(page.substr(begin, end - begin)), told);
 }
 
 TEST_F(MetricsTest, TheDashboardIsGrafanasAndAsksForNamesThatThereAre) {
-  const auto names = names_in(get("/metrics").body);
+  const auto names = metric_names_in(get("/metrics").body);
   const Json board = read_json("docs/grafana.json");
   EXPECT_FALSE(twinkle::get<std::string>(board, "title").empty());
   EXPECT_GE(twinkle::get<int64_t>(board, "schemaVersion"), 36) << "datasources by uid";

@@ -17,7 +17,7 @@ Json number(float logprob) {
 }
 
 // Null of a token that is a part of a character.
-Json bytes_of(const std::string& text) {
+Json utf8_of(const std::string& text) {
   if (text.find("\xEF\xBF\xBD") != std::string::npos) return nullptr;
   JsonArray out;
   for (const char c : text) out.push_back(static_cast<unsigned char>(c));
@@ -82,7 +82,7 @@ Json Answer::logprobs_of(std::span<const Scored> scored, size_t& offset) const {
   const bool is_chat = asked_.form == Form::kChat, has_top = asked_.params.top_logprobs > 0;
   const auto entry = [&](int32_t token, float logprob) {
     const std::string text = texts_->token(token);
-    return JsonObject{{"token", text}, {"logprob", number(logprob)}, {"bytes", bytes_of(text)}};
+    return JsonObject{{"token", text}, {"logprob", number(logprob)}, {"bytes", utf8_of(text)}};
   };
   JsonArray content, tokens, logprobs, top, offsets;
   for (const Scored& s : scored) {

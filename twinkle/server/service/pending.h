@@ -14,7 +14,7 @@
 #include "twinkle/engine/protocol/result.h"
 #include "twinkle/server/history/records.h"
 #include "twinkle/server/http/message.h"
-#include "twinkle/server/service/listener.h"
+#include "twinkle/server/listener.h"
 #include "twinkle/server/tenants/usage.h"
 
 namespace twinkle::server {

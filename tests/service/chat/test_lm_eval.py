@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs/openai.md"
+PAGE = Path(__file__).parents[3] / "docs/openai.md"
 
 
 @pytest.mark.soak

@@ -303,7 +303,7 @@ def test_eight_chats_beside_a_run_move_none_of_its_bits(client, service):
 
 
 def test_the_pages_examples_run(server, tmp_path):
-    page = (Path(__file__).parents[2] / "docs/openai.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/openai.md").read_text()
     page = page.replace("http://127.0.0.1:8000", server.url).replace("smollm2", "tiny")
     (curl,) = re.findall(r"```bash\n(curl .*?)```", page, re.DOTALL)
     (script,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
