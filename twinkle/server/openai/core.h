@@ -7,9 +7,9 @@
 
 #include "twinkle/engine/protocol/operation.h"
 #include "twinkle/server/auth/access.h"
+#include "twinkle/server/listener.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/server/service/backend.h"
-#include "twinkle/server/listener.h"
 #include "twinkle/server/worker.h"
 
 namespace twinkle::server::openai {

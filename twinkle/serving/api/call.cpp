@@ -55,11 +55,10 @@ const core::Sampler& Call::sampler() const {
 const core::Future& Call::future() const {
   const std::string id = named("request_id");
   const core::Future* const found = core.domain().future(id);
-  const bool is_too_late =
-      caller.revoked_at && (!found || found->number > *caller.revoked_at);
+  const bool is_too_late = caller.revoked_at && (!found || found->number > *caller.revoked_at);
   require(!is_too_late, Code::kNotFound, "server: request_id '", quoted(id), "' is not known");
-  require(id.empty() || (found && found->owner == owner()), Code::kNotFound,
-          "server: request_id '", quoted(id), "' is not known", core.futures().retention_note());
+  require(id.empty() || (found && found->owner == owner()), Code::kNotFound, "server: request_id '",
+          quoted(id), "' is not known", core.futures().retention_note());
   return own(*this, "request_id", id, found);
 }
 

@@ -10,8 +10,8 @@
 #include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
 #include "twinkle/server/auth/access.h"
-#include "twinkle/serving/core/core.h"
 #include "twinkle/server/http/message.h"
+#include "twinkle/serving/core/core.h"
 
 namespace twinkle::server::api {
 
@@ -73,7 +73,7 @@ struct Route {
   Handler run;
   Scope scope;
   Form form = Form::kJson;
-  bool is_audited = false;  // a line of the audit log says who asked, before it is done
+  bool is_audited = false;           // a line of the audit log says who asked, before it is done
   const Numbers* numbers = nullptr;  // for requests that have numbers of a run
 };
 

@@ -185,9 +185,9 @@ Task<Response> hub(Call& call) {
   });
   if (!is_served)
     co_return refuse("RepoNotFound",
-                  "server: '" + id +
-                      "' is not served here; get_server_capabilities() lists the names. What "
-                      "the hub has, data sets too, is asked for without HF_ENDPOINT");
+                     "server: '" + id +
+                         "' is not served here; get_server_capabilities() lists the names. What "
+                         "the hub has, data sets too, is asked for without HF_ENDPOINT");
   Response out;
   const auto make = [&, &files = call.service.hub_files] {
     const Repository repository = open(model);

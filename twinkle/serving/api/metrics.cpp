@@ -3,7 +3,6 @@
 #include <sstream>
 #include <string_view>
 
-
 namespace twinkle::server::api {
 namespace {
 
@@ -66,8 +65,7 @@ std::string metrics_text(core::Core& core, const Service& service) {
   one("twinkle_journal_refused", "gauge", "1 while the disk refuses what is to be journalled.",
       core.log().trouble().empty() ? 0 : 1);
   one("twinkle_states_taken_total", "counter",
-      "States that took the place of the journal's records since the start.",
-      core.num_states());
+      "States that took the place of the journal's records since the start.", core.num_states());
   one("twinkle_states_given_up_total", "counter", "States that could not be taken.",
       core.num_states_given_up());
   return out.str();

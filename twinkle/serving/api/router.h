@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "twinkle/base/json.h"
-#include "twinkle/serving/api/call.h"
 #include "twinkle/server/auth/access.h"
 #include "twinkle/server/bodies/body_room.h"
-#include "twinkle/serving/core/core.h"
 #include "twinkle/server/http/message.h"
 #include "twinkle/server/worker.h"
+#include "twinkle/serving/api/call.h"
+#include "twinkle/serving/core/core.h"
 
 namespace twinkle::server::api {
 
@@ -43,8 +43,9 @@ struct ResultOptions {
 
 // All that routes share besides the core.
 struct Service {
-  Access access = {};                // who may come in; everybody, unless it is set
-  JsonObject client_flags = {};  // the answer to client/config; the SDK's defaults where it is empty
+  Access access = {};  // who may come in; everybody, unless it is set
+  JsonObject client_flags =
+      {};  // the answer to client/config; the SDK's defaults where it is empty
   ResultOptions results = {};
   std::map<std::string, HubFile> hub_files = {};  // by name; of the disk's thread alone
   std::map<std::pair<std::string, int>, int64_t> requests = {};  // by route and status
@@ -64,7 +65,8 @@ class Router {
   void add(std::span<const Route> routes) { routes_.push_back(routes); }
 
   // Decides by a request's head whether it may come in; then the room decides on its body. 404: no
-  // such route; 401, 403: no key of this server, or none for this route. `path`: as route() gets it.
+  // such route; 401, 403: no key of this server, or none for this route. `path`: as route() gets
+  // it.
   void admit(const Head& head, const std::string& path, const Admit& admit);
   // Answers a request, perhaps later.
   void route(Request request, Reply reply);

@@ -3,8 +3,8 @@
 #include <sstream>
 
 #include "twinkle/base/file.h"
-#include "twinkle/serving/api/service_for_test.h"
 #include "twinkle/server/tenants/usage.h"
+#include "twinkle/serving/api/service_for_test.h"
 
 namespace twinkle::server {
 namespace {

@@ -4,11 +4,11 @@
 #include <exception>
 #include <utility>
 
-#include "twinkle/serving/domain/clock.h"
 #include "twinkle/base/fault/fault.h"
-#include "twinkle/serving/log/backup.h"
-#include "twinkle/serving/core/quotas.h"
 #include "twinkle/server/history/number_set.h"
+#include "twinkle/serving/core/quotas.h"
+#include "twinkle/serving/domain/clock.h"
+#include "twinkle/serving/log/backup.h"
 #include "twinkle/store/keys/keys.h"
 
 namespace twinkle::server::core {
@@ -45,11 +45,11 @@ Core::Core(Backend& backend, Loop& loop, std::filesystem::path state, const Core
       adapters_(backend, loop, reads_, state_) {}
 
 int64_t Core::open(const Opened& opened, bool accept_other_arithmetic) {
-  const int64_t num_records = log_.open(
-      state_ / kJournal, options_.journal,
-      [this](const Record& record, uint64_t sequence, bool is_carried) {
-        domain_.replay(record, sequence, is_carried);
-      });
+  const int64_t num_records =
+      log_.open(state_ / kJournal, options_.journal,
+                [this](const Record& record, uint64_t sequence, bool is_carried) {
+                  domain_.replay(record, sequence, is_carried);
+                });
   require_same(state_, domain_.starts(), opened, accept_other_arithmetic);
   require_whole(state_, domain_);
   remove_leftovers();
@@ -215,10 +215,8 @@ Task<engine::Outcome> Core::begin_run(std::string id, std::string folder, bool w
   };
   Task<engine::Outcome> created = queue(create_of(run, folder));
   if (!with_optimizer) co_return co_await created;
-  Task<engine::Outcome> loaded = queue(engine::Load{.tenant = id,
-                                                    .directory = (state_ / folder).string(),
-                                                    .optimizer = true,
-                                                    .exact = exact});
+  Task<engine::Outcome> loaded = queue(engine::Load{
+      .tenant = id, .directory = (state_ / folder).string(), .optimizer = true, .exact = exact});
   std::exception_ptr error;
   {
     const engine::Outcome first = co_await created;  // while it lives it takes the tenant's room
@@ -262,8 +260,7 @@ Task<> Core::commit_submit(Numbered numbered, int64_t now, engine::Operation ope
       numbered.seq_id == first_missing(run) &&
       std::any_of(run.work.upper_bound(numbered.seq_id), run.work.end(), waits);
   if (!is_waited_for)
-    futures_.require_room(run.owner, engine::num_bytes(operation),
-                          quota_of(run.owner).max_disk);
+    futures_.require_room(run.owner, engine::num_bytes(operation), quota_of(run.owner).max_disk);
   require_writable();
   const Submit submit{.run = numbered.run,
                       .seq_id = numbered.seq_id,
@@ -315,8 +312,10 @@ Task<> Core::carry_out(std::string id, int64_t seq_id, std::optional<engine::Ope
   if (!run.lost.empty() && (outcome.error || queued->engine_id == 0)) outcome = lost(run);
   Ended ended = ended_of(queued->id, queued->op.used, outcome);
   if (drops && ended.error.empty()) {
-    ended.error = "optim_step: a request of its window failed, and what the others have "
-                  "accumulated was dropped; send the whole batch again. The failure: " + why;
+    ended.error =
+        "optim_step: a request of its window failed, and what the others have "
+        "accumulated was dropped; send the whole batch again. The failure: " +
+        why;
     ended.is_users = true;
   }
   if (queued->op.saves && ended.error.empty()) {
@@ -351,7 +350,8 @@ Task<> Core::give_up_missing(std::string id) {
     co_await pause(loop_, kGivenUpAfter);
     if (missing() != number) continue;
     Fail failure{.run = id, .seq_id = number, .time_ms = milliseconds_since_1970()};
-    failure.why = "server: it did not come for " + std::to_string(kGivenUpAfter.count()) + " minutes";
+    failure.why =
+        "server: it did not come for " + std::to_string(kGivenUpAfter.count()) + " minutes";
     failure.breaks_window = true;
     try {
       co_await commit(std::move(failure));

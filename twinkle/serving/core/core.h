@@ -15,19 +15,19 @@
 #include <string>
 #include <vector>
 
-#include "twinkle/serving/domain/clock.h"
 #include "twinkle/base/error.h"
 #include "twinkle/base/fields/options.h"
-#include "twinkle/serving/waiting/adapters.h"
-#include "twinkle/serving/domain/domain.h"
-#include "twinkle/serving/waiting/futures.h"
-#include "twinkle/serving/log/log.h"
-#include "twinkle/serving/waiting/queues.h"
-#include "twinkle/serving/domain/task.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/server/service/backend.h"
-#include "twinkle/serving/domain/state_paths.h"
 #include "twinkle/server/worker.h"
+#include "twinkle/serving/domain/clock.h"
+#include "twinkle/serving/domain/domain.h"
+#include "twinkle/serving/domain/state_paths.h"
+#include "twinkle/serving/domain/task.h"
+#include "twinkle/serving/log/log.h"
+#include "twinkle/serving/waiting/adapters.h"
+#include "twinkle/serving/waiting/futures.h"
+#include "twinkle/serving/waiting/queues.h"
 #include "twinkle/store/keys/quota.h"
 
 namespace twinkle::server::core {
@@ -155,8 +155,8 @@ class Core {
     }
     const int64_t now = milliseconds_since_1970();
     if (!operation || !why.empty()) {
-      Fail failure{numbered.run, numbered.seq_id, now, numbered.key_id, why,
-                   numbered.breaks_window};
+      Fail failure{numbered.run, numbered.seq_id,       now, numbered.key_id,
+                   why,          numbered.breaks_window};
       co_await commit(std::move(failure));
     } else {
       co_await commit_submit(std::move(numbered), now, std::move(*operation));
@@ -187,12 +187,14 @@ class Core {
   Tasks& tasks() { return tasks_; }
   Worker& disk() { return disk_; }
   const std::filesystem::path& state() const { return state_; }
-  int64_t num_again() const { return num_again_; }  // operations that are done again and have not ended
+  int64_t num_again() const {
+    return num_again_;
+  }  // operations that are done again and have not ended
   int64_t num_done_again() const { return num_done_again_; }  // since the start
   int64_t num_recovering() const {  // runs that the engine does not have yet as they were
     return std::ranges::count(live_, false, [](const auto& at) { return at.second.is_restored; });
   }
-  int64_t num_states() const { return num_states_; }          // that took the place of records
+  int64_t num_states() const { return num_states_; }  // that took the place of records
   int64_t num_states_given_up() const { return num_states_given_up_; }
   store::Quota quota_of(const std::string& owner, const std::string& key_id = {}) const {
     return quota(owner, key_id);
@@ -213,7 +215,7 @@ class Core {
     int64_t again = 0;        // operations that are done again and have not ended
     bool is_restored = true;  // false: until the engine has all that it had before the start
     bool is_saving = false, is_put_off = false;
-    int64_t quiet = 0;        // checks without a word of its client
+    int64_t quiet = 0;                 // checks without a word of its client
     std::vector<Later<bool>> waiting;  // for an end
   };
 
@@ -285,15 +287,15 @@ class Core {
   Worker disk_, reads_;
   Queues queues_;
   Adapters adapters_;
-  std::map<std::string, Live> live_;                                // by run
-  std::map<std::string, std::shared_ptr<Queued>> samples_;          // by future
+  std::map<std::string, Live> live_;                        // by run
+  std::map<std::string, std::shared_ptr<Queued>> samples_;  // by future
   std::set<std::string> heard_, removing_;
   std::map<std::string, int64_t> expiring_;  // checkpoints, and when, in ms since 1970
   std::set<std::string> missing_;            // runs that wait for a number
   int64_t num_again_ = 0, num_done_again_ = 0, num_states_ = 0, num_states_given_up_ = 0;
   int64_t bytes_in_state_ = 0;
   bool is_compacting_ = false, closing_ = false;
-  Tasks tasks_;  // the first to go: they use the others
+  Tasks tasks_;          // the first to go: they use the others
   uint64_t opened_ = 0;  // the sequence of this start
 };
 

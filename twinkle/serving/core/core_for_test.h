@@ -12,9 +12,9 @@
 #include "twinkle/engine/schedule/dispatcher.h"
 #include "twinkle/engine/schedule/null_executor_for_test.h"
 #include "twinkle/io/scratch_dir_for_test.h"
-#include "twinkle/serving/core/core.h"
 #include "twinkle/server/null_backend_for_test.h"
 #include "twinkle/server/service/loop_for_test.h"
+#include "twinkle/serving/core/core.h"
 
 namespace twinkle::server::core {
 
@@ -84,25 +84,29 @@ class CoreTest : public testing::Test {
   }
   std::string make_run(const std::string& owner = "a") {
     const std::string in = session(owner), id = in + ":train:0";
-    const std::string future = run(core_->create_run(
-        {.run = {.id = id, .owner = owner, .session = in, .rank = 8,
-                 .origin = {.lora_json = R"({"r": 8})"}}}));
+    const std::string future =
+        run(core_->create_run({.run = {.id = id,
+                                       .owner = owner,
+                                       .session = in,
+                                       .rank = 8,
+                                       .origin = {.lora_json = R"({"r": 8})"}}}));
     EXPECT_EQ(result(future)->error, "");
     return id;
   }
   static engine::ForwardBackward batch(const std::string& run, const std::string& loss = "ok") {
-    return {.tenant = run,
-            .sequences = {{.input_ids = {1, 2, 3}, .labels = {2, 3, 4}}},
-            .loss = loss};
+    return {
+        .tenant = run, .sequences = {{.input_ids = {1, 2, 3}, .labels = {2, 3, 4}}}, .loss = loss};
   }
   std::string train(const std::string& id, int64_t seq_id, const std::string& loss = "ok") {
-    return run(core_->submit({.run = id, .seq_id = seq_id, .breaks_window = true},
-                             [&](const core::Run&) -> engine::Operation { return batch(id, loss); }));
+    return run(
+        core_->submit({.run = id, .seq_id = seq_id, .breaks_window = true},
+                      [&](const core::Run&) -> engine::Operation { return batch(id, loss); }));
   }
   std::string step(const std::string& id, int64_t seq_id) {
-    return run(core_->submit({.run = id, .seq_id = seq_id}, [&](const core::Run&) -> engine::Operation {
-      return engine::Step{.tenant = id, .options = "{}"};
-    }));
+    return run(
+        core_->submit({.run = id, .seq_id = seq_id}, [&](const core::Run&) -> engine::Operation {
+          return engine::Step{.tenant = id, .options = "{}"};
+        }));
   }
   std::string publish(const std::string& id, int64_t seq_id) {
     return run(core_->submit(

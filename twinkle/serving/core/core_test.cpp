@@ -33,11 +33,10 @@ TEST_F(CoreTest, AFailureDropsItsWindowAndTheNextOneIsWhole) {
 
 TEST_F(CoreTest, WhatIsWrongWithANumberedRequestIsItsResult) {
   const std::string id = make_run();
-  const std::string wrong =
-      run(core_->submit({.run = id, .seq_id = 1, .breaks_window = true},
-                        [](const core::Run&) -> engine::Operation {
-                          fail(Code::kInvalid, "server: data[0] has no target_tokens");
-                        }));
+  const std::string wrong = run(core_->submit(
+      {.run = id, .seq_id = 1, .breaks_window = true}, [](const core::Run&) -> engine::Operation {
+        fail(Code::kInvalid, "server: data[0] has no target_tokens");
+      }));
   EXPECT_EQ(result(wrong)->error, "server: data[0] has no target_tokens");
   EXPECT_NE(result(step(id, 2))->error, "");
   start();

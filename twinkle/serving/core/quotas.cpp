@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "twinkle/serving/domain/clock.h"
 #include "twinkle/base/error.h"
 #include "twinkle/server/replay/brief.h"
+#include "twinkle/serving/domain/clock.h"
 #include "twinkle/store/keys/keys.h"
 
 namespace twinkle::server::core {
@@ -132,8 +132,9 @@ void require_save(Core& core, const Run& run, bool optimizer, bool named) {
                 "delete checkpoints or runs, or ask the operator for a higher limit");
   const int64_t own = named ? most_bytes(core.backend().model(), run, optimizer) : 0;
   require(quota.max_disk == 0 || has + more.bytes + own <= quota.max_disk, Code::kInvalid,
-          "server: this tenant has ", has, " bytes of checkpoints and snapshots, this save may add ",
-          own, " and those that have not ended ", more.bytes, ", its limit is ", quota.max_disk,
+          "server: this tenant has ", has,
+          " bytes of checkpoints and snapshots, this save may add ", own,
+          " and those that have not ended ", more.bytes, ", its limit is ", quota.max_disk,
           "; wait until they have ended, delete checkpoints or runs, or ask the operator for a "
           "higher limit");
 }

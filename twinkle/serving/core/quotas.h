@@ -23,8 +23,8 @@ int64_t most_bytes(const ModelFacts& model, const Run& run, bool optimizer);
 // Error kInvalid: no folder can have this name.
 void require_name(const std::string& name);
 // The checkpoint that a save of this name makes, which has `kind` "weights" or "sampler_weights".
-Checkpoint new_checkpoint(const Core& core, const Run& run, int64_t seq_id,
-                          const std::string& kind, const std::string& name);
+Checkpoint new_checkpoint(const Core& core, const Run& run, int64_t seq_id, const std::string& kind,
+                          const std::string& name);
 // By a checkpoint, or by a save that has not ended and may become one.
 bool is_taken(const Core& core, const Run& run, const std::string& path);
 

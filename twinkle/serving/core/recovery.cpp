@@ -64,9 +64,8 @@ Task<> Core::restore(std::string id) {
   }
   live_[id].is_restored = false;
   Task<engine::Outcome> made =
-      snapshot.folder.empty()
-          ? begin_run(id, origin.folder, origin.optimizer, false, true)
-          : begin_run(id, "snapshots/" + snapshot.folder, true, is_whole, true);
+      snapshot.folder.empty() ? begin_run(id, origin.folder, origin.optimizer, false, true)
+                              : begin_run(id, "snapshots/" + snapshot.folder, true, is_whole, true);
   for (auto next = begun.begin(); const int64_t seq_id : again) {
     for (; next != begun.end() && *next < seq_id; next = begun.erase(next))
       tasks_.start(carry_out(id, *next, {}, true));

@@ -1,13 +1,13 @@
-// The service's housekeeping: snapshots of runs, the state in place of old records, and folders that
-// nothing needs any more.
+// The service's housekeeping: snapshots of runs, the state in place of old records, and folders
+// that nothing needs any more.
 #include <algorithm>
 #include <charconv>
 #include <utility>
 
-#include "twinkle/serving/domain/clock.h"
 #include "twinkle/base/error.h"
 #include "twinkle/base/file.h"
 #include "twinkle/serving/core/core.h"
+#include "twinkle/serving/domain/clock.h"
 
 namespace twinkle::server::core {
 namespace {
@@ -38,7 +38,8 @@ void Core::changed(const std::string& id) {
   for (const Later<bool>& later : std::exchange(live.waiting, {})) later.set(true);
   if (!run || !live.is_restored) return;
   const int64_t unsaved = run->num_published - std::ssize(run->snapshot.versions);
-  if (run->computed >= options_.saving.again_seconds || unsaved >= kMaxUnsaved) tasks_.start(save(id));
+  if (run->computed >= options_.saving.again_seconds || unsaved >= kMaxUnsaved)
+    tasks_.start(save(id));
 }
 
 // Past the queues: what waits there would be computed before it.
@@ -79,11 +80,11 @@ Task<> Core::save(std::string id) {
     made.seq_id = live_[id].given;
     made.folder = id + "/" + std::to_string(made.seq_id);
     try {
-      accepted.emplace(backend_.check(
-          engine::Save{.tenant = id,
-                       .directory = (state_ / "snapshots" / made.folder).string(),
-                       .optimizer = true,
-                       .as_is = true}));
+      accepted.emplace(
+          backend_.check(engine::Save{.tenant = id,
+                                      .directory = (state_ / "snapshots" / made.folder).string(),
+                                      .optimizer = true,
+                                      .as_is = true}));
     } catch (const Error& e) {
       failed = e.code != Code::kBusy;
       if (!failed && !live_[id].is_put_off)
@@ -130,7 +131,9 @@ Task<> Core::save(std::string id) {
     co_await later;
   }
   const auto bytes = std::make_shared<int64_t>(0);
-  const auto measure = [folder = state_ / "snapshots" / id, bytes] { *bytes = bytes_below(folder); };
+  const auto measure = [folder = state_ / "snapshots" / id, bytes] {
+    *bytes = bytes_below(folder);
+  };
   if (!failed) co_await on(disk_, loop_, measure);
   if (!domain_.run(id)) co_return;
   live_[id].is_saving = false;
@@ -244,8 +247,7 @@ void Core::remove_leftovers() const {
 // Each once its record survives a loss of power: until then such a start needs it.
 void Core::remove_folders() {
   for (const std::string& folder : domain_.removable())
-    if (removing_.insert(folder).second)
-      tasks_.start(remove_folder(folder, log_.sequence()));
+    if (removing_.insert(folder).second) tasks_.start(remove_folder(folder, log_.sequence()));
 }
 
 // Renamed first: it is whole or not there at all, and a backup that still sees it has its files.

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "twinkle/base/fields.h"
-#include "twinkle/serving/domain/entities.h"
 #include "twinkle/server/tenants/usage.h"
+#include "twinkle/serving/domain/entities.h"
 
 namespace twinkle::server::core {
 
@@ -81,10 +81,13 @@ struct Submit {
 
   static constexpr uint8_t kKind = 5;
   static constexpr auto fields() {
-    return std::tuple{field(1, "run", &Submit::run),         field(2, "seq_id", &Submit::seq_id),
-                      field(3, "time_ms", &Submit::time_ms), field(4, "key_id", &Submit::key_id),
+    return std::tuple{field(1, "run", &Submit::run),
+                      field(2, "seq_id", &Submit::seq_id),
+                      field(3, "time_ms", &Submit::time_ms),
+                      field(4, "key_id", &Submit::key_id),
                       field(5, "operation", &Submit::operation),
-                      field(6, "note", &Submit::note),       field(7, "saves", &Submit::saves),
+                      field(6, "note", &Submit::note),
+                      field(7, "saves", &Submit::saves),
                       field(8, "sampler", &Submit::sampler)};
   }
 };
@@ -98,10 +101,10 @@ struct Fail {
 
   static constexpr uint8_t kKind = 6;
   static constexpr auto fields() {
-    return std::tuple{field(1, "run", &Fail::run),         field(2, "seq_id", &Fail::seq_id),
-                      field(3, "time_ms", &Fail::time_ms), field(4, "key_id", &Fail::key_id),
-                      field(5, "why", &Fail::why),
-                      field(6, "breaks_window", &Fail::breaks_window)};
+    return std::tuple{
+        field(1, "run", &Fail::run),         field(2, "seq_id", &Fail::seq_id),
+        field(3, "time_ms", &Fail::time_ms), field(4, "key_id", &Fail::key_id),
+        field(5, "why", &Fail::why),         field(6, "breaks_window", &Fail::breaks_window)};
   }
 };
 
@@ -143,9 +146,12 @@ struct Ended {
 
   static constexpr uint8_t kKind = 9;
   static constexpr auto fields() {
-    return std::tuple{field(1, "id", &Ended::id),           field(2, "error", &Ended::error),
-                      field(3, "is_users", &Ended::is_users), field(4, "result", &Ended::result),
-                      field(5, "used", &Ended::used),       field(6, "bytes", &Ended::bytes)};
+    return std::tuple{field(1, "id", &Ended::id),
+                      field(2, "error", &Ended::error),
+                      field(3, "is_users", &Ended::is_users),
+                      field(4, "result", &Ended::result),
+                      field(5, "used", &Ended::used),
+                      field(6, "bytes", &Ended::bytes)};
   }
 };
 

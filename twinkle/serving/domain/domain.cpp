@@ -151,8 +151,8 @@ void Domain::apply(const Sample& record, uint64_t sequence) {
   NumberSet came(sampler->came);
   came.insert(record.seq_id);
   sampler->came = came.ranges();
-  ops_[sequence] = core::op_of(engine::from_bytes(record.operation),
-                               std::ssize(record.operation), sequence);
+  ops_[sequence] =
+      core::op_of(engine::from_bytes(record.operation), std::ssize(record.operation), sequence);
   open({.id = request_id(sampler->id, record.seq_id),
         .owner = sampler->owner,
         .key_id = record.key_id,
@@ -213,7 +213,8 @@ void Domain::end_work(Run& run, int64_t seq_id, const Ended& ended) {
   go_on(run);
 }
 
-// Starts what is next, up to an optim_step whose window has not ended: what may still break it runs.
+// Starts what is next, up to an optim_step whose window has not ended: what may still break it
+// runs.
 void Domain::go_on(Run& run) {
   const auto is_window_open = [&] {
     return (!run.is_made && run.lost.empty()) ||
@@ -251,11 +252,9 @@ void Domain::apply(const Snapshotted& record, uint64_t) {
   Run* const run = find(runs_, record.run);
   if (!run) return;  // it was deleted meanwhile
   const std::string before = std::exchange(run->snapshot, record.snapshot).folder;
-  if (!before.empty() && before != record.snapshot.folder)
-    removing_.insert("snapshots/" + before);
+  if (!before.empty() && before != record.snapshot.folder) removing_.insert("snapshots/" + before);
   run->computed = 0;
-  for (auto it = run->work.begin();
-       it != run->work.end() && it->first <= record.snapshot.seq_id;) {
+  for (auto it = run->work.begin(); it != run->work.end() && it->first <= record.snapshot.seq_id;) {
     if (it->second.state != Work::kEnded) {
       ++it;
       continue;
@@ -338,10 +337,12 @@ void Domain::forget(const std::string& id) {
 }
 
 bool Domain::is_needed(const std::string& folder) const {
-  return std::ranges::any_of(runs_, [&](const auto& at) {
-           const Run& run = at.second;
-           return run.lost.empty() && run.snapshot.folder.empty() && run.origin.folder == folder;
-         }) ||
+  return std::ranges::any_of(runs_,
+                             [&](const auto& at) {
+                               const Run& run = at.second;
+                               return run.lost.empty() && run.snapshot.folder.empty() &&
+                                      run.origin.folder == folder;
+                             }) ||
          std::ranges::any_of(ops_, [&](const auto& op) { return op.second.reads == folder; });
 }
 
@@ -400,7 +401,8 @@ std::set<uint64_t> Domain::carried(const State& state) {
   std::set<uint64_t> out;
   for (const Run& run : state.runs)
     for (const auto& [seq_id, work] : run.work) out.insert(work.sequence);
-  for (const Future& future : state.futures) out.insert(future.is_ended ? future.ended : future.sequence);
+  for (const Future& future : state.futures)
+    out.insert(future.is_ended ? future.ended : future.sequence);
   out.erase(0);
   return out;
 }
@@ -410,7 +412,8 @@ void Domain::apply(const State& record, uint64_t) {
   for (const Session& session : record.sessions) apply(OpenSession{session}, 0);
   for (const Run& run : record.runs) runs_[run.id] = run;
   for (const Sampler& sampler : record.samplers) add(sampler);
-  for (const Checkpoint& checkpoint : record.checkpoints) checkpoints_[checkpoint.path] = checkpoint;
+  for (const Checkpoint& checkpoint : record.checkpoints)
+    checkpoints_[checkpoint.path] = checkpoint;
   for (const Future& future : record.futures) {
     futures_[future.id] = future;
     if (future.is_ended) continue;
@@ -437,8 +440,8 @@ void Domain::carry(const Record& record, uint64_t sequence) {
     op.sampler = submit->sampler;
   }
   if (const auto* sample = std::get_if<Sample>(&record))
-    ops_[sequence] = core::op_of(engine::from_bytes(sample->operation),
-                                 std::ssize(sample->operation), sequence);
+    ops_[sequence] =
+        core::op_of(engine::from_bytes(sample->operation), std::ssize(sample->operation), sequence);
 }
 
 }  // namespace twinkle::server::core

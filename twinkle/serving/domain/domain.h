@@ -53,13 +53,13 @@ auto* find(Map& map, const Key& key) {
 class Domain {
  public:
   struct Effects {
-    std::vector<std::string> created;                         // runs, to be made by the engine
-    std::vector<std::pair<std::string, int64_t>> started;     // run, seq_id: their turn has come
-    std::vector<std::string> ended;                           // futures
-    std::vector<std::string> finished;                        // runs that take no more requests
-    std::vector<std::string> closed;                          // sessions: nobody reads samples
-    std::vector<std::string> deleted;                         // runs that are no more
-    std::vector<std::string> kept;                            // checkpoints, to be kept so long
+    std::vector<std::string> created;                      // runs, to be made by the engine
+    std::vector<std::pair<std::string, int64_t>> started;  // run, seq_id: their turn has come
+    std::vector<std::string> ended;                        // futures
+    std::vector<std::string> finished;                     // runs that take no more requests
+    std::vector<std::string> closed;                       // sessions: nobody reads samples
+    std::vector<std::string> deleted;                      // runs that are no more
+    std::vector<std::string> kept;                         // checkpoints, to be kept so long
   };
 
   // Changes it by a record, one after another. Error kInvalid: it names what is not there, which a

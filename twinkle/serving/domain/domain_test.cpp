@@ -9,10 +9,8 @@ namespace twinkle::server::core {
 namespace {
 
 Submit submit(int64_t seq_id, const engine::Operation& operation) {
-  return {.run = "s:train:0",
-          .seq_id = seq_id,
-          .time_ms = 5,
-          .operation = engine::to_bytes(operation)};
+  return {
+      .run = "s:train:0", .seq_id = seq_id, .time_ms = 5, .operation = engine::to_bytes(operation)};
 }
 
 engine::Operation batch() {

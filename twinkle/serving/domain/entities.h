@@ -15,8 +15,8 @@ namespace twinkle::server::core {
 
 struct Session {
   std::string id, owner;
-  int64_t created_ms = 0;  // since 1970
-  bool finished = false;   // no more runs
+  int64_t created_ms = 0;     // since 1970
+  bool finished = false;      // no more runs
   std::string user_metadata;  // JSON object as text, or empty
   std::vector<std::string> tags;
   std::map<int64_t, std::string> runs, samplers;  // ids, by the numbers that the client gave
@@ -76,12 +76,10 @@ struct Work {
   uint32_t digest = 0;         // kEnded: of its result, which doing it again must give
 
   static constexpr auto fields() {
-    return std::tuple{field(1, "state", &Work::state),
-                      field(2, "sequence", &Work::sequence),
-                      field(3, "why", &Work::why),
-                      field(4, "breaks_window", &Work::breaks_window),
-                      field(5, "drops", &Work::drops),
-                      field(6, "digest", &Work::digest)};
+    return std::tuple{
+        field(1, "state", &Work::state), field(2, "sequence", &Work::sequence),
+        field(3, "why", &Work::why),     field(4, "breaks_window", &Work::breaks_window),
+        field(5, "drops", &Work::drops), field(6, "digest", &Work::digest)};
   }
 };
 
@@ -93,10 +91,10 @@ struct Run {
   std::string user_metadata;            // JSON object as text, or empty
   int64_t created_ms = 0, last_ms = 0;  // since 1970; `last`: its last request was accepted
   Origin origin;
-  bool is_made = false;   // the engine has made it once
-  bool finished = false;  // it takes no more requests
-  std::string lost;       // why nothing can be done with it any more, or empty
-  int64_t next = 1;       // the number that is next in order
+  bool is_made = false;          // the engine has made it once
+  bool finished = false;         // it takes no more requests
+  std::string lost;              // why nothing can be done with it any more, or empty
+  int64_t next = 1;              // the number that is next in order
   std::map<int64_t, Work> work;  // by number
   std::string broken;            // why the window is dropped, or empty
   int64_t num_published = 0;     // versions, which the engine counts likewise
@@ -133,11 +131,11 @@ struct Run {
 // A sampler samples the base model, a checkpoint, or a version that a run published.
 struct Sampler {
   std::string id, owner, base_model;
-  std::string key_id;        // the run's, by whose weight and priority it samples; or empty
+  std::string key_id;  // the run's, by whose weight and priority it samples; or empty
   std::string session;
-  std::string checkpoint;    // RUN/KIND/NAME, or empty
-  std::string folder;        // the checkpoint's, below the state's
-  std::string run;           // the run whose version it is, or empty
+  std::string checkpoint;  // RUN/KIND/NAME, or empty
+  std::string folder;      // the checkpoint's, below the state's
+  std::string run;         // the run whose version it is, or empty
   int64_t version = 0;
   std::vector<int64_t> came;  // seq_ids of requests: first and last of each range
 
@@ -162,8 +160,8 @@ struct Checkpoint {
   int64_t rank = 0;
   std::map<std::string, bool> trains;  // as Run's, like the next
   std::vector<std::string> targets;
-  std::string folder;  // below the state's
-  int64_t bytes = 0;                   // on disk
+  std::string folder;                      // below the state's
+  int64_t bytes = 0;                       // on disk
   int64_t created_ms = 0, expires_ms = 0;  // since 1970; expires: 0: never
   bool is_public = false;                  // every key of this server may read it
   std::string user_metadata;               // JSON object as text, or empty

@@ -15,7 +15,8 @@ bool is_plain(char c) {
          std::string_view("-._@/").find(c) != std::string_view::npos;
 }
 
-// The length of the path that begins here: the ':' of "RUN/a: No such file" is none of it, that of a run's is.
+// The length of the path that begins here: the ':' of "RUN/a: No such file" is none of it, that of
+// a run's is.
 size_t length_of_path(std::string_view text) {
   size_t out = 0;
   const auto goes_on = [&] {

@@ -81,8 +81,8 @@ bool copy_file(const fs::path& from, const fs::path& to, Copied& copied, How how
   return true;
 }
 
-// A file that goes while it is copied is left out; whoever needs it sees that it is not there. So are
-// entries of `from` of the names `without`.
+// A file that goes while it is copied is left out; whoever needs it sees that it is not there. So
+// are entries of `from` of the names `without`.
 void copy_tree(const fs::path& from, const fs::path& to, Copied& copied,
                const std::set<std::string>& without = {}, How how = How::kCopied) {
   std::error_code error;
@@ -202,8 +202,8 @@ std::string trouble_of(const fs::path& snapshot) {
 void require_whole(const fs::path& state, const Domain& of_journal) {
   for (const char* kept : {kSnapshots, kCheckpoints}) {
     std::error_code ignored;
-    require(!of_journal.starts().empty() || names_in(state / kept, ignored).empty(),
-            Code::kInvalid, "server: ", (state / kept).string(), " has runs, but the journal in ",
+    require(!of_journal.starts().empty() || names_in(state / kept, ignored).empty(), Code::kInvalid,
+            "server: ", (state / kept).string(), " has runs, but the journal in ",
             (state / kJournal).string(),
             " holds nothing: put the journal back, restore a backup (twinkle restore), or move ",
             (state / kept).string(), " away to start anew");
@@ -248,7 +248,8 @@ Copied backup(const fs::path& state, const fs::path& to) {
   }
   require_whole(state, domain_in(state / kJournal));  // it may be that one is not there
   fail(Code::kBusy, "server: the journal or folders in ", state.string(), " were replaced ",
-       kMaxTries, " times while they were copied; try again, or serve with more --again-seconds and "
+       kMaxTries,
+       " times while they were copied; try again, or serve with more --again-seconds and "
        "--journal-bytes");
 }
 

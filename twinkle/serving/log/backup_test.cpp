@@ -121,8 +121,7 @@ TEST_F(BackupTest, AJournalThatGivesWayToAStateMeanwhileLosesNothingThatWasAckno
     fs::copy(beside("backup") / "journal", dir_ / "journal");
     fs::remove_all(beside("backup"));
     start();
-    for (const std::string& id : sessions)
-      EXPECT_NE(core_->domain().session(id), nullptr) << at;
+    for (const std::string& id : sessions) EXPECT_NE(core_->domain().session(id), nullptr) << at;
     kill();
   }
 }

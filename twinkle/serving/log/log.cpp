@@ -50,8 +50,7 @@ uint64_t visit_state(const std::filesystem::path& folder, const Log::Visit& visi
   StateReader reader(folder);
   const uint64_t out = reader.state().sequence;
   visit(reader.state(), out, false);
-  while (const auto record = reader.next())
-    visit(decoded(*record, folder), record->sequence, true);
+  while (const auto record = reader.next()) visit(decoded(*record, folder), record->sequence, true);
   return out;
 }
 
@@ -144,8 +143,8 @@ void Log::watch() {
     if (!journal_ || written_ == sequence_) return;
     if (!trouble().empty())
       for (auto& [sequence, later] : std::exchange(waiting_, {}))
-        later.fail(std::make_exception_ptr(Error(
-            Code::kBusy, "server: the disk refuses what is to be journalled; come again")));
+        later.fail(std::make_exception_ptr(
+            Error(Code::kBusy, "server: the disk refuses what is to be journalled; come again")));
     watch();
   });
 }

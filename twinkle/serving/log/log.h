@@ -15,12 +15,12 @@
 #include <thread>
 
 #include "twinkle/base/fields/codec.h"
-#include "twinkle/serving/domain/commands.h"
-#include "twinkle/serving/domain/domain.h"
-#include "twinkle/serving/log/state_file.h"
-#include "twinkle/serving/domain/task.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/server/worker.h"
+#include "twinkle/serving/domain/commands.h"
+#include "twinkle/serving/domain/domain.h"
+#include "twinkle/serving/domain/task.h"
+#include "twinkle/serving/log/state_file.h"
 #include "twinkle/store/journal.h"
 
 namespace twinkle::server::core {

@@ -19,10 +19,10 @@ namespace twinkle::server::core {
 
 std::filesystem::path state_file(const std::filesystem::path& journal);
 
-// Copies the records that the state carries from the file of the state before, and from the folder's segments, which
-// another thread may be writing to behind them. Error kInvalid: one is not there, more than 4 GiB
-// without them, the system refuses; kBusy: `ends` has said so, between two records, or two syncs,
-// of which each has at most `synced_bytes` to write.
+// Copies the records that the state carries from the file of the state before, and from the
+// folder's segments, which another thread may be writing to behind them. Error kInvalid: one is not
+// there, more than 4 GiB without them, the system refuses; kBusy: `ends` has said so, between two
+// records, or two syncs, of which each has at most `synced_bytes` to write.
 void write_state(
     const std::filesystem::path& journal, const State& state,
     const std::function<bool()>& ends = [] { return false; },

@@ -175,8 +175,7 @@ class Anything : public StartsTest {
     }
     if (what == 15) return loop_->pass(std::chrono::seconds(2));  // after a try that failed
     if (what == 16 && draw(12) == 0)
-      return (void)ask(
-          json_request("sessions/" + one_of(runs_).session + "/finish", JsonObject{}));
+      return (void)ask(json_request("sessions/" + one_of(runs_).session + "/finish", JsonObject{}));
     if (what == 16) return settle();
     if (what == 17 && draw(3) == 0) return crash();
     if (what == 18) holds_ = !holds_;
@@ -265,8 +264,8 @@ class Anything : public StartsTest {
     return out;
   }
 
-  // The state of runs that got the same requests in the order of their numbers, one after another, up to the
-  // first that did not come.
+  // The state of runs that got the same requests in the order of their numbers, one after another,
+  // up to the first that did not come.
   std::vector<std::vector<std::string>> undisturbed(const std::vector<RunOf>& runs) {
     end();
     clear(dir_.path());

@@ -110,8 +110,8 @@ TEST_F(DecidedTest, WhatTheDiskDoesNotTakeIsNeitherAnsweredNorForgotten) {
   const Response first = train(id, 1);
   {
     const LimitForTest full(RLIMIT_FSIZE, 1);
-    const auto polled = send(request("/api/v1/retrieve_future",
-                                     R"({"request_id":")" + id + R"(:1"})", "tml-a"));
+    const auto polled =
+        send(request("/api/v1/retrieve_future", R"({"request_id":")" + id + R"(:1"})", "tml-a"));
     go = true;
     EXPECT_TRUE(until([&] { return !core_->log().trouble().empty(); }));
     for (int i = 0; i < 20; ++i) loop_->pass(std::chrono::milliseconds(50));

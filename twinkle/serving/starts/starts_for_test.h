@@ -127,10 +127,9 @@ class StartsTest : public ServiceTest {
     return post("/api/v1/save_weights_for_sampler", {{"model_id", run}, {"seq_id", seq_id}});
   }
   Response load(const std::string& path, bool optimizer = true) {
-    return post("/api/v1/load_weights", {{"session_id", session()},
-                                         {"model_seq_id", 0},
-                                         {"path", path},
-                                         {"optimizer", optimizer}});
+    return post(
+        "/api/v1/load_weights",
+        {{"session_id", session()}, {"model_seq_id", 0}, {"path", path}, {"optimizer", optimizer}});
   }
   std::string error_of(const Response& ack, const std::string& key = "tml-a") {
     return text(failure(ack, key), "error");

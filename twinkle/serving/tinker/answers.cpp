@@ -6,9 +6,9 @@
 
 #include "twinkle/base/error.h"
 #include "twinkle/base/json.h"
-#include "twinkle/serving/api/call.h"
 #include "twinkle/server/tinker/fields.h"
 #include "twinkle/server/tinker/results.h"
+#include "twinkle/serving/api/call.h"
 #include "twinkle/serving/tinker/routes.h"
 
 namespace twinkle::server::tinker {
@@ -71,8 +71,7 @@ std::string note_of(const ForwardBackwardRequest& request) {
   bool has_several = false;
   for (const Datum& datum : request.data) {
     const auto targets = datum.loss_fn_inputs.find("target_tokens");
-    const bool is_wide =
-        targets != datum.loss_fn_inputs.end() && targets->second.shape.size() > 1;
+    const bool is_wide = targets != datum.loss_fn_inputs.end() && targets->second.shape.size() > 1;
     has_several |= is_wide;
     widths.push_back(is_wide ? targets->second.shape[1] : 0);
   }
@@ -80,9 +79,8 @@ std::string note_of(const ForwardBackwardRequest& request) {
 }
 
 std::string note_of(const sampler::SamplingParams& params) {
-  return boost::json::serialize(JsonObject{{"n", params.num_samples},
-                                           {"k", params.top_logprobs},
-                                           {"prompt", params.prompt_logprobs}});
+  return boost::json::serialize(JsonObject{
+      {"n", params.num_samples}, {"k", params.top_logprobs}, {"prompt", params.prompt_logprobs}});
 }
 
 int64_t num_samples_in(const std::string& note) {
@@ -98,8 +96,7 @@ Response answer_of(const core::Future& future, const core::Ended& ended) {
   if (!ended.error.empty()) return failure(by_scheme(by_field(ended.error)), ended.is_users);
   const auto [of, seq_id] = core::parse_request_id(future.id);
   const std::string& note = future.note;
-  if (note == "create_model")
-    return api::json({{"model_id", of}, {"type", "create_model"}});
+  if (note == "create_model") return api::json({{"model_id", of}, {"type", "create_model"}});
   if (note.starts_with("load_weights "))
     return api::json(
         {{"path", note.substr(note.find(' ') + 1)}, {"model_id", of}, {"type", "load_weights"}});

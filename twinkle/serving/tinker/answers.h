@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <string>
 
-#include "twinkle/serving/domain/domain.h"
 #include "twinkle/server/http/message.h"
 #include "twinkle/server/tinker/forward_backward_request.h"
+#include "twinkle/serving/domain/domain.h"
 
 namespace twinkle::server::tinker {
 

@@ -1,6 +1,6 @@
 // Fields of requests out of their ranges, and requests that come twice.
-#include "twinkle/serving/api/service_for_test.h"
 #include "twinkle/server/history/number_set.h"
+#include "twinkle/serving/api/service_for_test.h"
 
 namespace twinkle::server {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <charconv>
 
-#include "twinkle/serving/domain/clock.h"
 #include "twinkle/base/error.h"
+#include "twinkle/serving/domain/clock.h"
 #include "twinkle/serving/tinker/routes.h"
 
 namespace twinkle::server::tinker {
@@ -29,8 +29,8 @@ int64_t number_in(const std::string& query, const std::string& name, int64_t fal
   int64_t out = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
   const bool is_number = error == std::errc() && end == text.data() + text.size();
-  require(is_number && out >= least && out <= most, Code::kInvalid, "server: ", name, " is '",
-          text, "', it must be a number from ", least, " to ", most);
+  require(is_number && out >= least && out <= most, Code::kInvalid, "server: ", name, " is '", text,
+          "', it must be a number from ", least, " to ", most);
   return out;
 }
 
@@ -43,18 +43,15 @@ Page page_of(const api::Call& call, int64_t limit) {
 // Those of the page, newest first, as `told` has each; and where the next page begins.
 template <class T, class Told>
 Response listed(const char* name, std::vector<const T*> all, const Page& page, const Told& told) {
-  std::ranges::sort(all, std::ranges::greater(), [](const T* of) {
-    return of->created_ms;
-  });
+  std::ranges::sort(all, std::ranges::greater(), [](const T* of) { return of->created_ms; });
   JsonArray out;
   for (int64_t i = page.offset; i < std::min<int64_t>(std::ssize(all), page.offset + page.limit);
        ++i)
     out.push_back(told(*all[i]));
-  return api::json({{name, std::move(out)},
-                    {"cursor",
-                     {{"offset", page.offset},
-                      {"limit", page.limit},
-                      {"total_count", std::ssize(all)}}}});
+  return api::json(
+      {{name, std::move(out)},
+       {"cursor",
+        {{"offset", page.offset}, {"limit", page.limit}, {"total_count", std::ssize(all)}}}});
 }
 
 template <class Map>
@@ -110,9 +107,9 @@ Json run_told(const api::Call& call, const core::Run& run) {
 
 // The path's checkpoint, RUN/KIND/NAME.
 const core::Checkpoint& path_checkpoint(const api::Call& call, bool is_own) {
-  return call.checkpoint(call.path.at("model_id") + "/" + call.path.at("kind") + "/" +
-                             call.path.at("name"),
-                         "name", is_own);
+  return call.checkpoint(
+      call.path.at("model_id") + "/" + call.path.at("kind") + "/" + call.path.at("name"), "name",
+      is_own);
 }
 
 }  // namespace
@@ -127,8 +124,8 @@ int64_t expires_of(const Json& body, int64_t now_ms) {
 }
 
 Task<Response> list_training_runs(api::Call& call) {
-  co_return listed("training_runs", own(call.core.domain().runs(), call.owner()),
-                   page_of(call, 20), [&](const core::Run& run) { return run_told(call, run); });
+  co_return listed("training_runs", own(call.core.domain().runs(), call.owner()), page_of(call, 20),
+                   [&](const core::Run& run) { return run_told(call, run); });
 }
 
 Task<Response> get_training_run(api::Call& call) {

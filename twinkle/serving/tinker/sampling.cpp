@@ -4,9 +4,9 @@
 #include <limits>
 
 #include "twinkle/base/error.h"
+#include "twinkle/server/tinker/fields.h"
 #include "twinkle/serving/core/quotas.h"
 #include "twinkle/serving/tinker/answers.h"
-#include "twinkle/server/tinker/fields.h"
 #include "twinkle/serving/tinker/routes.h"
 
 namespace twinkle::server::tinker {

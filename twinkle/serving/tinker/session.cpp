@@ -1,10 +1,10 @@
 // Configuration, sessions and results over Tinker's wire.
 #include <algorithm>
 
-#include "twinkle/serving/domain/clock.h"
 #include "twinkle/base/error.h"
-#include "twinkle/serving/core/quotas.h"
 #include "twinkle/server/replay/brief.h"
+#include "twinkle/serving/core/quotas.h"
+#include "twinkle/serving/domain/clock.h"
 #include "twinkle/serving/tinker/answers.h"
 #include "twinkle/serving/tinker/routes.h"
 

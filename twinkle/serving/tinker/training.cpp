@@ -6,12 +6,12 @@
 #include <map>
 
 #include "twinkle/base/error.h"
-#include "twinkle/serving/core/quotas.h"
-#include "twinkle/serving/tinker/answers.h"
 #include "twinkle/server/tinker/fields.h"
 #include "twinkle/server/tinker/forward_backward_request.h"
 #include "twinkle/server/tinker/modelscope.h"
 #include "twinkle/server/tinker/modules.h"
+#include "twinkle/serving/core/quotas.h"
+#include "twinkle/serving/tinker/answers.h"
 #include "twinkle/serving/tinker/routes.h"
 
 namespace twinkle::server::tinker {
@@ -228,12 +228,13 @@ Task<Response> create_model(api::Call& call) {
 Task<Response> get_info(api::Call& call) {
   const core::Run& run = call.run();
   const ModelFacts& model = call.core.backend().model();
-  co_return api::json({{"type", "get_info"},
-                       {"model_id", run.id},
-                       {"model_data", {{"arch", model.architecture}, {"model_name", run.base_model}}},
-                       {"is_lora", true},
-                       {"lora_rank", run.rank},
-                       {"model_name", run.base_model}});
+  co_return api::json(
+      {{"type", "get_info"},
+       {"model_id", run.id},
+       {"model_data", {{"arch", model.architecture}, {"model_name", run.base_model}}},
+       {"is_lora", true},
+       {"lora_rank", run.rank},
+       {"model_name", run.base_model}});
 }
 
 Task<Response> forward_backward(api::Call& call) {

@@ -1,6 +1,6 @@
 // Numbers of requests whose bodies are not taken: too long, not JSON, or in another's form.
-#include "twinkle/serving/api/service_for_test.h"
 #include "twinkle/server/tinker/address.h"
+#include "twinkle/serving/api/service_for_test.h"
 
 namespace twinkle::server {
 namespace {

@@ -106,8 +106,7 @@ Task<Response> load_weights(api::Call& call) {
   run.targets = from.targets;
   run.origin = {.folder = from.folder, .optimizer = optimizer};
   const std::string id = run.id;
-  core::CreateRun create{
-      .number = seq, .run = std::move(run), .note = "load_weights " + path};
+  core::CreateRun create{.number = seq, .run = std::move(run), .note = "load_weights " + path};
   co_await call.core.create_run(std::move(create));
   co_return ack(id, 0);
 }

@@ -1,6 +1,6 @@
-// Weights that are sampled and trained by nobody: the base model, and the weights of checkpoints and of
-// versions that lie on the disk, each a tenant of the engine that is made when it is first needed
-// and let go of when nobody asks for it any more. Used by the service's thread alone.
+// Weights that are sampled and trained by nobody: the base model, and the weights of checkpoints
+// and of versions that lie on the disk, each a tenant of the engine that is made when it is first
+// needed and let go of when nobody asks for it any more. Used by the service's thread alone.
 #pragma once
 #include <cstdint>
 #include <exception>
@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "twinkle/serving/waiting/queues.h"
-#include "twinkle/serving/domain/task.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/server/service/backend.h"
 #include "twinkle/server/worker.h"
+#include "twinkle/serving/domain/task.h"
+#include "twinkle/serving/waiting/queues.h"
 
 namespace twinkle::server::core {
 
@@ -61,10 +61,14 @@ class Adapters {
  private:
   struct Made {
     std::string folder;
-    enum { kReading, kGiven, kFailed } state = kReading;  // kFailed: it is read again when asked for
+    enum {
+      kReading,
+      kGiven,
+      kFailed
+    } state = kReading;        // kFailed: it is read again when asked for
     std::exception_ptr error;  // kGiven: the engine could not make it
-    bool asked = true;  // for, since the last check, ...
-    int64_t quiet = 0;  // ... and checks since it was
+    bool asked = true;         // for, since the last check, ...
+    int64_t quiet = 0;         // ... and checks since it was
     std::vector<Later<bool>> waiting;
   };
 

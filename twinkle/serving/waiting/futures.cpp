@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "twinkle/serving/domain/clock.h"
 #include "twinkle/base/error.h"
+#include "twinkle/serving/domain/clock.h"
 
 namespace twinkle::server::core {
 namespace {

@@ -10,10 +10,10 @@
 #include <utility>
 
 #include "twinkle/base/fields/options.h"
-#include "twinkle/serving/domain/domain.h"
-#include "twinkle/serving/log/log.h"
-#include "twinkle/serving/domain/task.h"
 #include "twinkle/server/loop.h"
+#include "twinkle/serving/domain/domain.h"
+#include "twinkle/serving/domain/task.h"
+#include "twinkle/serving/log/log.h"
 
 namespace twinkle::server::core {
 
@@ -61,8 +61,8 @@ class Futures {
   void keep(const std::string& id, const Result& result);
   // Its end is written: who waits for it goes on.
   void complete(const std::string& id);
-  // The result; null: there is none after `hold`. Who hangs up sets `gone`. Error kNotFound: no such
-  // future; kBusy: the disk does not give it; kConflict: it was given up meanwhile.
+  // The result; null: there is none after `hold`. Who hangs up sets `gone`. Error kNotFound: no
+  // such future; kBusy: the disk does not give it; kConflict: it was given up meanwhile.
   Task<Result> wait(std::string id, Later<bool> gone = {});
   // "; results that were fetched are kept for 600 s".
   std::string retention_note() const;

@@ -48,8 +48,8 @@ WaitList::Head Queues::head_of(const Queued& queued) const {
   const auto part = [](int64_t of, int64_t all) {
     return static_cast<double>(of) / static_cast<double>(std::max<int64_t>(1, all));
   };
-  const double cost = std::max({part(1, max_places_), part(held, max_held_),
-                                part(queued.op.bytes, options_.max_bytes)});
+  const double cost = std::max(
+      {part(1, max_places_), part(held, max_held_), part(queued.op.bytes, options_.max_bytes)});
   return {.key = (queued.op.samples ? "sample " : "train ") + queued.tenant,
           .owner = queued.owner,
           .is_sample = queued.op.samples,
@@ -153,11 +153,10 @@ Task<engine::Outcome> Queues::run(std::shared_ptr<Queued> queued) {
     engine::Accepted accepted = co_await accept(queued);
     require_wanted(*queued);
     const Later<engine::Outcome> ended;
-    queued->engine_id =
-        backend_.submit(std::move(accepted), [this, ended](engine::Outcome of) {
-          const auto shared = std::make_shared<engine::Outcome>(std::move(of));
-          loop_.post([ended, shared] { ended.set(std::move(*shared)); });
-        });
+    queued->engine_id = backend_.submit(std::move(accepted), [this, ended](engine::Outcome of) {
+      const auto shared = std::make_shared<engine::Outcome>(std::move(of));
+      loop_.post([ended, shared] { ended.set(std::move(*shared)); });
+    });
     if (queued->on_given) queued->on_given();
     leave_line(queued);
     outcome = co_await ended;
@@ -184,8 +183,8 @@ void Queues::cancel(Queued& queued) {
 void Queues::require_room(const Queued& queued) {
   if (waiting_.is_held(queued.owner)) return;  // it takes none of the engine's room meanwhile
   WaitList::Head head = head_of(queued);
-  require(!lines_.contains(head.key), Code::kBusy, "server: the engine's queue of '",
-          queued.tenant, "' is full; come again");
+  require(!lines_.contains(head.key), Code::kBusy, "server: the engine's queue of '", queued.tenant,
+          "' is full; come again");
   head.key.clear();
   require(waiting_.would_go(head), Code::kBusy,
           "server: the engine has as much of this tenant as it leaves for others; come again");
@@ -212,9 +211,9 @@ std::string Queues::why_held(const std::string& future) const {
 
 bool Queues::has_sample(const std::string& tenant, int64_t version) const {
   const auto line = lines_.find("sample " + tenant);
-  return line != lines_.end() &&
-         std::ranges::any_of(line->second,
-                             [version](const auto& q) { return q->version == version; });
+  return line != lines_.end() && std::ranges::any_of(line->second, [version](const auto& q) {
+           return q->version == version;
+         });
 }
 
 }  // namespace twinkle::server::core

@@ -14,13 +14,13 @@
 #include <utility>
 
 #include "twinkle/base/fields/options.h"
-#include "twinkle/serving/domain/domain.h"
-#include "twinkle/serving/log/log.h"
-#include "twinkle/serving/domain/task.h"
 #include "twinkle/server/loop.h"
 #include "twinkle/server/service/backend.h"
-#include "twinkle/serving/waiting/wait_list.h"
 #include "twinkle/server/worker.h"
+#include "twinkle/serving/domain/domain.h"
+#include "twinkle/serving/domain/task.h"
+#include "twinkle/serving/log/log.h"
+#include "twinkle/serving/waiting/wait_list.h"
 
 namespace twinkle::server::core {
 
@@ -44,11 +44,11 @@ struct Queued {
   std::string id;  // its future's, for who asks why it waits; or empty
   std::string tenant, owner;
   Op op;
-  int64_t version = 0;                                // a Sample's
-  std::optional<engine::Operation> operation = {};    // empty: it is in the journal
-  bool is_rated = true;                               // the owner's rates may hold it
-  bool is_again = false;                              // a start does it again: no limit refuses it
-  std::function<void()> on_given = {};  // the engine has just been given it
+  int64_t version = 0;                              // a Sample's
+  std::optional<engine::Operation> operation = {};  // empty: it is in the journal
+  bool is_rated = true;                             // the owner's rates may hold it
+  bool is_again = false;                            // a start does it again: no limit refuses it
+  std::function<void()> on_given = {};              // the engine has just been given it
 
   // Its way so far.
   WaitList::Head head = {};  // with its cost
@@ -109,14 +109,15 @@ class Queues {
 template <class Job>
 Task<> on(Worker& worker, Loop& loop, Job job, std::string owner = {}) {
   const Later<bool> later;
-  worker.run(std::move(job), loop,
-             [later](const std::exception_ptr& error) {
-               if (error)
-                 later.fail(error);
-               else
-                 later.set(true);
-             },
-             owner);
+  worker.run(
+      std::move(job), loop,
+      [later](const std::exception_ptr& error) {
+        if (error)
+          later.fail(error);
+        else
+          later.set(true);
+      },
+      owner);
   co_await later;
 }
 
