@@ -24,7 +24,7 @@ void read_json_text(const std::string& bytes) {
   parse_json(pretty(value), "what was written");
 }
 
-void read_request(const std::string& bytes) {
+void read_openai(const std::string& bytes) {
   using server::openai::Form;
   const bool is_chat = bytes.find("messages") != std::string::npos;
   server::openai::read(parse_json(bytes, "the body"), is_chat ? Form::kChat : Form::kCompletion, 1);
@@ -54,7 +54,7 @@ Reader openai() {
                      R"({"model":"m","prompt":[[1,2],"a"],"echo":true,"logprobs":1,"n":3})"},
           .words = {"\"stream\":true,", "\"stream_options\":{}", "null", "1e999", "[[[[", "-1",
                     "9223372036854775808", "\"response_format\":", "\xff", "\\u0000"},
-          .read = read_request};
+          .read = read_openai};
 }
 
 }  // namespace twinkle::fuzz

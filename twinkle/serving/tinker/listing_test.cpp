@@ -92,7 +92,7 @@ TEST_F(ListingTest, ACheckpointTellsItsGroupsOfModulesAlsoThroughAStartAndOfARun
 
 TEST_F(ListingTest, ARunThatIsLostIsTold) {
   const std::string id = run(), lost = run();
-  commit_and_restart(core::Lost{lost, "its checkpoint was removed"});
+  CoreTest::run(core_->commit(core::Lost{lost, "its checkpoint was removed"}));
   EXPECT_TRUE(run_of(lost).at("corrupted").as_bool());
   EXPECT_FALSE(run_of(id).at("corrupted").as_bool());
 }
