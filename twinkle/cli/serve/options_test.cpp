@@ -84,6 +84,7 @@ TEST(ServeOptions, AreTheseWithTheseDefaults) {
       "auth=open",
       "host=127.0.0.1",
       "port=8000",
+      "unix_socket=",
       "max_header_bytes=65536",
       "max_connections=10000",
       "max_sending_bytes=1073741824",
