@@ -102,9 +102,13 @@ inline Sample some_sampling(const std::string& tenant, uint64_t& key) {
   p.top_logprobs = static_cast<int64_t>(draw(key, 3));
   p.prompt_logprobs = draw(key, 3) == 0;
   p.top_prompt_logprobs = draw(key, 4) ? 0 : 2;
-  if (p.prompt_logprobs && draw(key, 2)) p.prompt_logprobs_last_n = 1;
-  p.prompt_alt_tokens = draw(key, 4) ? 0 : 2;
-  if (draw(key, 3) == 0) p.prompt_targets = {{1, static_cast<int32_t>(draw(key, 41))}};
+  uint64_t scores = key;  // so that the schedules have the same shares of all else
+  if (p.prompt_logprobs && draw(scores, 2)) p.prompt_logprobs_last_n = 1;
+  p.prompt_alt_tokens = draw(scores, 4) ? 0 : 2;
+  const bool have_two =
+      std::ranges::all_of(op.prompts, [](const auto& prompt) { return prompt.size() > 1; });
+  if (have_two && draw(scores, 3) == 0)
+    p.prompt_targets = {{1, static_cast<int32_t>(draw(scores, 41))}};
   op.params = {std::move(p)};
   if (draw(key, 2)) op.version = draw(key, 4) ? 1 : 2;
   return op;
