@@ -164,6 +164,7 @@ CATCHES = {
     "twinkle/serving/core/": "is an operation's end, or a try that comes again",
     "twinkle/serving/domain/task.h": "goes to who awaits the task",
     "twinkle/serving/log/": "goes to who waits for the record, or is tried again",
+    "twinkle/serving/openai/": "ends the sample, for whoever hears it",
     "twinkle/serving/tinker/": "is the result of the request's future",
     "twinkle/serving/waiting/": "is an operation's end, or a try that comes again",
     "twinkle/server/openai/": "becomes an error in OpenAI's form",

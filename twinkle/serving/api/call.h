@@ -75,6 +75,8 @@ struct Route {
   Form form = Form::kJson;
   bool is_audited = false;           // a line of the audit log says who asked, before it is done
   const Numbers* numbers = nullptr;  // for requests that have numbers of a run
+  // A refusal, {"detail": text}, as the protocol has it; any other response as it is. Null: so.
+  Response (*in_form)(Response response) = nullptr;
 };
 
 }  // namespace twinkle::server::api

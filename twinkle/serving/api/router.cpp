@@ -164,6 +164,7 @@ Task<> Router::serve(std::shared_ptr<Call> call, Reply reply, Later<bool> begun)
   }
   if (call->caller.revoked_at && response.status == 404) response = revoked(call->caller);
   pause_polls(call->route->path, response);
+  if (call->route->in_form) response = call->route->in_form(std::move(response));
   try {
     ++service_.requests[{std::string(call->route->path), response.status}];
   } catch (const std::bad_alloc&) {
@@ -195,8 +196,10 @@ void Router::route(Request request, Reply reply) {
 
 void Router::admit(const Head& head, const std::string& path, const Admit& admit) {
   std::string pattern = "none";
+  const Route* found = nullptr;
   const auto refuse = [&](Response response) {
     pause_polls(pattern, response);
+    if (found && found->in_form) response = found->in_form(std::move(response));
     ++service_.requests[{pattern, response.status}];
     const Caller who = service_.access.whose(key_in(head));
     Admission refused{.max_body_bytes = -1, .refused = std::move(response)};
@@ -207,6 +210,7 @@ void Router::admit(const Head& head, const std::string& path, const Admit& admit
   try {
     std::map<std::string, std::string> parameters;
     const Route& route = route_of(head.method, path, parameters);
+    found = &route;
     pattern = route.path;
     if (service_.access.is_open())
       if (const std::string why = foreign(head); !why.empty()) return refuse(refusal(403, why));

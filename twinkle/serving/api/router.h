@@ -16,6 +16,10 @@
 #include "twinkle/serving/api/call.h"
 #include "twinkle/serving/core/core.h"
 
+namespace twinkle::server::openai {
+class Api;
+}
+
 namespace twinkle::server::api {
 
 // A file of the served model that anybody may read (hub.cpp).
@@ -47,6 +51,7 @@ struct Service {
   JsonObject client_flags =
       {};  // the answer to client/config; the SDK's defaults where it is empty
   ResultOptions results = {};
+  std::shared_ptr<openai::Api> openai = {};       // made with its first request
   std::map<std::string, HubFile> hub_files = {};  // by name; of the disk's thread alone
   std::map<std::pair<std::string, int>, int64_t> requests = {};  // by route and status
 };

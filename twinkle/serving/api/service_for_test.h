@@ -12,6 +12,7 @@
 #include "twinkle/serving/api/operator.h"
 #include "twinkle/serving/api/router.h"
 #include "twinkle/serving/core/core_for_test.h"
+#include "twinkle/serving/openai/routes.h"
 #include "twinkle/serving/tinker/routes.h"
 
 namespace twinkle::server {
@@ -27,6 +28,7 @@ class ServiceTest : public core::CoreTest {
     router_ = std::make_unique<api::Router>(*core_, service_, *room_);
     router_->add(api::operator_routes());
     router_->add(tinker::routes());
+    router_->add(openai::routes());
   }
   // As a kill would end it.
   void restart() {

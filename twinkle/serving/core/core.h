@@ -166,6 +166,19 @@ class Core {
 
   // Its future's id. The same rules, but that what is wrong is thrown, and kBusy: it would wait.
   Task<std::string> sample(Prompted prompted, engine::Sample sample);
+  // Samples what the sampler does, though no session knows it, and keeps nothing: neither request
+  // nor result is journalled. `accepted`: called when it waits for the engine, which may yet refuse
+  // it. Errors of both as of sample(), and kConflict: it was cancelled.
+  template <class Accepted>
+  Task<engine::Outcome> sample_live(Sampler sampler, engine::Sample sample,
+                                    engine::SampleHooks hooks, Accepted accepted) {
+    const std::shared_ptr<Queued> queued =
+        co_await queue_live(sampler, std::move(sample), std::move(hooks));
+    accepted();
+    co_return co_await carry_out_live(std::move(sampler), queued);
+  }
+  // Nobody wants the sample of this sampler any more. Nothing, where it has ended.
+  void cancel(const std::string& sampler);
   // The engine has what the sampler samples, so that its first request is not slow. Errors as of
   // Adapters::ready.
   Task<> prepare(Sampler sampler);
@@ -261,6 +274,9 @@ class Core {
     int64_t version = 0;
   };
   Task<Place> place_of(Sampler sampler);
+  Task<std::shared_ptr<Queued>> queue_live(Sampler sampler, engine::Sample sample,
+                                           engine::SampleHooks hooks);
+  Task<engine::Outcome> carry_out_live(Sampler sampler, std::shared_ptr<Queued> queued);
   Task<> carry_out_sample(std::string future, Sampler sampler, std::shared_ptr<Queued> queued);
 
   Task<> save(std::string run);

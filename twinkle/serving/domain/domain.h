@@ -96,6 +96,11 @@ class Domain {
   // Records that a state needs besides itself.
   static std::set<uint64_t> carried(const State& state);
 
+  // The use of a request that no record tells.
+  void count(const std::string& owner, const std::string& key_id, const std::string& of,
+             const Used& used) {
+    usage_.add(owner, key_id, of, used);
+  }
   // A result that was read long ago, and is kept no longer.
   void forget(const std::string& future);
   // It was removed from the disk.

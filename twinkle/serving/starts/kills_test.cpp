@@ -161,8 +161,11 @@ TEST_F(KillsTest, TwoSavesOfANameThatAreUnderWayHaveTheirOwnFolders) {
   const std::string id = run();
   const Response second = save(id, 2, "a", true), first = save(id, 1, "a", true);
   result(first), result(second);
-  for (const char* folder : {"a", "a@1"})
-    EXPECT_TRUE(is_there(dir_ / "checkpoints" / id / "weights" / folder)) << folder;
+  const auto folder = dir_ / "checkpoints" / id / "weights";
+  EXPECT_EQ(core_->domain().checkpoint(id + "/weights/a")->folder,
+            "checkpoints/" + id + "/weights/a");
+  EXPECT_TRUE(is_there(folder / "a"));
+  EXPECT_TRUE(until([&] { return !is_there(folder / "a@1"); })) << "it was overwritten";
 }
 
 TEST_F(KillsTest, ASaveThatFailedBehindALaterStepStaysFailed) {

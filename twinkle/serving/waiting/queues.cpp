@@ -85,7 +85,7 @@ Task<engine::Accepted> Queues::check(const std::shared_ptr<Queued>& queued) {
   const auto beyond = queued->is_again ? engine::Beyond::kAlone : engine::Beyond::kRefused;
   const auto accepted = std::make_shared<std::optional<engine::Accepted>>();
   const auto ask = [this, queued, accepted, beyond] {
-    accepted->emplace(backend_.check(std::move(*queued->operation), beyond));
+    accepted->emplace(backend_.check(std::move(*queued->operation), beyond, queued->hooks));
   };
   if (queued->op.reads.empty())
     ask();

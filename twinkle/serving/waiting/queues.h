@@ -47,8 +47,9 @@ struct Queued {
   int64_t version = 0;                              // a Sample's
   std::optional<engine::Operation> operation = {};  // empty: it is in the journal
   bool is_rated = true;                             // the owner's rates may hold it
-  bool is_again = false;                            // a start does it again: no limit refuses it
-  std::function<void()> on_given = {};              // the engine has just been given it
+  engine::SampleHooks hooks = {};
+  bool is_again = false;                // a start does it again: no limit refuses it
+  std::function<void()> on_given = {};  // the engine has just been given it
 
   // Its way so far.
   WaitList::Head head = {};  // with its cost
