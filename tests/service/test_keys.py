@@ -183,7 +183,7 @@ def test_the_log_says_who_asked_for_what_and_no_key(start, tiny_llama_dir, tmp_p
         client = trained(server.client(key))
         assert server.stop() == 0
     text = (tmp_path / "log").read_text()
-    who = f"peer=127.0.0.1 tenant=alice key={name}"
+    who = rf"peer=127.0.0.1 bytes=\d+ tenant=alice key={name}"
     assert re.search(
         rf"forward_backward 200 [0-9.]+ ms id=\w+-\d+ {who} promise={client.model_id}:1\n", text
     )
