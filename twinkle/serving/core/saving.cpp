@@ -17,6 +17,14 @@ constexpr std::chrono::milliseconds kAgain{50};
 // Versions that no snapshot has, from which on one is taken.
 constexpr int64_t kMaxUnsaved = 256;
 
+// Versions of the run that there are behind its request `seq_id`, which the engine has.
+int64_t versions_behind(const Domain& domain, const Run& run, int64_t seq_id) {
+  return run.num_published + std::ranges::count_if(run.work, [&](const auto& at) {
+           return at.first <= seq_id && at.second.state == Work::kStarted &&
+                  domain.op(at.second.sequence)->publishes;
+         });
+}
+
 }  // namespace
 
 int64_t bytes_below(const std::filesystem::path& folder) {
@@ -73,7 +81,6 @@ Task<> Core::save(std::string id) {
   // As it is: a run that could not be saved would be done again by each start. Its number is that
   // of the moment at which the engine takes the Save.
   Snapshot made{.versions = run->snapshot.versions};
-  const std::string before = run->snapshot.folder;
   std::optional<engine::Accepted> accepted;
   bool failed = false;
   while (!accepted && !failed && domain_.run(id)) {
@@ -103,11 +110,7 @@ Task<> Core::save(std::string id) {
   backend_.submit(std::move(*accepted), [this, saved](const engine::Outcome& outcome) {
     loop_.post([saved, ok = !outcome.error] { saved.set(ok); });
   });
-  int64_t num_versions = run->num_published;
-  for (const auto& [seq_id, work] : run->work)
-    if (seq_id <= made.seq_id && work.state == Work::kStarted &&
-        domain_.op(work.sequence)->publishes)
-      ++num_versions;
+  const int64_t num_versions = versions_behind(domain_, *run, made.seq_id);
   // The engine keeps versions: any time is as good.
   for (int64_t v = std::ssize(made.versions) + 1; v <= num_versions && !failed; ++v) {
     made.versions.push_back(id + "/version-" + std::to_string(v));
