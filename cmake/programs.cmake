@@ -99,10 +99,11 @@ if(TWINKLE_TESTS)
   file(GLOB store CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/twinkle/store/*.cpp ${CMAKE_SOURCE_DIR}/twinkle/store/*/*.cpp)
   list(FILTER store EXCLUDE REGEX "_test\\.cpp$")
   # Beast's connections take a minute, and no fuzzer goes through them.
-  list(FILTER service EXCLUDE REGEX "/http/(receive|server)\\.cpp$")
-  twinkle_without_torch_test(service_test twinkle_service "twinkle_scheduling;${ZSTD}" ${service} ${store}
+  list(FILTER service EXCLUDE REGEX "/http/(connection|receive|server)\\.cpp$")
+  twinkle_without_torch_test(service_test twinkle_service "twinkle_scheduling;twinkle_text;${ZSTD}" ${service} ${store}
     ${CMAKE_SOURCE_DIR}/twinkle/io/atomic.cpp ${CMAKE_SOURCE_DIR}/twinkle/io/folder/private.cpp)
-  target_sources(service_test PRIVATE ${CMAKE_SOURCE_DIR}/twinkle/server/http/receive.cpp
+  target_sources(service_test PRIVATE ${CMAKE_SOURCE_DIR}/twinkle/server/http/connection.cpp
+    ${CMAKE_SOURCE_DIR}/twinkle/server/http/receive.cpp
     ${CMAKE_SOURCE_DIR}/twinkle/server/http/server.cpp)
 endif()
 
