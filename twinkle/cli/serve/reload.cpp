@@ -23,7 +23,7 @@ std::set<std::string_view> changeable(ServeOptions& o) {
      ...);
   };
   add(o.http, o.bodies, o.service.kept, o.service.silence);
-  for (const char* fixed : {"host", "port", "max_header_bytes"}) out.erase(fixed);
+  for (const char* fixed : {"host", "port", "unix_socket", "max_header_bytes"}) out.erase(fixed);
   return out;
 }
 

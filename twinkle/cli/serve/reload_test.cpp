@@ -38,6 +38,7 @@ TEST_F(ReloadTest, WhatCanChangeIsTakenOverAndTheRestIsNamedWithBothValues) {
   start("", "model: smollm2\nname: [a]\nmax_sessions: 5\npatience_seconds: 3\n");
   const Reload told = reload(
       "model: smollm2\nname: [a, b]\nmax_sessions: 7\nlog_level: debug\nport: 8001\n"
+      "unix_socket: other.sock\n"
       "token_budget: 100\npark_seconds: 9\nmax_body_bytes: 2MiB\n");
   EXPECT_EQ(running_.names, (Texts{"a", "b"}));
   EXPECT_EQ(running_.service.kept.max_sessions, 7);
@@ -54,6 +55,7 @@ TEST_F(ReloadTest, WhatCanChangeIsTakenOverAndTheRestIsNamedWithBothValues) {
                    "park_seconds was '300' and is '9'", "max_sessions was '5' and is '7'"}));
   const std::string restart = " from the next start on: restart the server for it";
   EXPECT_EQ(told.kept, (Texts{"port stays '8000', and is '8001'" + restart,
+                              "unix_socket stays '', and is 'other.sock'" + restart,
                               "token_budget stays '4096', and is '100'" + restart}));
   EXPECT_TRUE(reload(read_text(path_)).changed.empty()) << "again the same";
 }
