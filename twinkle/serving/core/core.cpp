@@ -14,14 +14,6 @@
 namespace twinkle::server::core {
 namespace {
 
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-}
-
 // The answer of a run that is lost: by a fault of this server's, unless it was never made.
 engine::Outcome lost(const Run& run) {
   const Code code = run.is_made ? Code::kInternal : Code::kInvalid;
@@ -29,6 +21,14 @@ engine::Outcome lost(const Run& run) {
 }
 
 }  // namespace
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
 
 std::string new_id() { return store::random_hex(16); }
 
@@ -74,36 +74,31 @@ void Core::require_writable() const {
 
 // Has done all that a record made possible.
 void Core::follow(uint64_t sequence, std::optional<engine::Operation> fresh) {
-  for (auto effects = domain_.take_effects();;) {
-    for (const std::string& run : effects.created) tasks_.start(make_run(run, false));
-    for (const auto& [run, seq_id] : effects.started) {
-      const Run& of = *domain_.run(run);
-      const bool is_fresh = of.work.at(seq_id).sequence == sequence;
-      tasks_.start(carry_out(run, seq_id, is_fresh ? std::move(fresh) : std::nullopt, false));
+  const Domain::Effects effects = domain_.take_effects();  // ends among them follow on their own
+  for (const std::string& run : effects.created) tasks_.start(make_run(run, false));
+  for (const auto& [run, seq_id] : effects.started) {
+    const Run& of = *domain_.run(run);
+    const bool is_fresh = of.work.at(seq_id).sequence == sequence;
+    tasks_.start(carry_out(run, seq_id, is_fresh ? std::move(fresh) : std::nullopt, false));
+  }
+  for (const std::string& future : effects.ended) {
+    const Future* const of = domain_.future(future);
+    if (of && of->ended == 0) tasks_.start(tell(future, sequence));
+  }
+  for (const std::string& path : effects.kept) keep(path);
+  for (const std::string& run : effects.finished) tasks_.start(save(run));
+  for (const std::string& session : effects.closed)
+    for (const auto& [id, queued] : samples_)
+      if (id.starts_with(session + ":")) queues_.cancel(*queued);
+  for (const std::string& run : effects.deleted) {
+    for (const auto& [id, queued] : samples_)
+      if (queued->tenant == run) queues_.cancel(*queued);
+    live_.erase(run);
+    try {
+      backend_.submit(backend_.check(engine::Delete{run}), [](const engine::Outcome&) {});
+    } catch (const Error& e) {
+      on_trouble("the run '" + run + "', which was deleted, stays in memory: " + e.what());
     }
-    for (const std::string& future : effects.ended) {
-      const Future* const of = domain_.future(future);
-      if (of && of->ended == 0) tasks_.start(tell(future, sequence));
-    }
-    for (const std::string& path : effects.kept) keep(path);
-    for (const std::string& run : effects.finished) tasks_.start(save(run));
-    for (const std::string& session : effects.closed)
-      for (const auto& [id, queued] : samples_)
-        if (id.starts_with(session + ":")) queues_.cancel(*queued);
-    for (const std::string& run : effects.deleted) {
-      for (const auto& [id, queued] : samples_)
-        if (queued->tenant == run) queues_.cancel(*queued);
-      live_.erase(run);
-      try {
-        backend_.submit(backend_.check(engine::Delete{run}), [](const engine::Outcome&) {});
-      } catch (const Error& e) {
-        on_trouble("the run '" + run + "', which was deleted, stays in memory: " + e.what());
-      }
-    }
-    effects = domain_.take_effects();
-    if (effects.created.empty() && effects.started.empty() && effects.ended.empty() &&
-        effects.finished.empty() && effects.deleted.empty() && effects.closed.empty())
-      break;
   }
   if (domain_.removable().size() > removing_.size()) remove_folders();
   if (log_.bytes() - bytes_in_state_ >= options_.saving.journal_bytes && !is_compacting_)

@@ -101,6 +101,8 @@ struct Prompted {
 // The sizes of all files below; those that vanish meanwhile count as they were, or nothing.
 int64_t bytes_below(const std::filesystem::path& folder);
 
+std::string text_of(const std::exception_ptr& error);
+
 // A new id, as a client might see anywhere: 32 hexadecimal digits of the system's randomness.
 std::string new_id();
 

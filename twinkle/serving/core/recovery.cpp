@@ -8,18 +8,6 @@
 #include "twinkle/store/crc32c.h"
 
 namespace twinkle::server::core {
-namespace {
-
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-}
-
-}  // namespace
-
 void Core::recover() {
   futures_.keep_read();
   for (const auto& [id, run] : domain_.runs()) {
